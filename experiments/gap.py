@@ -82,7 +82,8 @@ _SEEDS = flags.DEFINE_integer(
 _PROCESSES = flags.DEFINE_integer(
   "processes",
   None,
-  "How many runs at once; by default one for each core, or one on a GPU or TPU.",
+  "How many runs at once; by default one for each core, or one on a GPU or a"
+  " TPU.",
   lower_bound=1,
 )
 
@@ -159,9 +160,7 @@ def _losses() -> list[float] | None:
   return losses
 
 
-def _measured(
-  config: "RunConfig", workdir: "pathlib.Path"
-) -> "MeasuredGain":
+def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
   """Trains what is missing, and returns s.
 
   Args:

@@ -253,7 +253,9 @@ def _notes(
     )
   smallest, largest = constants.interval_range
   if not smallest <= sync_interval <= largest:
-    notes.append(f"The runs behind the law have an H of {smallest} to {largest}.")
+    notes.append(
+      f"The runs behind the law have an H of {smallest} to {largest}."
+    )
   if method not in constants.factors:
     notes.append(f"The gap of {method} was not measured.")
   if steps is not None and steps > constants.longest_steps:

@@ -137,8 +137,7 @@ def law_of(content: Mapping[str, Any]) -> Law:
     most_replicas=content["most_replicas"],
     length_power=content["length_power"]["value"],
     factors={
-      method: _estimate(factor)
-      for method, factor in content["factors"].items()
+      method: _estimate(factor) for method, factor in content["factors"].items()
     },
     unmeasured_factor=_estimate(content["unmeasured_factor"]),
     seed_share=seeds["share"],

@@ -5,12 +5,11 @@ import math
 import pathlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from dilocox_jax.config import RunConfig
-from dilocox_jax.gap.expected import ExpectedGap
 from dilocox_jax.gap.law import Estimate
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.plan.model.shapes import parameter_count
@@ -30,6 +29,18 @@ _KINDS = {
   "extended": "extended from smaller models of the same shape",
   "given": "from the losses of --losses",
 }
+
+
+class Table(NamedTuple):
+  """A table.
+
+  Attributes:
+    header: Names of the columns.
+    rows: Cells of each row.
+  """
+
+  header: Sequence[str]
+  rows: Sequence[Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,45 +125,34 @@ def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
     command: Command line for the page.
   """
   write_json(workdir / NUMBERS, _numbers(found))
-  own_header, own_cells = _own_table(found)
-  method_header, method_cells = _method_table(found)
-  rate_header, rate_cells = _rate_table(found.gain.pairs)
-  title = f"What replicas cost: {found.method}"
-  notes = list(_notes(found))
+  tables = {
+    "Runs of AllReduce": _rate_table(found.gain.pairs),
+    f"Expected gap of {found.method}": _own_table(found),
+    "Expected gap of every method (%)": _method_table(found),
+    f"Time and loss on {found.cluster}": _hours_table(found),
+  }
   verdict = _verdict(found)
-  lines = [_summary(found), "", *([verdict, ""] if verdict else [])]
-  lines += [
-    f"## {found.method}",
-    "",
-    *markdown_table(own_header, own_cells),
-    "",
-    "## Every method",
-    "",
-    *markdown_table(method_header, method_cells),
-    "",
-  ]
-  if rate_cells:
-    lines += [
-      "## Runs of AllReduce",
-      "",
-      *markdown_table(rate_header, rate_cells),
-      "",
-    ]
-  lines += ["## What to keep in mind", "", *(f"- {note}" for note in notes)]
-  page = write_page(workdir, title, lines, command)
-  console = Console()
-  if rate_cells:
-    console.print(
-      terminal_table(rate_header, rate_cells, title="Runs of AllReduce")
-    )
-  print(textwrap.fill(_summary(found), 80))
-  console.print(terminal_table(own_header, own_cells, title=title))
-  console.print(
-    terminal_table(method_header, method_cells, title="Expected gap by method")
+  sentences = [verdict] if verdict else []
+  sentences += _notes(found)
+  lines = [_summary(found), ""]
+  for title, table in tables.items():
+    if table.rows:
+      cells = markdown_table(table.header, table.rows)
+      lines += [f"## {title}", "", *cells, ""]
+  lines += ["## What to keep in mind", ""]
+  lines += [f"- {sentence}" for sentence in sentences]
+  page = write_page(
+    workdir, f"What replicas cost: {found.method}", lines, command
   )
-  for text in (verdict, *notes):
-    if text:
-      print(textwrap.fill(text, 80))
+  console = Console()
+  print(textwrap.fill(_summary(found), 80))
+  for title, table in tables.items():
+    if table.rows:
+      console.print(terminal_table(table.header, table.rows, title=title))
+  for sentence in sentences:
+    print(
+      textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ")
+    )
   print(f"report: {page}")
 
 
@@ -176,75 +176,68 @@ def _share(estimate: Estimate) -> str:
   )
 
 
-def _gap(gap: ExpectedGap) -> str:
-  """Returns a gap with its range, e.g. "+3.2 % (-0.6 to 8.2)"."""
-  return (
-    f"{100 * gap.gap:+.1f} % ({100 * gap.low:.1f} to {100 * gap.high:.1f})"
-  )
-
-
-def _own_table(found: Answer) -> tuple[list[str], list[list[str]]]:
-  """Returns header and cells of the planned method's table."""
-  has_hours = any(one.hours for one in found.own_offers.values())
-  has_loss = has_hours and math.isfinite(found.gain.loss)
-  header = ["M", "sequences", "H", "expected gap", "sent"]
-  if has_hours:
-    header += ["hours", "AllReduce's"]
-  if has_loss:
-    header += ["loss", "one cluster", "worth it"]
+def _own_table(found: Answer) -> Table:
+  """Returns the table of the planned method's gaps."""
   rows = []
   for number in NUMBERS_OF_REPLICAS:
     one = found.own_offers.get(number)
     if one is None:
-      rows.append([str(number), *["-"] * (len(header) - 1)])
+      rows.append([str(number), "-", "-", "-", "-", "-"])
       continue
-    schedule = one.config.sync.named.schedule
+    gap = one.expected
+    rows.append(
+      [
+        str(number),
+        str(one.config.data.batch_size),
+        str(one.config.sync.named.schedule.sync_interval),
+        f"{100 * gap.gap:+.1f} %",
+        f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}",
+        units.human_bytes(one.sent_bytes),
+      ]
+    )
+  return Table(("M", "sequences", "H", "gap", "range", "sent"), rows)
+
+
+def _hours_table(found: Answer) -> Table:
+  """Returns the table of hours and losses; without rows if there are none."""
+  has_loss = math.isfinite(found.gain.loss)
+  header = ["M", "time", "AllReduce"]
+  if has_loss:
+    header += ["loss", "range", "alone", "worth it"]
+  rows = []
+  for number, one in found.own_offers.items():
+    hours = one.hours
+    if hours is None:
+      continue
     row = [
       str(number),
-      str(one.config.data.batch_size),
-      str(schedule.sync_interval),
-      _gap(one.expected),
-      units.human_bytes(one.sent_bytes),
+      units.human_time(hours.time_s),
+      units.human_time(hours.allreduce_s),
     ]
-    row += _hours_cells(one, len(header) - len(row), has_loss)
+    if has_loss:
+      row += [
+        f"{hours.loss.value:.3f}",
+        f"{hours.loss.low:.3f} to {hours.loss.high:.3f}",
+        f"{hours.alone_loss:.3f}",
+        hours.verdict,
+      ]
     rows.append(row)
-  return header, rows
+  return Table(header, rows)
 
 
-def _hours_cells(one: Offer, num_cells: int, has_loss: bool) -> list[str]:
-  """Returns the cells about hours and losses.
-
-  Args:
-    one: The offer.
-    num_cells: Number of cells.
-    has_loss: Whether losses are known.
-  """
-  hours = one.hours
-  if hours is None:
-    return ["-"] * num_cells
-  cells = [units.human_time(hours.time_s), units.human_time(hours.allreduce_s)]
-  if has_loss:
-    cells += [
-      f"{hours.loss.value:.3f}",
-      f"{hours.alone_loss:.3f}",
-      hours.verdict,
-    ]
-  return cells
-
-
-def _method_table(found: Answer) -> tuple[list[str], list[list[str]]]:
-  """Returns header and cells of the table of all methods."""
+def _method_table(found: Answer) -> Table:
+  """Returns the table of the expected gaps of all methods."""
   numbers = [
     number for number in NUMBERS_OF_REPLICAS if number in found.own_offers
   ]
   header = ["method", "H", *(f"M={number}" for number in numbers)]
-  header += [f"sent, M={numbers[0]}"]
+  header.append("sent")
   rows = []
   for method, by_number in found.offers.items():
     first = by_number[min(by_number)]
     schedule = first.config.sync.named.schedule
     gaps = [
-      f"{100 * by_number[number].expected.gap:+.1f} %"
+      f"{100 * by_number[number].expected.gap:+.1f}"
       if number in by_number
       else "-"
       for number in numbers
@@ -257,13 +250,11 @@ def _method_table(found: Answer) -> tuple[list[str], list[list[str]]]:
         units.human_bytes(first.sent_bytes),
       ]
     )
-  return header, rows
+  return Table(header, rows)
 
 
-def _rate_table(
-  pairs: Sequence[TunedPair],
-) -> tuple[list[str], list[list[str]]]:
-  """Returns header and cells of the table of trained runs."""
+def _rate_table(pairs: Sequence[TunedPair]) -> Table:
+  """Returns the table of trained runs; without rows if there are none."""
   header = ["parameters", "B", "steps", "best rate", "of", "loss", "refined"]
   rows = []
   for pair in pairs:
@@ -279,7 +270,7 @@ def _rate_table(
           f"{batch.refined:.4f}",
         ]
       )
-  return header, rows
+  return Table(header, rows)
 
 
 def _verdict(found: Answer) -> str:
@@ -318,7 +309,8 @@ def _notes(found: Answer) -> Iterator[str]:
       f" {parameter_count(found.config.model.shape):,} by its power of the"
       " number of parameters. Batch and steps of the smaller runs shrink as the"
       " root of the parameters, so tokens for each parameter stay. The range"
-      " covers the fitted power, no power, and the third root of published runs."
+      " covers the fitted power, no power, and the third root that published runs"
+      " follow."
     )
   if found.gain.kind != "given" and found.gain.pairs[0].num_seeds == 1:
     yield "s comes from one seed; --seeds=3 narrows its range."
@@ -334,6 +326,11 @@ def _notes(found: Answer) -> Iterator[str]:
     for note in one.expected.notes
   )
   yield from notes
+  fewest = min(found.own_offers)
+  yield (
+    "Bytes are those of one replica in the whole run (derived), in the table of"
+    f" methods with M = {fewest}."
+  )
   yield (
     "The gap is expected beside AllReduce with as many sequences in a step and"
     " as many steps, all at their best rates (fitted to small models;"
@@ -341,8 +338,8 @@ def _notes(found: Answer) -> Iterator[str]:
   )
   if found.cluster is not None:
     yield (
-      "Hours are simulated. One cluster alone takes the better of two ways, fewer"
-      " steps or fewer sequences in a step, in the time of the others (derived)."
+      "Times are simulated. One cluster alone takes the better of two ways in the"
+      " time of the others: fewer steps, or fewer sequences in a step (derived)."
     )
 
 
@@ -350,8 +347,8 @@ def _end_note(pair: TunedPair, batch: Tuned) -> str:
   """Returns a sentence about a best rate that is at an end."""
   return (
     f"The best rate with {pair.parameters:,} parameters and {batch.batch}"
-    f" sequences, {batch.rate:g}, is at an end of those tried: raise --rates, or"
-    " change inner.learning_rate."
+    f" sequences, {batch.rate:g}, is at an end of those tried: raise --rates,"
+    " or change inner.learning_rate."
   )
 
 

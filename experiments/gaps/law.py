@@ -180,9 +180,7 @@ def _correlation(seed_fits: np.ndarray) -> float:
   return float(np.corrcoef(seed_fits.T)[0, 1])
 
 
-def _line_gap(
-  cost: Cost, slope: float, offset: float, doublings: str
-) -> float:
+def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
   """Returns the gap that a line gives.
 
   Doublings along AllReduce's curve are worth what they are worth there, so the

@@ -1,4 +1,4 @@
-"""s of the user's model and text: measured, extended from smaller models, given.
+"""s of the user's model and text, measured, extended or given.
 
 The user's own model is trained if its runs fit into the time. Otherwise smaller
 models of the same shape are trained, and s is extended by its power of the
@@ -132,8 +132,9 @@ def _check_gain(pair: TunedPair) -> None:
   """Raises ValueError if the larger batch did not lower the loss."""
   require(
     pair.gain.value > 0,
-    f"AllReduce ends at {pair.full.loss:.4f} with {pair.full.batch} sequences in"
-    f" a step, and no higher with {pair.half.batch} ({pair.half.loss:.4f}): the"
+    f"AllReduce ends at {pair.full.loss:.4f} with {pair.full.batch} sequences"
+    f" in a step, and no higher with {pair.half.batch}"
+    f" ({pair.half.loss:.4f}): the"
     " runs are too short or the rates too far from the best ones to say s; try"
     " more total_steps, another inner.learning_rate, or more --seeds",
   )
