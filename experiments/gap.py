@@ -29,6 +29,7 @@ from absl import app, flags
 from experiments.runtime import (
   command_line,
   config_flag,
+  losses_flag,
   parts_flag,
   run_configs,
   workdir_flag,
@@ -42,13 +43,8 @@ if TYPE_CHECKING:
   from experiments.gaps.measured_gain import MeasuredGain
 
 flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(losses_flag)
 flags.adopt_module_key_flags(workdir_flag)
-_LOSSES = flags.DEFINE_list(
-  "losses",
-  None,
-  "Two losses of AllReduce after the steps of the planned run: with B / 2"
-  " sequences in a step and with B. Then nothing is trained.",
-)
 _CLUSTER = flags.DEFINE_string(
   "cluster", None, "Preset or JSON file; adds hours (simulated)."
 )
@@ -97,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
   )
   command_line.refuse_unused(
     *(_MINUTES, _RATES, _SEEDS, _PROCESSES),
-    is_used=_LOSSES.value is None,
+    is_used=losses_flag.LOSSES.value is None,
     needs="runs to train, so no --losses",
   )
   parts_flag.register()
@@ -105,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
   _check(config)
   from experiments.gaps import gap_page
 
-  losses = _losses()
+  losses = losses_flag.losses()
   if _CLUSTER.value is not None:
     from experiments.gaps.offers import sites_of
 
@@ -119,8 +115,7 @@ def main(argv: Sequence[str]) -> None:
   else:
     from experiments.gaps.measured_gain import gain_of_user
 
-    with command_line.usage_errors("--losses: "):
-      gain = gain_of_user(losses)
+    gain = gain_of_user(losses)
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     answer = gap_page.answer(
       config, gain, cluster=_CLUSTER.value, step_s=_STEP_S.value
@@ -136,28 +131,6 @@ def _check(config: "RunConfig") -> None:
       " step, so local steps cost nothing: name the method that you plan, such"
       " as diloco or overlap_loco"
     )
-
-
-def _losses() -> list[float] | None:
-  """Returns the two losses of --losses, checked; None without the flag.
-
-  Raises:
-    UsageError: If they are not two losses of which the second is lower.
-  """
-  if _LOSSES.value is None:
-    return None
-  from dilocox_jax.gap.gain import gain_of_losses
-
-  try:
-    losses = [float(text) for text in _LOSSES.value]
-  except ValueError:
-    raise UsageError(
-      f"--losses={','.join(_LOSSES.value)} must be two numbers, such as"
-      " --losses=1.69,1.59"
-    ) from None
-  with command_line.usage_errors("--losses: "):
-    gain_of_losses(losses)
-  return losses
 
 
 def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":

@@ -309,8 +309,8 @@ def _notes(found: Answer) -> Iterator[str]:
       f" {parameter_count(found.config.model.shape):,} by its power of the"
       " number of parameters. Batch and steps of the smaller runs shrink as the"
       " root of the parameters, so tokens for each parameter stay. The range"
-      " covers the fitted power, no power, and the third root that published runs"
-      " follow."
+      " covers the fitted power, no power, and the third root of published"
+      " runs."
     )
   if found.gain.kind != "given" and found.gain.pairs[0].num_seeds == 1:
     yield "s comes from one seed; --seeds=3 narrows its range."
@@ -338,8 +338,9 @@ def _notes(found: Answer) -> Iterator[str]:
   )
   if found.cluster is not None:
     yield (
-      "Times are simulated. One cluster alone takes the better of two ways in the"
-      " time of the others: fewer steps, or fewer sequences in a step (derived)."
+      "Times are simulated. One cluster alone takes the better of two ways in"
+      " the time of the others: fewer steps, or fewer sequences in a step"
+      " (derived)."
     )
 
 
