@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dilocox_jax.checks import in_front, json_file, of_type, require
 from dilocox_jax.config.run import from_saved
 from dilocox_jax.config.run_gap import run_gap
+from dilocox_jax.gap.expected import ExpectedGap
 from dilocox_jax.gap.gain import gain_of_size
 from dilocox_jax.gap.law import Estimate
 from dilocox_jax.metrics.lines import RecordError
@@ -20,60 +21,85 @@ from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.tables import markdown_table
 
 GAIN_FILE = "gap.json"  # Written by `experiments.gap`.
+_TITLE = "Beside AllReduce"
+_ENDS = ("value", "low", "high")  # Fields of an `Estimate`.
 
 
-def expected_gap_lines(run: LoadedRun) -> Iterator[str]:
-  """Yields the lines of the part, in Markdown.
+def section(run: LoadedRun) -> dict[str, list[str]]:
+  """Returns the part of the page, as lines in Markdown by title.
 
-  Nothing is yielded for a run without rounds, with one replica, without a
-  validation, or with a method that this program does not know.
+  The result is empty for a run that has not ended, has no rounds or one
+  replica, or has a method that this program does not know.
 
   Args:
     run: The run.
 
   Raises:
-    RecordError: If `gap.json` is damaged, or is that of another run.
+    RecordError: If `gap.json` is damaged, or is that of another model.
   """
   try:
     config = from_saved(run.config)
   except ValueError:  # For example a method that only the run has registered.
-    return
-  if not math.isfinite(run.validation_loss):
-    return
-  gain = _measured_gain(run)
-  source = "measured by `experiments.gap`"
-  if gain is None:
-    gain = gain_of_size(run.record["parameter_count"])
-    source = (
-      "extrapolated from the size of the model: `experiments.gap` measures it,"
-      f" and its `{GAIN_FILE}` in this directory is read"
-    )
+    return {}
+  if not run.finished or not math.isfinite(run.validation_loss):
+    return {}
+  measured_gain = _measured_gain(run)
+  gain = measured_gain or gain_of_size(run.record["parameter_count"])
   found = run_gap(config, gain)
   if found is None:
-    return
+    return {}
+  return {_TITLE: list(_lines(run, found, is_measured=bool(measured_gain)))}
+
+
+def _lines(
+  run: LoadedRun, found: ExpectedGap, is_measured: bool
+) -> Iterator[str]:
+  """Yields the lines of the part.
+
+  Args:
+    run: The run.
+    found: Its expected gap.
+    is_measured: Whether s comes from `gap.json`.
+  """
   loss = run.validation_loss
+  kind = "measured" if is_measured else "extrapolated from the size"
+  lowest = loss / (1 + found.high)
+  highest = loss / (1 + found.low)
   rows = [
-    ("s", _percent(gain.value), _range(gain.low, gain.high), source),
+    (
+      "s",
+      units.human_share(found.gain.value),
+      f"{100 * found.gain.low:.1f} to {100 * found.gain.high:.1f} %",
+      kind,
+    ),
     (
       "gap to AllReduce",
-      _percent(found.gap),
-      _range(found.low, found.high),
-      "expected from s (fitted law)",
+      f"{100 * found.gap:+.1f} %",
+      f"{100 * found.low:+.1f} to {100 * found.high:+.1f} %",
+      "expected",
     ),
     ("loss of this run", units.human_loss(loss), "", "measured"),
     (
       "loss of AllReduce",
       units.human_loss(loss / (1 + found.gap)),
-      f"{loss / (1 + found.high):.4f} to {loss / (1 + found.low):.4f}",
+      f"{lowest:.4f} to {highest:.4f}",
       "derived from both",
     ),
   ]
   yield from markdown_table(("quantity", "value", "range", "kind"), rows)
   yield ""
   yield (
-    "AllReduce has as many sequences in a step and as many steps here, each side"
-    " at its best rates. Rates that were not tuned add to the gap."
+    "s is the share by which AllReduce's loss falls when its batch doubles. The"
+    " gap follows from s by a law that was fitted to small models. AllReduce"
+    " takes as many sequences in a step and as many steps, and each side has its"
+    " best rates: rates that were not tuned add to the gap."
   )
+  if not is_measured:
+    yield ""
+    yield (
+      f"`experiments.gap` measures s. With a copy of its `{GAIN_FILE}` in this"
+      " directory, the next report has that s."
+    )
   for note in found.notes:
     yield ""
     yield note
@@ -108,16 +134,3 @@ def _measured_gain(run: LoadedRun) -> Estimate | None:
   except ValueError as error:
     raise RecordError(str(error)) from error
   return gain
-
-
-_ENDS = ("value", "low", "high")  # Fields of an `Estimate`.
-
-
-def _percent(share: float) -> str:
-  """Returns a share in per cent, e.g. "+3.2 %"."""
-  return f"{100 * share:+.1f} %"
-
-
-def _range(low: float, high: float) -> str:
-  """Returns a range in per cent, e.g. "-0.6 to +8.2 %"."""
-  return f"{100 * low:+.1f} to {100 * high:+.1f} %"
