@@ -91,8 +91,8 @@ def _lines(
   yield (
     "s is the share by which AllReduce's loss falls when its batch doubles. The"
     " gap follows from s by a law that was fitted to small models. AllReduce"
-    " takes as many sequences in a step and as many steps, and each side has its"
-    " best rates: rates that were not tuned add to the gap."
+    " takes as many sequences in a step and as many steps, and each side has"
+    " its best rates: rates that were not tuned add to the gap."
   )
   if not is_measured:
     yield ""
