@@ -11,7 +11,7 @@ gap with its range for 2 to 64 replicas and for each method. The planned run
 itself is not trained. With losses that you have, nothing is trained:
 
   python -m experiments.gap --workdir=runs/gap --losses=1.69,1.59 \
-    --config.sync.method=overlap_loco --config.total_steps=20000 \
+    --config.sync.method=overlap_loco --config.total_steps=2000 \
     --config.data.batch_size=8 --cluster=1gbit --step_s=0.05
 
 With --cluster the table also has hours, and the loss of one cluster alone after
@@ -21,6 +21,7 @@ extended to the planned size. The same command goes on after an interruption.
 """
 
 import os
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from experiments.runtime import (
   run_configs,
   workdir_flag,
 )
-from experiments.runtime.command_line import UsageError
+from experiments.runtime.command_line import StoppedError, UsageError
 
 if TYPE_CHECKING:
   import pathlib
@@ -162,8 +163,15 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
     most_rates=_RATES.value,
     num_seeds=_SEEDS.value,
   )
-  with command_line.usage_errors():
-    return measured_gain.measured(config, pairs, minutes=_MINUTES.value)
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    with command_line.usage_errors():
+      return measured_gain.measured(config, pairs, minutes=_MINUTES.value)
+  except KeyboardInterrupt:
+    raise StoppedError(
+      "interrupted: the same command goes on from here",
+      command_line.INTERRUPTED,
+    ) from None
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_an_offer_divides_the_sequences_and_has_the_expected_gap():
 def test_hours_say_whether_other_clusters_are_worth_it():
   one = offers.offer(planned(), "overlap_loco", 4, GAIN)
   assert one is not None
-  slow = offers.with_hours(one, "100mbit", step_s=1.0, loss=2.0).hours
+  slow = offers.with_hours(one, "1gbit", step_s=1.0, loss=2.0).hours
   assert slow is not None
   # All is hidden: the time is that of the steps, a quarter of one cluster's.
   assert slow.time_s == pytest.approx(800, rel=0.02)
