@@ -10,6 +10,9 @@ inner steps in a round. The power p says how D grows with H. The factor f
 belongs to the method, and is 1 for DiLoCo. If AllReduce's loss falls by a share
 s when its batch doubles, the gap is (1 - s)^-D - 1.
 
+What a method loses more than DiLoCo, by its codec or its delay, need not shrink
+with s. `expected.expected_gap` says what is done about this.
+
 The constants are in `law.json`. `python -m experiments.fit_gaps --write` writes
 the file from the committed runs, and keeps the lines that come from elsewhere.
 """
@@ -90,6 +93,9 @@ class Law:
       range falls in runs that are longer than those behind all lines.
     factors: f of each method whose gap was measured, by its name.
     unmeasured_factor: f of any other method.
+    diloco_log_gap: Logarithm of one plus the gap of DiLoCo in the runs behind
+      the factors. What a method lost more than DiLoCo there is f - 1 times
+      this.
     seed_share: Standard error of s from one seed, as a share of s.
     seed_most: Largest such error, in units of s.
     size_gain: s by the size of the model (`gain.gain_of_size`): "parameters",
@@ -105,6 +111,7 @@ class Law:
   length_power: float
   factors: Mapping[str, Estimate]
   unmeasured_factor: Estimate
+  diloco_log_gap: float
   seed_share: float
   seed_most: float
   size_gain: Mapping[str, float]
@@ -140,6 +147,7 @@ def law_of(content: Mapping[str, Any]) -> Law:
       method: _estimate(factor) for method, factor in content["factors"].items()
     },
     unmeasured_factor=_estimate(content["unmeasured_factor"]),
+    diloco_log_gap=content["diloco_log_gap"]["value"],
     seed_share=seeds["share"],
     seed_most=seeds["most"],
     size_gain={

@@ -136,6 +136,12 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
   if power:
     values["interval_power"] = power
   values["factors"] = _factors(values["interval_power"]["value"])
+  diloco = _plain_muon("diloco")
+  assert diloco is not None, "the committed sweeps have DiLoCo at 4 x 4"
+  values["diloco_log_gap"] = {
+    "value": round(math.log1p(diloco.gap), 5),
+    "source": f"{diloco.rows}: {diloco.name}",
+  }
   return values
 
 

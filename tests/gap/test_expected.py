@@ -40,6 +40,7 @@ LAW = Law(
   length_power=-0.5,
   factors={"diloco": EXACT, "slow": Estimate(2.0, 1.6, 3.0)},
   unmeasured_factor=Estimate(1.5, 1.0, 2.0),
+  diloco_log_gap=0.2,
   seed_share=0.1,
   seed_most=0.01,
   size_gain={
@@ -100,6 +101,31 @@ def test_a_method_has_its_factor_and_the_range_of_it():
   unknown = gap(method="mine")
   assert unknown.doublings.value == pytest.approx(1.5)
   assert unknown.notes == ("The gap of mine was not measured.",)
+
+
+def test_what_a_method_adds_may_shrink_with_s_or_stay():
+  found = gap(method="slow", gain=0.01)
+  # Twice the doublings of DiLoCo, or its one doubling and a logarithm of 0.2.
+  doubling = -math.log(0.99)
+  shrinks, stays = 2 * doubling, doubling + 0.2
+  assert math.log1p(found.gap) == pytest.approx((shrinks + stays) / 2)
+  assert math.log1p(found.low) == pytest.approx(1.6 * doubling)
+  assert math.log1p(found.high) == pytest.approx(doubling + 2 * 0.2)
+  # A larger batch helps nothing here, but the codec still loses.
+  assert gap(method="slow", gain=0).gap > 0
+
+
+def test_published_gaps_of_dilocox_lie_in_the_range():
+  """OPT-1.3B and 107B, two replicas with H = 125 (arXiv 2506.21263)."""
+  for parameters, published in ((1.3e9, 0.052), (107e9, 0.077)):
+    found = dx.expected_gap(
+      gain=gain_of_size(parameters),
+      num_replicas=2,
+      sync_interval=125,
+      method="dilocox",
+      steps=4000,
+    )
+    assert found.low < published < found.high
 
 
 def test_the_range_covers_every_line_with_two_errors():
