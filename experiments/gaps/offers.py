@@ -7,7 +7,6 @@ divide among themselves.
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from dilocox_jax.api import method_plans
 from dilocox_jax.api.measured_gaps import share_of_more_steps
@@ -19,6 +18,8 @@ from dilocox_jax.gap.expected import ExpectedGap
 from dilocox_jax.gap.law import Estimate
 from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.gaps.tuned_pairs import global_batch
+
+_COUNTED_ROUNDS = 3  # Rounds whose bytes are counted; the others send the same.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,35 @@ def offer(
 
 
 def sent_bytes(config: RunConfig) -> int:
-  """Returns the bytes that one replica sends in a run, flush included."""
+  """Returns the bytes that one replica sends in a run, flush included.
+
+  All rounds in the middle of a run send the same. So only a few rounds are
+  counted, and one of them stands for the others.
+
+  Args:
+    config: Config of the run.
+  """
+  interval = config.sync.named.schedule.sync_interval
+  warm_start = config.sync.warm_start_steps
+  rounds, rest = divmod(config.total_steps - warm_start, interval)
+  num_skipped = max(rounds - _COUNTED_ROUNDS, 0)
+  if not num_skipped:
+    return _counted_bytes(config)
+  short_steps = warm_start + _COUNTED_ROUNDS * interval + rest
+  short = _counted_bytes(_with_steps(config, short_steps))
+  longer = _counted_bytes(_with_steps(config, short_steps + interval))
+  return short + num_skipped * (longer - short)
+
+
+def _with_steps(config: RunConfig, steps: int) -> RunConfig:
+  """Returns a config with another number of steps, for its bytes alone."""
+  values = flat(config.to_mapping())
+  values |= {"total_steps": steps, "inner.warmup_steps": 0}
+  return from_mapping(values)
+
+
+def _counted_bytes(config: RunConfig) -> int:
+  """Returns the bytes that one replica sends in a run, segment by segment."""
   plan = to_plan.run_plan(config)
   traffic = to_plan.traffic(config)
   total = sum(map(traffic.segment_bytes, plan.segments()))
@@ -195,8 +224,3 @@ def _alone_factor(share: float, gain: float) -> float:
     return fewer_steps
   smaller_batch = (1 - gain) ** math.log2(share)
   return min(fewer_steps, smaller_batch)
-
-
-def best(offers: Sequence[Offer]) -> Offer:
-  """Returns the offer with the lowest expected gap."""
-  return min(offers, key=lambda one: one.expected.gap)

@@ -99,14 +99,22 @@ def test_an_offer_divides_the_sequences_and_has_the_expected_gap():
   assert diloco.config.exchange.codec == "float32"
 
 
+@pytest.mark.parametrize("method", ["overlap_loco", "dilocox", "diloco"])
+@pytest.mark.parametrize("start", [0, 20])
+def test_the_bytes_of_a_long_run_are_those_of_its_rounds(method, start):
+  config = planned(**{"sync.method": method, "sync.warm_start_steps": start})
+  config = offers._with_steps(config, 200 + start)
+  assert offers.sent_bytes(config) == offers._counted_bytes(config)
+
+
 def test_hours_say_whether_other_clusters_are_worth_it():
   one = offers.offer(planned(), "overlap_loco", 4, GAIN)
   assert one is not None
   slow = offers.with_hours(one, "1gbit", step_s=1.0, loss=2.0).hours
   assert slow is not None
   # All is hidden: the time is that of the steps, a quarter of one cluster's.
-  assert slow.time_s == pytest.approx(800, rel=0.02)
-  assert slow.alone_share == pytest.approx(0.25, rel=0.02)
+  assert slow.time_s == pytest.approx(800, rel=0.03)
+  assert slow.alone_share == pytest.approx(0.25, rel=0.03)
   assert slow.loss.value == pytest.approx(2 * (1 + one.expected.gap))
   # Two doublings fewer sequences, or a quarter of the steps.
   steps = 2 * 0.25**-0.0989
