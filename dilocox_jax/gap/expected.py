@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dilocox_jax.checks import require, within_limits
+from dilocox_jax.checks import of_type, require, within_limits
 from dilocox_jax.gap.gain import NUM_ERRORS, gain_of_losses
 from dilocox_jax.gap.law import Estimate, Law, Line, law
 
@@ -81,16 +81,7 @@ def expected_gap(
 
   Source: docs/results/predictions.md.
   """
-  require(
-    (losses is None) != (gain is None),
-    "give either losses, two losses of AllReduce, or gain, the share by which"
-    " its loss falls when its batch doubles",
-  )
-  if losses is not None:
-    gain = gain_of_losses(losses)
-  if not isinstance(gain, Estimate):
-    within_limits("gain", gain, at_least=0, below=1)
-    gain = Estimate(gain, gain, gain)
+  share = _gain(losses, gain)
   lost = doublings_lost(
     num_replicas=num_replicas,
     sync_interval=sync_interval,
@@ -101,16 +92,38 @@ def expected_gap(
     num_replicas=num_replicas, sync_interval=sync_interval, steps=steps
   )
   log_gap = _between(
-    _log_gap(lost, gain), _with_excess(_log_gap(diloco_lost, gain), method)
+    _log_gap(lost, share), _with_excess(_log_gap(diloco_lost, share), method)
   )
   return ExpectedGap(
     gap=math.expm1(log_gap.value),
     low=math.expm1(log_gap.low),
     high=math.expm1(log_gap.high),
     doublings=lost,
-    gain=gain,
+    gain=share,
     notes=_notes(law(), num_replicas, sync_interval, method, steps),
   )
+
+
+def _gain(
+  losses: Sequence[float] | None, gain: float | Estimate | None
+) -> Estimate:
+  """Returns s from the arguments of `expected_gap`.
+
+  Raises:
+    ValueError: One line, if there are neither or both, or one is wrong.
+  """
+  require(
+    (losses is None) != (gain is None),
+    "give either losses, two losses of AllReduce, or gain, the share by which"
+    " its loss falls when its batch doubles",
+  )
+  if losses is not None:
+    return gain_of_losses(losses)
+  if isinstance(gain, Estimate):
+    return gain
+  within_limits("gain", gain, at_least=0, below=1)
+  exact = of_type("gain", gain, float)
+  return Estimate(exact, exact, exact)
 
 
 def doublings_lost(

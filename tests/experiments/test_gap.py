@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,8 @@ def trained_fixture(monkeypatch):
       configs.append(config)
       octaves = math.log2(config.inner.learning_rate / 0.004)
       loss = 2 * global_batch(config) ** -0.15 * (1 + 0.01 * octaves**2)
-      values = dict.fromkeys(RunRow.__annotations__, 0) | {"loss": loss}
+      values: dict[str, Any] = dict.fromkeys(RunRow.__annotations__, 0)
+      values["loss"] = loss
       self.rows.runs[one.digest, "text"] = RunRow(**values)
 
   def row(self, one):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -54,7 +55,12 @@ LAW = Law(
 
 
 def gap(constants=LAW, **arguments):
-  given = {"gain": 0.1, "num_replicas": 4, "sync_interval": 16} | arguments
+  given: dict[str, Any] = {
+    "gain": 0.1,
+    "num_replicas": 4,
+    "sync_interval": 16,
+    **arguments,
+  }
   with mock.patch.object(expected, "law", return_value=constants):
     return dx.expected_gap(**given)
 
