@@ -26,7 +26,12 @@ _RATIO = 2.0
 _FIRST_POINTS = (-1, 0, 1)  # Powers of the ratio that are tried at first.
 # Sections of a config that belong to methods with rounds.
 _ROUND_SECTIONS = (
-  *("sync", "exchange", "mailbox", "adaptive", "outer", "membership"),
+  "sync",
+  "exchange",
+  "mailbox",
+  "adaptive",
+  "outer",
+  "membership",
 )
 
 
