@@ -130,6 +130,7 @@ setup(
   package_data={
     "dilocox_jax": ["__init__.pyi", "py.typed"],
     "dilocox_jax.api": ["measured_gaps.json"],
+    "dilocox_jax.gap": ["law.json"],
     "dilocox_jax.simulate": ["presets.json"],
   },
   install_requires=CORE,

@@ -37,6 +37,9 @@ from dilocox_jax.config.run import RunConfig as RunConfig
 from dilocox_jax.data.corpus import Corpus as Corpus
 from dilocox_jax.data.sources import register_source as register_source
 from dilocox_jax.distributed.partition_rules import divide_model as divide_model
+from dilocox_jax.gap.expected import ExpectedGap as ExpectedGap
+from dilocox_jax.gap.expected import expected_gap as expected_gap
+from dilocox_jax.gap.law import Estimate as Estimate
 from dilocox_jax.mailbox_protocol.agreement import (
   ReplicaStaleError as ReplicaStaleError,
 )
@@ -90,7 +93,9 @@ __all__ = [
   "Corpus",
   "Division",
   "Encoder",
+  "Estimate",
   "Event",
+  "ExpectedGap",
   "FinishedRound",
   "LogStart",
   "Lora",
@@ -127,6 +132,7 @@ __all__ = [
   "encoded_bytes",
   "estimate",
   "exchange",
+  "expected_gap",
   "join_rounds",
   "limited",
   "load",

@@ -11,7 +11,10 @@ is that of the replicas; and for each kind of setting the line
   doublings lost = a log2 M - b
 
 in the number of replicas M. The fit reads neither the size nor the number of
-replicas that are held out (docs/results/predictions.md).
+replicas that are held out (docs/results/predictions.md). `--write` also writes
+the constants with which `dx.expected_gap` predicts a gap
+(dilocox_jax/gap/law.json). A test fails while these are older than the
+committed runs.
 """
 
 import pathlib
@@ -33,6 +36,9 @@ _LOSS = flags.DEFINE_enum(
   "Which loss is compared: that of the average or of the newest parameters, on"
   " the text that chose nothing (judge) or on the text that chose the rates.",
 )
+_WRITE = flags.DEFINE_bool(
+  "write", False, "Write the constants of the law to dilocox_jax/gap/law.json."
+)
 
 
 @command_line.one_line_errors()
@@ -44,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
   """
   command_line.refuse_arguments(argv)
   from dilocox_jax.report.page import write_page
-  from experiments.gaps import law, rows
+  from experiments.gaps import constants, law, rows
 
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "fit_gaps")
   path = pathlib.Path(_ROWS.value)
@@ -63,6 +69,9 @@ def main(argv: Sequence[str]) -> None:
     command_line.typed_command(),
   )
   print(f"\nreport: {page}")
+  if _WRITE.value:
+    constants.write(finished, _LOSS.value)
+    print(f"constants: {constants.PATH}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,11 @@ methods, and writes a config that `train` takes for each that fits:
   python -m experiments.simulate --workdir=runs/methods --methods=all \
     --config.model.preset=llama_1_1b --config.data.batch_size=256 \
     --config.data.sequence_length=1024 --cluster=200mbit --memory='80 GB'
+
+Methods are ranked by the loss that they are expected to reach in equal time.
+Their gaps follow from what AllReduce gains when its batch doubles. Without
+--losses this is extrapolated from the size of the model; `experiments.gap`
+measures it.
 """
 
 import math
@@ -26,6 +31,7 @@ from absl import app, flags
 from experiments.runtime import (
   command_line,
   config_flag,
+  losses_flag,
   memory_flag,
   parts_flag,
   run_configs,
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
   from dilocox_jax.config import RunConfig
 
 flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(losses_flag)
 flags.adopt_module_key_flags(memory_flag)
 flags.adopt_module_key_flags(workdir_flag)
 _CLUSTER = flags.DEFINE_string(
@@ -82,6 +89,11 @@ _TOKENS = flags.DEFINE_float(
 def main(argv: Sequence[str]) -> None:
   """Simulates and prints the costs."""
   command_line.refuse_arguments(argv)
+  command_line.refuse_unused(
+    losses_flag.LOSSES,
+    is_used=_METHODS.value == "all",
+    needs="--methods=all",
+  )
   if _CLUSTER.value == "help":
     _print_clusters()
     return
@@ -159,15 +171,19 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
 
+  gain = losses_flag.gain()
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     plans, refused = method_plans.compare_methods(
       config,
       _CLUSTER.value,
       options,
       device_bytes=memory_flag.memory_bytes(),
+      gain=gain,
     )
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "simulate")
-  simulation_page.report_methods(plans, refused, workdir)
+  simulation_page.report_methods(
+    plans, refused, workdir, is_gain_known=gain is not None
+  )
 
 
 def _print_clusters() -> None:

@@ -192,7 +192,10 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
 
 
 def report_methods(
-  plans: Sequence[MethodPlan], refused: Mapping[str, str], workdir: pathlib.Path
+  plans: Sequence[MethodPlan],
+  refused: Mapping[str, str],
+  workdir: pathlib.Path,
+  is_gain_known: bool = False,
 ) -> None:
   """Prints the table of plans; writes the page and the configs that fit.
 
@@ -200,6 +203,8 @@ def report_methods(
     plans: Plans, the best first (`method_plans.compare_methods`).
     refused: By name of each other method, why the config excludes it.
     workdir: Directory to write into.
+    is_gain_known: Whether the expected gaps follow from two losses of the user,
+      and not from the size of the model.
   """
   _remove_earlier(workdir)
   best = plans[0]
@@ -211,16 +216,18 @@ def report_methods(
   }
   advice = _advice(plans)
   assumptions = _assumptions(best)
+  ranked_by = _ranked_by(plans, is_gain_known)
   header, cells = header_and_cells([_row(plan) for plan in plans])
   lines = [
-    "Speeds and bytes are simulated, memory is estimated. Gaps are measured, "
-    "and losses at equal time are derived from them.",
+    "Speeds and bytes are simulated, memory is estimated. Expected gaps follow "
+    "from a fitted law, and losses at equal time from them (derived). Measured "
+    "gaps are those of a small model.",
     "",
     advice,
     "",
     *markdown_table(header, cells),
     "",
-    _RANKED_BY,
+    ranked_by,
     "",
     "## Assumptions",
     "",
@@ -248,20 +255,40 @@ def report_methods(
         f"not recommended: {printable(reason)}", 80, subsequent_indent="  "
       )
     )
-  for text in (_RANKED_BY, " ".join(assumptions), advice):
+  for text in (ranked_by, " ".join(assumptions), advice):
     print(f"\n{textwrap.fill(text, 80)}")
   if best.has_room:
     print(f"\n{_start(best, config_paths[best.name])}")
   print(f"report: {page}")
 
 
-_RANKED_BY = (
-  "Ranked by the loss at equal time beside AllReduce's: the gap measured at "
-  "the nearest number of replicas M (0.86 M parameters, 2,000 steps; other "
-  "sizes: not measured), and what fewer steps in this time cost (half as many: "
-  "7 % more loss, derived), at the speed of the fastest. Gaps grow with M, so "
-  "those of different M compare only roughly."
-)
+def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
+  """Returns sentences that say how plans are ranked.
+
+  Args:
+    plans: The plans.
+    is_gain_known: As in `report_methods`.
+  """
+  source = (
+    "extrapolated from the size of the model; give --losses, or measure it with"
+    " experiments.gap"
+  )
+  if is_gain_known:
+    source = "from --losses"
+  share = "not known"
+  for plan in plans:
+    if plan.expected is not None:
+      gain = plan.expected.gain
+      share = (
+        f"{100 * gain.value:.2g} % ({100 * gain.low:.2g} to"
+        f" {100 * gain.high:.2g})"
+      )
+  return (
+    "Ranked by the expected loss at equal time beside AllReduce's: the expected"
+    " gap, and what fewer steps in this time cost (half as many: 7 % more loss,"
+    " derived), at the speed of the fastest. The gaps follow from s, by how"
+    f" much AllReduce's loss falls when its batch doubles: {share} ({source})."
+  )
 
 
 def _assumptions(plan: MethodPlan) -> list[str]:
@@ -303,16 +330,20 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
       "mesh.outer_memory=pinned_host."
     )
   sentences = [f"Recommended: {best.name}{_settings(best)}."]
+  if best.expected is not None:
+    expected = best.expected
+    sentences.append(
+      f"Its expected gap: {100 * expected.gap:+.1f} %"
+      f" ({100 * expected.low:+.1f} to {100 * expected.high:+.1f})."
+    )
+    sentences += expected.notes
   if best.gap is not None:
     gaps = measured_gaps(best.name, best.config.mesh.num_replicas)
     words = "; ".join(gap.words for gap in gaps)
     sentences.append(f"Its measured gaps: {words}.")
   elif not best.is_baseline:
     interval = best.config.sync.named.schedule.sync_interval
-    sentences.append(
-      f"No method's gap was measured at H = {interval}, so speed alone ranks: "
-      "leave sync.sync_interval out to compare what was measured."
-    )
+    sentences.append(f"No gap of {best.name} was measured with H = {interval}.")
   if not math.isfinite(best.device_bytes):
     sentences.append(
       "The memory of a device is not known: --memory would say it."
@@ -448,7 +479,7 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
     spare = units.human_share(plan.spare)
   row = {
     "method": plan.name,
-    "measured gap": _gap(plan, is_short),
+    "expected gap": _expected_gap(plan, is_short),
     "equal time": equal_time,
     "H": f"{schedule.sync_interval}",
     "tokens a_second": _speed(plan.tokens_per_s),
@@ -469,25 +500,45 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
   )
   return row | {
     "memory": units.human_bytes(plan.memory.total),
+    "measured gap": _measured_gap(plan),
     "in steps": units.human_share(plan.rounds.utilization),
     "devices": f"{config.division.num_devices}/{cluster.num_devices(0)}",
     "settings": settings,
   }
 
 
-def _gap(plan: MethodPlan, is_short: bool) -> str:
-  """Returns the measured gap, and the number of replicas it was measured with.
+def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
+  """Returns the gap that the law expects, e.g. "+1.9 % (-0.4 to +4.8)".
 
-  Example: "+0.78 % M=2".
+  A method that exchanges gradients at every step has its measured gap in place
+  of an expected one.
 
   Args:
     plan: The plan.
-    is_short: Whether to leave out the standard error.
+    is_short: Whether to leave out the range.
+  """
+  if plan.is_baseline:
+    return "baseline"
+  expected = plan.expected
+  if expected is None:
+    return "not known" if plan.gap is None else f"{100 * plan.gap.gap:+.1f} %"
+  text = f"{100 * expected.gap:+.1f} %"
+  if is_short:
+    return text
+  return f"{text} ({100 * expected.low:+.1f} to {100 * expected.high:+.1f})"
+
+
+def _measured_gap(plan: MethodPlan) -> str:
+  """Returns the measured gap, and the number of replicas it was measured with.
+
+  Example: "+0.78 ± 0.07 % M=2".
+
+  Args:
+    plan: The plan.
   """
   if plan.is_baseline:
     return "baseline"
   if plan.gap is None:
     return "not measured"
-  error = math.nan if is_short else plan.gap.error
-  gap = units.human_gap(plan.gap.gap, error)
+  gap = units.human_gap(plan.gap.gap, plan.gap.error)
   return f"{gap} M={plan.gap.num_replicas}"

@@ -40,8 +40,13 @@ from dilocox_jax.config.device_memory import (
   device_memory,
 )
 from dilocox_jax.config.run import check_config
+from dilocox_jax.config.run_gap import run_gap
+from dilocox_jax.gap.expected import ExpectedGap
+from dilocox_jax.gap.gain import gain_of_size
+from dilocox_jax.gap.law import Estimate, law
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.collectives import MAILBOX
+from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.steps import SteadyState, steady_state
@@ -91,6 +96,8 @@ class MethodPlan:
       second); NaN before the plan was compared.
     gap: Measured gap between the loss with these settings and the loss of
       AllReduce. None if it was not measured, and for AllReduce itself.
+    expected: Gap that the law expects for the model and the number of replicas.
+      None for methods that exchange gradients at every step.
   """
 
   name: str
@@ -102,6 +109,7 @@ class MethodPlan:
   allreduce_tokens_per_s: float = math.nan
   fastest_tokens_per_s: float = math.nan
   gap: MeasuredGap | None = None
+  expected: ExpectedGap | None = None
 
   @property
   def is_baseline(self) -> bool:
@@ -110,25 +118,30 @@ class MethodPlan:
 
   @property
   def is_measured(self) -> bool:
-    """Whether the gap to the loss of AllReduce is known.
-
-    It was measured, or is 0 because this plan is AllReduce itself.
-    """
-    return self.is_baseline or self.gap is not None
+    """Whether a gap of the method was measured, so that it can be ranked."""
+    if self.is_baseline or self.gap is not None:
+      return True
+    return self.expected is not None and self.name in law().factors
 
   @property
   def gap_at_equal_time(self) -> float:
     """Loss of this plan in equal time, relative to a fast AllReduce, minus 1.
 
     The compared loss is that of an AllReduce which makes as many steps as the
-    fastest plan. The value combines two gaps: the measured gap at equal steps,
+    fastest plan. The value combines two gaps: the expected gap at equal steps,
     and the gap of a slower plan, which makes fewer steps in the same time
-    (derived, `measured_gaps.share_of_more_steps`). Example: 0.02 is a loss that
-    is 2 % higher. NaN if the gap was not measured.
+    (derived, `measured_gaps.share_of_more_steps`). A method that exchanges
+    gradients at every step has its measured gap in place of an expected one.
+    Example: 0.02 is a loss that is 2 % higher. NaN if no gap of the method was
+    measured.
     """
     if not self.is_measured:
       return math.nan
-    gap = self.gap.gap if self.gap else 0.0
+    gap = 0.0
+    if self.expected is not None:
+      gap = self.expected.gap
+    elif self.gap is not None:
+      gap = self.gap.gap
     ratio = self.tokens_per_s / self.fastest_tokens_per_s
     return (1 + gap) * share_of_more_steps(ratio) - 1
 
@@ -240,6 +253,7 @@ def compare_methods(
   cluster: str,
   options: Options = _DERIVED,
   device_bytes: float | None = None,
+  gain: Estimate | None = None,
 ) -> tuple[list[MethodPlan], dict[str, str]]:
   """Compares all methods on a cluster.
 
@@ -260,6 +274,9 @@ def compare_methods(
       If they state the duration of a step, this duration belongs to the layout
       of the config, so no other layout is tried.
     device_bytes: Memory of a device (bytes). None takes it from the cluster.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles
+      (`gap.gain`), from which the expected gaps follow. None: s by the size of
+      the model, an extrapolation.
 
   Returns:
     A tuple (plans, refused). `plans` has the best plan of each method, and
@@ -268,13 +285,10 @@ def compare_methods(
 
     1. whether they leave enough memory free (`LEAST_SPARE`), and then whether
        they fit at all;
-    2. the loss in equal time, rounded to a tenth of a percent; plans whose loss
-       was not measured come last;
+    2. the expected loss in equal time, rounded to a tenth of a percent; methods
+       whose gap was never measured come last;
     3. the memory that they leave free;
     4. their throughput.
-
-    If no loss was measured with the config's H, plans are ordered by throughput
-    instead of loss.
 
   Raises:
     TypeError: If `config` is not a `RunConfig`.
@@ -284,6 +298,7 @@ def compare_methods(
   check_config(config)
   run_cluster = cluster_of(config, cluster)
   memory_bytes = _device_bytes(run_cluster, device_bytes)
+  run_gain = gain or gain_of_size(parameter_count(config.model.shape))
   allreduce = of_method(config, "allreduce")
   candidate_layouts: list[Changes] = [{}]
   if options.step_s is None:
@@ -296,7 +311,9 @@ def compare_methods(
   ) -> MethodPlan:
     divided = _with_layout(settings, candidate_layouts, memory_bytes)
     with_layout = _plan(name, divided, run_cluster, options, memory_bytes)
-    return dataclasses.replace(with_layout, gap=gap)
+    return dataclasses.replace(
+      with_layout, gap=gap, expected=run_gap(settings, run_gain)
+    )
 
   plans: list[list[MethodPlan]] = []
   refused: dict[str, str] = {}
@@ -326,17 +343,10 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
   with_room = [plan for plan in all_plans if plan.has_room] or all_plans
   fastest = max(plan.tokens_per_s for plan in with_room)
   (allreduce,) = (plan.tokens_per_s for plan in all_plans if plan.is_baseline)
-  # If no loss was measured with the config's H, only the speed is known.
-  knows_losses = any(
-    plan.gap is not None and "sync.sync_interval" in plan.gap.settings
-    for plan in all_plans
-  )
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
     slowness = -float(f"{plan.tokens_per_s:.3g}")
-    if not knows_losses:
-      rank = slowness
-    elif plan.is_measured:
+    if plan.is_measured:
       rank = round(plan.gap_at_equal_time, 3)
     else:
       rank = math.inf

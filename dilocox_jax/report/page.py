@@ -27,7 +27,7 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
 )
 from dilocox_jax.metrics.recorder import MAILBOX_LOG
-from dilocox_jax.report import figures, units
+from dilocox_jax.report import expected_gap, figures, units
 from dilocox_jax.report.escape import code, fenced, indented, markdown
 from dilocox_jax.report.html import html_page
 from dilocox_jax.report.run import LoadedRun, load_run
@@ -441,6 +441,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
     ) from error
   sections: dict[str, Iterable[str]] = {
     "Results": _results(run),
+    **expected_gap.section(run),
     "What differs from the defaults": _changed_settings(run),
     "Figures": _draw(run),
     "What it cost": _cost(run),

@@ -34,6 +34,7 @@ class Line(NamedTuple):
     num_points: How many numbers of replicas were fitted.
     slope: a, doublings for each doubling of M.
     offset: b, in doublings.
+    correlation: Correlation of the errors of a and b.
     misses: For each M the gap that the line gives less the measured one.
   """
 
@@ -41,10 +42,13 @@ class Line(NamedTuple):
   num_points: int
   slope: Estimate
   offset: Estimate
+  correlation: float
   misses: dict[int, float]
 
 
-def lines(rows: Sequence[GapRow], field: str) -> list[Line]:
+def lines(
+  rows: Sequence[GapRow], field: str, doublings: str = "by_curve"
+) -> list[Line]:
   """Fits a line to each kind of setting with enough numbers of replicas.
 
   The errors of slope and offset come from fits to one seed at a time.
@@ -52,19 +56,21 @@ def lines(rows: Sequence[GapRow], field: str) -> list[Line]:
   Args:
     rows: Finished runs. Those that are held out are not read.
     field: The loss that is compared, a field of `GapRow`.
+    doublings: Which doublings lost are fitted, "by_curve" or "by_last_doubling"
+      (fields of `Cost`).
   """
   rows_by_setting = by_setting([row for row in rows if not _is_held_out(row)])
-  all_costs = _by_kind(costs(rows_by_setting, field))
+  all_costs = _by_kind(costs(rows_by_setting, field), doublings)
   seed_costs = [
-    _by_kind(costs(rows_by_setting, field, seeds=(seed,)))
+    _by_kind(costs(rows_by_setting, field, seeds=(seed,)), doublings)
     for seed in tuning.RESULT_SEEDS
   ]
   found = []
   for kind, points in all_costs.items():
     if len(points) < _FEWEST_POINTS:
       continue
-    slope, offset = _fit(points)
-    seed_fits = np.asarray([_fit(each[kind]) for each in seed_costs])
+    slope, offset = _fit(points, doublings)
+    seed_fits = np.asarray([_fit(each[kind], doublings) for each in seed_costs])
     slope_error, offset_error = np.std(seed_fits, axis=0, ddof=1) / math.sqrt(
       len(seed_fits)
     )
@@ -74,8 +80,11 @@ def lines(rows: Sequence[GapRow], field: str) -> list[Line]:
         num_points=len(points),
         slope=Estimate(slope, float(slope_error)),
         offset=Estimate(offset, float(offset_error)),
+        correlation=_correlation(seed_fits),
         misses={
-          cost.setting.replicas: _line_gap(cost, slope, offset) - cost.gap.mean
+          cost.setting.replicas: (
+            _line_gap(cost, slope, offset, doublings) - cost.gap.mean
+          )
           for cost in points
         },
       )
@@ -124,11 +133,14 @@ def _is_held_out(row: GapRow) -> bool:
   return row.size == HELD_OUT_SIZE or row.replicas == HELD_OUT_REPLICAS
 
 
-def _by_kind(all_costs: Sequence[Cost]) -> dict[Setting, list[Cost]]:
+def _by_kind(
+  all_costs: Sequence[Cost], doublings: str
+) -> dict[Setting, list[Cost]]:
   """Groups costs by everything but the number of replicas.
 
   Args:
     all_costs: The costs.
+    doublings: As in `lines`. Costs without such doublings are left out.
 
   Returns:
     The costs of several replicas, by the setting of one replica that takes all
@@ -137,34 +149,51 @@ def _by_kind(all_costs: Sequence[Cost]) -> dict[Setting, list[Cost]]:
   grouped: dict[Setting, list[Cost]] = {}
   for cost in all_costs:
     setting = cost.setting
-    if setting.replicas == 1 or math.isnan(cost.by_curve):
+    if setting.replicas == 1 or math.isnan(getattr(cost, doublings)):
       continue
     kind = dataclasses.replace(setting, replicas=1, batch=setting.global_batch)
     grouped.setdefault(kind, []).append(cost)
   return grouped
 
 
-def _fit(points: Sequence[Cost]) -> tuple[float, float]:
-  """Returns slope a and offset b of the line through doublings lost."""
+def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
+  """Returns slope a and offset b of the line through doublings lost.
+
+  Args:
+    points: The points.
+    doublings: As in `lines`.
+  """
   log_replicas = [math.log2(cost.setting.replicas) for cost in points]
-  lost = [cost.by_curve for cost in points]
+  lost = [getattr(cost, doublings) for cost in points]
   slope, intercept = np.polyfit(log_replicas, lost, deg=1)
   return float(slope), -float(intercept)
 
 
-def _line_gap(cost: Cost, slope: float, offset: float) -> float:
+def _correlation(seed_fits: np.ndarray) -> float:
+  """Returns the correlation of slope and offset; 0 if one of them is constant.
+
+  Args:
+    seed_fits: Slope and offset that each seed gives, [seeds, 2].
+  """
+  if not np.all(np.std(seed_fits, axis=0) > 1e-9):
+    return 0.0
+  return float(np.corrcoef(seed_fits.T)[0, 1])
+
+
+def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
   """Returns the gap that a line gives.
 
-  The doublings are worth what they are worth on AllReduce's curve, so the gain
-  of a doubling is taken from the measured point.
+  Doublings along AllReduce's curve are worth what they are worth there, so the
+  gain of a doubling is taken from the measured point. The others gain s.
 
   Args:
     cost: The measured point.
     slope: a.
     offset: b.
+    doublings: As in `lines`.
   """
   lost = slope * math.log2(cost.setting.replicas) - offset
-  mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / cost.by_curve)
+  mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / getattr(cost, doublings))
   return gap_of(lost, mean_gain)
 
 

@@ -12,6 +12,9 @@ from dilocox_jax.api import method_plans, simulation_setup
 from dilocox_jax.api.simulation_setup import Options, cluster_of, set_up
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.device_memory import device_memory
+from dilocox_jax.config.run_gap import run_gap
+from dilocox_jax.gap.gain import gain_of_size
+from dilocox_jax.gap.law import Estimate
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import build, states
@@ -77,17 +80,21 @@ def test_every_method_is_priced_or_refused_and_what_fits_comes_first():
   by_name = {plan.name: plan for plan in plans}
   assert {*by_name} | {*refused} == {*METHODS, "allreduce bf16"}
   assert all(plan.tokens_per_s > 0 for plan in plans)
-  # Nobody measured H = 125, so what has room is ranked by speed.
+  # The law has an expected loss for H = 125, too.
   order = [
     (
       not plan.has_room,
       not plan.fits,
-      -float(f"{plan.tokens_per_s:.3g}"),
+      round(plan.gap_at_equal_time, 3) if plan.is_measured else math.inf,
       plan.memory.total,
     )
     for plan in plans
   ]
   assert order == sorted(order)
+  assert all(
+    (plan.expected is None) == (plan.config.sync.named.exchanged == "gradient")
+    for plan in plans
+  )
   assert {p.name for p in plans if p.gap} == {"cocktail_sgd"}  # It has no H.
   assert plans[0].has_room and plans[0].memory.total <= 0.9 * 80e9
   assert all(
@@ -141,11 +148,38 @@ def test_the_loss_at_equal_time_ranks_and_bytes_do_not():
   slow = dataclasses.replace(
     by_name["muloco"], fastest_tokens_per_s=2 * by_name["muloco"].tokens_per_s
   )
-  assert slow.gap is not None
+  assert slow.expected is not None
   assert 1 + slow.gap_at_equal_time == pytest.approx(
-    (1 + slow.gap.gap) * 2**0.0989
+    (1 + slow.expected.gap) * 2**0.0989
   )
   assert by_name["allreduce"].gap_at_equal_time > 0
+  # A method without an expected gap has its measured one.
+  cocktail = by_name["cocktail_sgd"]
+  assert cocktail.gap is not None and cocktail.expected is None
+  assert cocktail.gap_at_equal_time >= cocktail.gap.gap
+
+
+def test_the_expected_gaps_follow_from_s():
+  config = from_mapping(SMALL)
+
+  def muloco(gain):
+    plans, _ = method_plans.compare_methods(
+      config, "100mbit", Options(0.5), gain=gain
+    )
+    (found,) = (plan for plan in plans if plan.name == "muloco")
+    assert found.expected is not None
+    return found.expected
+
+  # Without losses s follows from the size of the model.
+  size = gain_of_size(parameter_count(config.model.shape))
+  assert muloco(None).gain == size
+  stated = Estimate(0.05, 0.05, 0.05)
+  assert muloco(stated) == run_gap(
+    method_plans.changed(
+      config, {"sync.method": "muloco", "sync.sync_interval": 25}
+    ),
+    stated,
+  )
 
 
 def test_h_is_one_whose_loss_was_measured():

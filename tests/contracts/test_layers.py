@@ -41,7 +41,7 @@ HEAVY |= {"optax", "orbax", "rich", "scipy"}
   [
     *(
       (name, ["all"], HEAVY)
-      for name in ("plan", "reference", "mailbox_protocol")
+      for name in ("gap", "plan", "reference", "mailbox_protocol")
     ),
     ("config", [], HEAVY),
     ("", [], HEAVY | {"numpy"}),

@@ -19,6 +19,7 @@ from absl.testing import flagsaver
 from experiments.runtime import (  # noqa: F401
   config_flag,
   distributed_flags,
+  losses_flag,
   memory_flag,
   parts_flag,
   workdir_flag,

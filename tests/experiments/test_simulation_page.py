@@ -117,7 +117,7 @@ def test_the_details_are_sums_of_a_round_and_means_over_replicas(tmp_path):
 def test_a_row_of_all_methods_has_the_same_numbers(tmp_path):
   assert simulation_page._row(plan_on(tmp_path)) == {
     "method": "diloco",
-    "measured gap": "not measured",
+    "expected gap": "not known",
     "equal time": "",
     "H": "10",
     "tokens a\N{NO-BREAK SPACE}second": "2,048",
@@ -125,6 +125,7 @@ def test_a_row_of_all_methods_has_the_same_numbers(tmp_path):
     "sent a\N{NO-BREAK SPACE}day": "173 MB",
     "memory spare": "60.0 %",
     "memory": "400 MB",
+    "measured gap": "not measured",
     "in steps": "80.0 %",
     "devices": "1/1",
     "settings": ("P=1, tau=0, float32, inner adamw, outer rate 0.7, stages 1"),

@@ -1,0 +1,319 @@
+"""The expected gap of M replicas: how far their loss ends above AllReduce's."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dilocox_jax.checks import of_type, require, within_limits
+from dilocox_jax.gap.gain import NUM_ERRORS, gain_of_losses
+from dilocox_jax.gap.law import Estimate, Law, Line, law
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedGap:
+  """The expected gap of M replicas, and what it follows from.
+
+  A gap is the loss of the replicas over that of AllReduce, less one: 0.02 is a
+  loss that is 2 % higher.
+
+  Attributes:
+    gap: The expected gap.
+    low: Lower end of its range.
+    high: Upper end of its range.
+    doublings: D, how many times AllReduce's batch may be halved until its loss
+      is that of the replicas, if all that they lose shrinks with s.
+    gain: s, the share by which AllReduce's loss falls from B / 2 to B.
+    notes: What lies outside of the runs behind the law, one sentence each.
+  """
+
+  gap: float
+  low: float
+  high: float
+  doublings: Estimate
+  gain: Estimate
+  notes: tuple[str, ...] = ()
+
+
+def expected_gap(
+  losses: Sequence[float] | None = None,
+  *,
+  num_replicas: int,
+  sync_interval: int = 16,
+  method: str = "diloco",
+  steps: int | None = None,
+  gain: float | Estimate | None = None,
+) -> ExpectedGap:
+  """Predicts how far the loss of M replicas ends above that of AllReduce.
+
+  All replicas together take B sequences in a step. AllReduce with B sequences
+  in a step is what they are compared with, after the same number of steps, each
+  at its best rates.
+
+  The law was fitted to small models (59 thousand to 0.86 million parameters),
+  and its lines do not agree well. So the range is wide: it covers all of them.
+
+  What another method loses more than DiLoCo, by its codec or its delay, was
+  measured at one size only. It may shrink with s, or stay. DiLoCoX's paper has
+  gaps of 5 and 8 % with 1.3 and 107 billion parameters (recalled), between the
+  two. So the expected gap lies in the middle, and the range covers both.
+
+  Args:
+    losses: Two losses of AllReduce after the same number of steps: with B / 2
+      sequences in a step, and with B. Each should have the best rate for its
+      batch.
+    num_replicas: M, at least 2.
+    sync_interval: H, inner steps of a round.
+    method: Name of a method with rounds. The expected gap of a method whose gap
+      was not measured has a wider range.
+    steps: Number of inner steps of the run. It matters only for runs that are
+      longer than those behind the law; None: no longer.
+    gain: s, the share by which AllReduce's loss falls from B / 2 to B, in place
+      of `losses`. A number counts as exact.
+
+  Returns:
+    The expected gap with its range.
+
+  Raises:
+    ValueError: One line, if an argument is wrong, or if neither or both of
+      `losses` and `gain` are given.
+
+  Source: docs/results/predictions.md.
+  """
+  share = _gain(losses, gain)
+  lost = doublings_lost(
+    num_replicas=num_replicas,
+    sync_interval=sync_interval,
+    method=method,
+    steps=steps,
+  )
+  diloco_lost = doublings_lost(
+    num_replicas=num_replicas, sync_interval=sync_interval, steps=steps
+  )
+  log_gap = _between(
+    _log_gap(lost, share), _with_excess(_log_gap(diloco_lost, share), method)
+  )
+  return ExpectedGap(
+    gap=math.expm1(log_gap.value),
+    low=math.expm1(log_gap.low),
+    high=math.expm1(log_gap.high),
+    doublings=lost,
+    gain=share,
+    notes=_notes(law(), num_replicas, sync_interval, method, steps),
+  )
+
+
+def _gain(
+  losses: Sequence[float] | None, gain: float | Estimate | None
+) -> Estimate:
+  """Returns s from the arguments of `expected_gap`.
+
+  Raises:
+    ValueError: One line, if there are neither or both, or one is wrong.
+  """
+  require(
+    (losses is None) != (gain is None),
+    "give either losses, two losses of AllReduce, or gain, the share by which"
+    " its loss falls when its batch doubles",
+  )
+  if losses is not None:
+    return gain_of_losses(losses)
+  if isinstance(gain, Estimate):
+    return gain
+  within_limits("gain", gain, at_least=0, below=1)
+  exact = of_type("gain", gain, float)
+  return Estimate(exact, exact, exact)
+
+
+def doublings_lost(
+  *,
+  num_replicas: int,
+  sync_interval: int,
+  method: str = "diloco",
+  steps: int | None = None,
+) -> Estimate:
+  """Returns D, the doublings of AllReduce's batch that M replicas lose.
+
+  The value is a mean over the lines of the law that extend the last doubling,
+  with one vote for each size of the model. The range covers all lines with two
+  standard errors. The uncertainties of the power of H and of the method's
+  factor are added to it in quadrature.
+
+  Args:
+    num_replicas: M, at least 2.
+    sync_interval: H, inner steps of a round.
+    method: Name of a method with rounds.
+    steps: Number of inner steps of the run; None: at most as many as in the
+      runs behind the law.
+
+  Raises:
+    ValueError: One line, if an argument is wrong.
+  """
+  within_limits("num_replicas", num_replicas, at_least=2, below=math.inf)
+  within_limits("sync_interval", sync_interval, at_least=1, below=math.inf)
+  if steps is not None:
+    within_limits("steps", steps, at_least=1, below=math.inf)
+  constants = law()
+  factor = constants.factors.get(method, constants.unmeasured_factor)
+  power = constants.interval_power
+  by_size: dict[int, list[float]] = {}
+  lows = []
+  highs = []
+  for line in constants.lines:
+    growth = factor.value * _growth(line, sync_interval, power.value)
+    lost = _on_line(line, num_replicas)
+    lows.append(lost.low * growth)
+    highs.append(lost.high * growth)
+    if line.doublings == "last":
+      by_size.setdefault(line.parameters, []).append(lost.value * growth)
+  value = float(np.mean([np.mean(lost) for lost in by_size.values()]))
+  # How far H lies from that of the nearest line, as a logarithm.
+  log_distance = min(
+    abs(math.log(sync_interval / line.sync_interval))
+    for line in constants.lines
+  )
+  half_range = (power.high - power.low) / 2
+  interval_error = value * math.expm1(half_range * log_distance)
+  low = value - math.hypot(
+    value - min(lows),
+    interval_error,
+    value * (1 - factor.low / factor.value),
+  )
+  high = value + math.hypot(
+    max(highs) - value,
+    interval_error,
+    value * (factor.high / factor.value - 1),
+  )
+  if steps is not None and low > 0:
+    longer = max(steps / constants.longest_steps, 1.0)
+    low *= longer**constants.length_power
+  return Estimate(value, low, high)
+
+
+def _on_line(line: Line, num_replicas: int) -> Estimate:
+  """Returns the doublings that a line gives, with two standard errors.
+
+  Args:
+    line: The line.
+    num_replicas: M.
+  """
+  doublings_of_replicas = math.log2(num_replicas)
+  lost = line.slope * doublings_of_replicas - line.offset
+  variance = (
+    (line.slope_error * doublings_of_replicas) ** 2
+    + line.offset_error**2
+    - 2
+    * line.correlation
+    * line.slope_error
+    * line.offset_error
+    * doublings_of_replicas
+  )
+  error = NUM_ERRORS * math.sqrt(max(variance, 0.0))
+  return Estimate(lost, lost - error, lost + error)
+
+
+def _growth(line: Line, sync_interval: int, power: float) -> float:
+  """Returns the factor by which H changes the doublings of a line.
+
+  Args:
+    line: The line, whose runs have an H of their own.
+    sync_interval: H.
+    power: Power of H.
+  """
+  return (sync_interval / line.sync_interval) ** power
+
+
+def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
+  """Returns the logarithm of one plus the gap, with its range.
+
+  Each doubling that is lost multiplies the loss by 1 / (1 - s). The errors of D
+  and of s are independent, so they are added in quadrature.
+
+  Args:
+    lost: D.
+    gain: s.
+  """
+  doubling, doubling_low, doubling_high = (
+    -math.log1p(-share) for share in (gain.value, gain.low, gain.high)
+  )
+  value = lost.value * doubling
+  return Estimate(
+    value=value,
+    low=value
+    - math.hypot(
+      (lost.value - lost.low) * doubling,
+      lost.value * (doubling - doubling_low),
+    ),
+    high=value
+    + math.hypot(
+      (lost.high - lost.value) * doubling,
+      lost.value * (doubling_high - doubling),
+    ),
+  )
+
+
+def _with_excess(diloco: Estimate, method: str) -> Estimate:
+  """Returns a logarithm of one plus the gap if the method's excess stays.
+
+  Args:
+    diloco: The same of DiLoCo.
+    method: Name of the method. What it lost more than DiLoCo, where that was
+      measured, is added.
+  """
+  constants = law()
+  factor = constants.factors.get(method, constants.unmeasured_factor)
+  value, low, high = (
+    (each - 1) * constants.diloco_log_gap
+    for each in (factor.value, factor.low, factor.high)
+  )
+  return Estimate(
+    value=diloco.value + value,
+    low=diloco.low + low,
+    high=diloco.high + high,
+  )
+
+
+def _between(first: Estimate, second: Estimate) -> Estimate:
+  """Returns the middle of two estimates, with a range that covers both."""
+  return Estimate(
+    value=(first.value + second.value) / 2,
+    low=min(first.low, second.low),
+    high=max(first.high, second.high),
+  )
+
+
+def _notes(
+  constants: Law,
+  num_replicas: int,
+  sync_interval: int,
+  method: str,
+  steps: int | None,
+) -> tuple[str, ...]:
+  """Returns what lies outside of the runs behind the law, as sentences.
+
+  Args:
+    constants: The law.
+    num_replicas: M.
+    sync_interval: H.
+    method: Name of the method.
+    steps: Number of inner steps of the run, or None.
+  """
+  notes = []
+  if num_replicas > constants.most_replicas:
+    notes.append(
+      f"No run behind the law has more than {constants.most_replicas} replicas."
+    )
+  smallest, largest = constants.interval_range
+  if not smallest <= sync_interval <= largest:
+    notes.append(
+      f"The runs behind the law have an H of {smallest} to {largest}."
+    )
+  if method not in constants.factors:
+    notes.append(f"The gap of {method} was not measured.")
+  if steps is not None and steps > constants.longest_steps:
+    notes.append(
+      f"The runs behind the law have at most {constants.longest_steps:,} steps,"
+      " and the gap falls in longer ones: expect the lower half of the range."
+    )
+  return tuple(notes)

@@ -1,0 +1,136 @@
+"""The part of a run's page that puts the expected gap beside what came.
+
+The gap follows from s, by how much AllReduce's loss falls when its batch
+doubles. `experiments.gap` measures s and writes it to `gap.json`. If the run
+directory has a copy of this file, it counts. Otherwise s is extrapolated from
+the size of the model.
+"""
+
+import math
+from collections.abc import Iterator
+
+from dilocox_jax.checks import in_front, json_file, of_type, require
+from dilocox_jax.config.run import from_saved
+from dilocox_jax.config.run_gap import run_gap
+from dilocox_jax.gap.expected import ExpectedGap
+from dilocox_jax.gap.gain import gain_of_size
+from dilocox_jax.gap.law import Estimate
+from dilocox_jax.metrics.lines import RecordError
+from dilocox_jax.report import units
+from dilocox_jax.report.run import LoadedRun
+from dilocox_jax.report.tables import markdown_table
+
+GAIN_FILE = "gap.json"  # Written by `experiments.gap`.
+_TITLE = "Beside AllReduce"
+_ENDS = ("value", "low", "high")  # Fields of an `Estimate`.
+
+
+def section(run: LoadedRun) -> dict[str, list[str]]:
+  """Returns the part of the page, as lines in Markdown by title.
+
+  The result is empty for a run that has not ended, has no rounds or one
+  replica, or has a method that this program does not know.
+
+  Args:
+    run: The run.
+
+  Raises:
+    RecordError: If `gap.json` is damaged, or is that of another model.
+  """
+  try:
+    config = from_saved(run.config)
+  except ValueError:  # For example a method that only the run has registered.
+    return {}
+  if not run.finished or not math.isfinite(run.validation_loss):
+    return {}
+  measured_gain = _measured_gain(run)
+  gain = measured_gain or gain_of_size(run.record["parameter_count"])
+  found = run_gap(config, gain)
+  if found is None:
+    return {}
+  return {_TITLE: list(_lines(run, found, is_measured=bool(measured_gain)))}
+
+
+def _lines(
+  run: LoadedRun, found: ExpectedGap, is_measured: bool
+) -> Iterator[str]:
+  """Yields the lines of the part.
+
+  Args:
+    run: The run.
+    found: Its expected gap.
+    is_measured: Whether s comes from `gap.json`.
+  """
+  loss = run.validation_loss
+  kind = "measured" if is_measured else "extrapolated from the size"
+  lowest = loss / (1 + found.high)
+  highest = loss / (1 + found.low)
+  rows = [
+    (
+      "s",
+      units.human_share(found.gain.value),
+      f"{100 * found.gain.low:.1f} to {100 * found.gain.high:.1f} %",
+      kind,
+    ),
+    (
+      "gap to AllReduce",
+      f"{100 * found.gap:+.1f} %",
+      f"{100 * found.low:+.1f} to {100 * found.high:+.1f} %",
+      "expected",
+    ),
+    ("loss of this run", units.human_loss(loss), "", "measured"),
+    (
+      "loss of AllReduce",
+      units.human_loss(loss / (1 + found.gap)),
+      f"{lowest:.4f} to {highest:.4f}",
+      "derived from both",
+    ),
+  ]
+  yield from markdown_table(("quantity", "value", "range", "kind"), rows)
+  yield ""
+  yield (
+    "s is the share by which AllReduce's loss falls when its batch doubles. The"
+    " gap follows from s by a law that was fitted to small models. AllReduce"
+    " takes as many sequences in a step and as many steps, and each side has"
+    " its best rates: rates that were not tuned add to the gap."
+  )
+  if not is_measured:
+    yield ""
+    yield (
+      f"`experiments.gap` measures s. With a copy of its `{GAIN_FILE}` in this"
+      " directory, the next report has that s."
+    )
+  for note in found.notes:
+    yield ""
+    yield note
+
+
+def _measured_gain(run: LoadedRun) -> Estimate | None:
+  """Returns s from `gap.json`; None if the run directory has no such file.
+
+  Args:
+    run: The run.
+
+  Raises:
+    RecordError: If the file is damaged, or is that of another run.
+  """
+  path = run.workdir / GAIN_FILE
+  if not path.exists():
+    return None
+  try:
+    content = json_file(path)
+    with in_front(f"{path} is damaged: "):
+      numbers = of_type("gain", content.get("gain"), dict)
+      gain = Estimate(
+        *(of_type(name, numbers.get(name), float) for name in _ENDS)
+      )
+    with in_front(f"{path} is of another run: "):
+      parameters = content.get("parameters")
+      own_parameters = run.record["parameter_count"]
+      require(
+        parameters == own_parameters,
+        f"its model has {parameters} parameters, and this one {own_parameters}",
+      )
+  except ValueError as error:
+    raise RecordError(str(error)) from error
+  return gain

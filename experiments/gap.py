@@ -1,0 +1,178 @@
+r"""Says beforehand what M replicas cost you in loss, from runs of AllReduce.
+
+  python -m experiments.gap --workdir=runs/gap \
+    --config=experiments/configs/quickstart.py
+
+trains AllReduce with B and with B / 2 sequences in a step, where B counts the
+sequences of all replicas of the planned run (--config) together. Each batch
+gets the best of a few rates. The share by which the larger batch lowers the
+loss, s, is all that the law of the gap needs. The program prints the expected
+gap with its range for 2 to 64 replicas and for each method. The planned run
+itself is not trained. With losses that you have, nothing is trained:
+
+  python -m experiments.gap --workdir=runs/gap --losses=1.69,1.59 \
+    --config.sync.method=overlap_loco --config.total_steps=2000 \
+    --config.data.batch_size=8 --cluster=1gbit --step_s=0.05
+
+With --cluster the table also has hours, and the loss of one cluster alone after
+the same time: whether a second cluster is worth it. If the training would take
+longer than --minutes, smaller models of the same shape are trained, and s is
+extended to the planned size. The same command goes on after an interruption.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from absl import app, flags
+
+from experiments.runtime import (
+  command_line,
+  config_flag,
+  losses_flag,
+  parts_flag,
+  run_configs,
+  workdir_flag,
+)
+from experiments.runtime.command_line import StoppedError, UsageError
+
+if TYPE_CHECKING:
+  import pathlib
+
+  from dilocox_jax.config import RunConfig
+  from experiments.gaps.measured_gain import MeasuredGain
+
+flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(losses_flag)
+flags.adopt_module_key_flags(workdir_flag)
+_CLUSTER = flags.DEFINE_string(
+  "cluster", None, "Preset or JSON file; adds hours (simulated)."
+)
+_STEP_S = flags.DEFINE_float(
+  "step_s",
+  None,
+  "With --cluster: seconds of an inner step of the planned run; by default its"
+  " operations over what the cluster's devices achieve.",
+  lower_bound=0.0,
+)
+_MINUTES = flags.DEFINE_float(
+  "minutes",
+  5.0,
+  "How long the training may take on this machine (estimated). A model that"
+  " takes longer is replaced by smaller ones of the same shape.",
+  lower_bound=0.1,
+)
+_RATES = flags.DEFINE_integer(
+  "rates",
+  5,
+  "Most inner rates for each batch. The first three are half the config's rate,"
+  " the rate and twice the rate; more follow while the best one is at an end.",
+  lower_bound=3,
+)
+_SEEDS = flags.DEFINE_integer(
+  "seeds",
+  1,
+  "Seeds of s. More seeds narrow the range, and each adds two runs.",
+  lower_bound=1,
+)
+_PROCESSES = flags.DEFINE_integer(
+  "processes",
+  None,
+  "How many runs at once; by default one for each core, or one on a GPU or a"
+  " TPU.",
+  lower_bound=1,
+)
+
+
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
+  """Measures s and prints the expected gaps."""
+  command_line.refuse_arguments(argv)
+  command_line.refuse_unused(
+    _STEP_S, is_used=_CLUSTER.value is not None, needs="--cluster"
+  )
+  command_line.refuse_unused(
+    *(_MINUTES, _RATES, _SEEDS, _PROCESSES),
+    is_used=losses_flag.LOSSES.value is None,
+    needs="runs to train, so no --losses",
+  )
+  parts_flag.register()
+  config = run_configs.run_config(config_flag.CONFIG.value)
+  _check(config)
+  from experiments.gaps import gap_page
+
+  losses = losses_flag.losses()
+  if _CLUSTER.value is not None:
+    from experiments.gaps.offers import sites_of
+
+    with command_line.usage_errors(kinds=(ValueError, OSError)):
+      sites_of(_CLUSTER.value)
+  if losses is None:
+    run_configs.check_files(config)
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "gap")
+  if losses is None:
+    gain = _measured(config, workdir)
+  else:
+    from experiments.gaps.measured_gain import gain_of_user
+
+    gain = gain_of_user(losses)
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
+    answer = gap_page.answer(
+      config, gain, cluster=_CLUSTER.value, step_s=_STEP_S.value
+    )
+  gap_page.report(answer, workdir, command_line.typed_command())
+
+
+def _check(config: "RunConfig") -> None:
+  """Raises UsageError if the law says nothing about a planned run."""
+  if config.sync.named.exchanged == "gradient":
+    raise UsageError(
+      f"--config: sync.method={config.sync.method} exchanges gradients at every"
+      " step, so local steps cost nothing: name the method that you plan, such"
+      " as diloco or overlap_loco"
+    )
+
+
+def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
+  """Trains what is missing, and returns s.
+
+  Args:
+    config: Config of the planned run.
+    workdir: The work directory.
+
+  Raises:
+    UsageError: If no model is small enough for --minutes.
+  """
+  from experiments.gaps import measured_gain
+  from experiments.gaps.tuned_pairs import PairTraining
+  from experiments.sweeps.rows import Rows
+  from experiments.sweeps.training import Training
+
+  num_processes = _PROCESSES.value or measured_gain.usual_processes()
+  config_file, _ = config_flag.file_and_argument()
+  parts = [os.fspath(path) for path in parts_flag.PARTS.value]
+  training = Training(
+    workdir,
+    Rows(workdir / "runs.csv"),
+    parts_files=[*parts, config_file],
+  )
+  pairs = PairTraining(
+    training,
+    num_processes=num_processes,
+    most_rates=_RATES.value,
+    num_seeds=_SEEDS.value,
+  )
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    with command_line.usage_errors():
+      return measured_gain.measured(config, pairs, minutes=_MINUTES.value)
+  except KeyboardInterrupt:
+    raise StoppedError(
+      "interrupted: the same command goes on from here",
+      command_line.INTERRUPTED,
+    ) from None
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=config_flag.parse_flags)

@@ -1,0 +1,347 @@
+"""Trains AllReduce with two batches, each at its best rate, and says s.
+
+B is the number of sequences in a step of all replicas of the planned run
+together. s is the share by which AllReduce's loss falls from B / 2 to B, at the
+same number of steps. Each batch has a best rate of its own, because a common
+rate would favor one of them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dilocox_jax.checks import flat, require
+from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.gap.gain import seed_error, with_error
+from dilocox_jax.gap.law import Estimate
+from dilocox_jax.plan.model.shapes import parameter_count
+from experiments.runtime.command_line import StoppedError
+from experiments.sweeps.runs import SweepRun
+from experiments.sweeps.training import Training
+
+# Ratio of neighboring rates. The best rate lies within the root of it.
+_RATIO = 2.0
+_FIRST_POINTS = (-1, 0, 1)  # Powers of the ratio that are tried at first.
+# Sections of a config that belong to methods with rounds.
+_ROUND_SECTIONS = (
+  "sync",
+  "exchange",
+  "mailbox",
+  "adaptive",
+  "outer",
+  "membership",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+  """AllReduce with one batch, at the rates that were tried.
+
+  Attributes:
+    batch: Sequences in a step of all replicas together.
+    losses: Last validation loss by inner rate (nats a token); NaN means that
+      the run diverged.
+    rate: The rate with the lowest loss.
+    is_inner: Whether a lower and a higher rate were tried.
+    refined: Loss at the vertex of the parabola through the best rate and its
+      neighbors, over the logarithm of the rate (derived). Without a parabola it
+      is the lowest loss that was measured.
+  """
+
+  batch: int
+  losses: Mapping[float, float]
+  rate: float
+  is_inner: bool
+  refined: float
+
+  @property
+  def loss(self) -> float:
+    """The lowest loss that was measured."""
+    return self.losses[self.rate]
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedPair:
+  """AllReduce of one model with both batches.
+
+  Attributes:
+    parameters: Number of parameters of the model.
+    steps: Number of inner steps of every run.
+    half: AllReduce with B / 2 sequences in a step.
+    full: AllReduce with B sequences in a step.
+    gain: s.
+    num_seeds: Number of seeds behind s.
+  """
+
+  parameters: int
+  steps: int
+  half: Tuned
+  full: Tuned
+  gain: Estimate
+  num_seeds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PairTraining:
+  """Trains AllReduce with B / 2 and with B sequences.
+
+  Attributes:
+    training: Trains runs, and keeps their results.
+    num_processes: Number of runs that train at once.
+    most_rates: Most rates that are tried for a batch.
+    num_seeds: Number of seeds. The first one tunes the rates.
+  """
+
+  training: Training
+  num_processes: int
+  most_rates: int
+  num_seeds: int
+
+  def trained(self, config: RunConfig) -> TunedPair:
+    """Trains the runs that are missing, and returns both batches with s.
+
+    Args:
+      config: AllReduce with B sequences in a step (`allreduce_config`).
+
+    Raises:
+      StoppedError: If a run failed, or all rates of a batch diverged.
+      ValueError: One line, if B is odd.
+    """
+    configs = (halved(config), config)
+    half, full = self._tuned(configs)
+    return TunedPair(
+      parameters=parameter_count(config.model.shape),
+      steps=config.total_steps,
+      half=half,
+      full=full,
+      gain=self._gain(configs, half, full),
+      num_seeds=self.num_seeds,
+    )
+
+  def _tuned(self, configs: Sequence[RunConfig]) -> list[Tuned]:
+    """Tries rates for each config until the best one has neighbors.
+
+    Args:
+      configs: Configs of AllReduce, one for each batch.
+    """
+    points_by_config = [list(_FIRST_POINTS) for _ in configs]
+    while True:
+      self._train(
+        [
+          _run(config, _rate(config, point), config.seed)
+          for config, points in zip(configs, points_by_config, strict=True)
+          for point in points
+        ]
+      )
+      tuned = []
+      is_complete = True
+      for config, points in zip(configs, points_by_config, strict=True):
+        losses = {
+          _rate(config, point): self._loss(config, _rate(config, point))
+          for point in sorted(points)
+        }
+        batch = tuned_batch(global_batch(config), losses)
+        tuned.append(batch)
+        if not batch.is_inner and len(points) < self.most_rates:
+          is_complete = False
+          is_lowest = batch.rate == min(losses)
+          points.append(min(points) - 1 if is_lowest else max(points) + 1)
+      if is_complete:
+        return tuned
+
+  def _gain(
+    self, configs: Sequence[RunConfig], half: Tuned, full: Tuned
+  ) -> Estimate:
+    """Returns s; with several seeds their mean, else that of the parabolas.
+
+    Args:
+      configs: AllReduce with B / 2 and with B sequences.
+      half: Its best rate with B / 2 sequences.
+      full: Its best rate with B sequences.
+    """
+    measured = 1 - full.loss / half.loss
+    refined = 1 - full.refined / half.refined
+    rate_error = abs(refined - measured)
+    if self.num_seeds == 1:
+      error = math.hypot(seed_error(max(refined, 0.0)), rate_error)
+      return with_error(refined, error)
+    half_config, full_config = configs
+    seeds = range(half_config.seed, half_config.seed + self.num_seeds)
+    self._train(
+      [
+        _run(config, batch.rate, seed)
+        for seed in seeds
+        for config, batch in ((half_config, half), (full_config, full))
+      ]
+    )
+    gains = [
+      1
+      - self._loss(full_config, full.rate, seed)
+      / self._loss(half_config, half.rate, seed)
+      for seed in seeds
+    ]
+    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    return with_error(float(np.mean(gains)), math.hypot(error, rate_error))
+
+  def _train(self, runs: Sequence[SweepRun]) -> None:
+    """Trains the runs that are not finished.
+
+    Raises:
+      StoppedError: If one of them failed.
+    """
+    missing = [run for run in runs if self.training.row(run) is None]
+    if missing:
+      self.training.train_for(
+        missing,
+        num_processes=self.num_processes,
+        slurm="",
+        max_minutes=None,
+      )
+    if self.training.failed:
+      first = self.training.failed[0]
+      raise StoppedError(
+        f"{first['run']} failed: {first['reason']} (log: {first['log']})"
+      )
+
+  def _loss(
+    self, config: RunConfig, rate: float, seed: int | None = None
+  ) -> float:
+    """Returns the loss of a finished run (nats a token); NaN: it diverged.
+
+    Args:
+      config: Config of AllReduce.
+      rate: Inner rate of the run.
+      seed: Its seed; None: that of the config.
+    """
+    row = self.training.row(
+      _run(config, rate, config.seed if seed is None else seed)
+    )
+    assert row is not None, "the run has just been trained"
+    return row.loss
+
+
+def allreduce_config(config: RunConfig) -> RunConfig:
+  """Returns AllReduce with as many sequences in a step as a planned run.
+
+  The model, the text, the inner optimizer, the number of steps and the average
+  of the parameters are those of the planned run. Replicas that are stacked on
+  one device become one replica, which computes the same mean gradient faster.
+
+  Args:
+    config: Config of the planned run.
+  """
+  values = flat(config.to_mapping())
+  for path in list(values):
+    section, _, _ = path.partition(".")
+    if section in _ROUND_SECTIONS:
+      del values[path]
+  values |= {
+    "sync.method": "allreduce",
+    "outer.average_power": config.outer.average_power,
+    "evaluation.interval_steps": 0,
+  }
+  if config.mesh.layout == "stacked" and not config.data.mix:
+    values |= {
+      "mesh.num_replicas": 1,
+      "data.batch_size": global_batch(config),
+    }
+  return from_mapping(values)
+
+
+def halved(config: RunConfig) -> RunConfig:
+  """Returns AllReduce with half of the sequences in a step.
+
+  Raises:
+    ValueError: One line, if the number of sequences is odd.
+  """
+  batch = config.data.batch_size
+  replicas = config.mesh.num_replicas
+  require(
+    batch % 2 == 0 or replicas % 2 == 0,
+    f"all replicas take {batch * replicas} sequences in a step, which cannot be"
+    " halved: change data.batch_size or mesh.num_replicas",
+  )
+  values = flat(config.to_mapping())
+  if batch % 2 == 0:
+    values["data.batch_size"] = batch // 2
+  else:
+    values["mesh.num_replicas"] = replicas // 2
+  return from_mapping(values)
+
+
+def global_batch(config: RunConfig) -> int:
+  """Returns B, the sequences in a step of all replicas together."""
+  return config.data.batch_size * config.mesh.num_replicas
+
+
+def tuned_batch(batch: int, losses: Mapping[float, float]) -> Tuned:
+  """Returns the best rate of a batch.
+
+  Args:
+    batch: Sequences in a step of all replicas together.
+    losses: Loss by rate; NaN means that the run diverged.
+
+  Raises:
+    StoppedError: If all runs diverged.
+  """
+  rates = sorted(losses)
+  finite = [rate for rate in rates if math.isfinite(losses[rate])]
+  if not finite:
+    raise StoppedError(
+      f"all rates diverged with {batch} sequences in a step: lower"
+      " inner.learning_rate"
+    )
+  best = min(finite, key=lambda rate: losses[rate])
+  index = rates.index(best)
+  is_inner = 0 < index < len(rates) - 1
+  refined = losses[best]
+  if is_inner:
+    refined = _vertex([losses[rate] for rate in rates[index - 1 : index + 2]])
+  return Tuned(
+    batch=batch, losses=losses, rate=best, is_inner=is_inner, refined=refined
+  )
+
+
+def _vertex(losses: Sequence[float]) -> float:
+  """Returns the lowest value of the parabola through three losses.
+
+  The losses are those of equally distant points, and the one in the middle is
+  the lowest. It is returned if another one is not finite.
+
+  Args:
+    losses: The three losses.
+  """
+  left, middle, right = losses
+  curvature = left - 2 * middle + right
+  if not (math.isfinite(curvature) and curvature > 0):
+    return middle
+  return middle - (right - left) ** 2 / (8 * curvature)
+
+
+def _rate(config: RunConfig, point: int) -> float:
+  """Returns an inner rate around that of a config, with four digits.
+
+  Args:
+    config: The config.
+    point: Power of the ratio of neighboring rates.
+  """
+  return float(f"{config.inner.learning_rate * _RATIO**point:.4g}")
+
+
+def _run(config: RunConfig, rate: float, seed: int) -> SweepRun:
+  """Returns a run of AllReduce.
+
+  Args:
+    config: Config of AllReduce.
+    rate: Inner rate.
+    seed: Seed.
+  """
+  values = flat(config.to_mapping()) | {
+    "inner.learning_rate": rate,
+    "seed": seed,
+  }
+  parameters = parameter_count(config.model.shape)
+  name = f"{parameters:,} parameters, B={global_batch(config)}, rate {rate:g}"
+  return SweepRun(name, from_mapping(values))

@@ -1,0 +1,47 @@
+"""The flag --losses: two losses of AllReduce that the user has."""
+
+from absl import flags
+
+from dilocox_jax.gap.gain import gain_of_losses
+from dilocox_jax.gap.law import Estimate
+from experiments.runtime import command_line
+from experiments.runtime.command_line import UsageError
+
+LOSSES = flags.DEFINE_list(
+  "losses",
+  None,
+  "Two losses of AllReduce after the steps of the run: with B / 2 sequences in"
+  " a step, and with the B sequences of all replicas. The expected gap follows"
+  " from them.",
+)
+
+
+def losses() -> tuple[float, float] | None:
+  """Returns the two losses, with B / 2 and with B; None without the flag.
+
+  Raises:
+    UsageError: If they are not two losses of which the second is lower.
+  """
+  if LOSSES.value is None:
+    return None
+  try:
+    numbers = [float(text) for text in LOSSES.value]
+  except ValueError:
+    raise UsageError(
+      f"--losses={','.join(LOSSES.value)} must be two numbers, such as"
+      " --losses=1.69,1.59"
+    ) from None
+  with command_line.usage_errors("--losses: "):
+    gain_of_losses(numbers)
+  half, full = numbers
+  return half, full
+
+
+def gain() -> Estimate | None:
+  """Returns s of the two losses; None without the flag.
+
+  Raises:
+    UsageError: As `losses`.
+  """
+  found = losses()
+  return None if found is None else gain_of_losses(found)
