@@ -60,6 +60,7 @@ _HOMES = {
   "estimate": "api.runs",
   "exchange": "aggregators.exchange",
   "expected_gap": "gap.expected",
+  "growing_plans": "api.growing_plans",
   "join_rounds": "rounds.late_joiner",
   "limited": "checks",
   "load": "api.runs",
@@ -79,6 +80,7 @@ _HOMES = {
   "register_recipe": "config.recipes",
   "register_rule": "plan.schedule.methods",
   "register_source": "data.sources",
+  "schedule_free": "outer.average",
   "step_transform": "api.step_methods",
   "train": "api.runs",
 }

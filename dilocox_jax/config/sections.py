@@ -478,6 +478,8 @@ class CheckpointConfig(Section):
 # Fields of `SyncConfig` that are settings of methods.
 _SCHEDULE_FIELDS = (
   "sync_interval",
+  "first_interval",
+  "steps_per_doubling",
   "num_fragments",
   "overlap_steps",
   "rule",
@@ -500,6 +502,11 @@ class SyncConfig(Section):
   method: str = "diloco"
   # H: inner steps between two sends of the same fragment.
   sync_interval: int | None = None
+  # H of the first rounds, which then grow to sync_interval; None: all rounds
+  # have sync_interval steps.
+  first_interval: int | None = None
+  # Inner steps after which the length of a round doubles, while it grows.
+  steps_per_doubling: int | None = None
   # P: number of fragments that the parameters are cut into.
   num_fragments: int | None = None
   # tau: inner steps from when a fragment is sent to when its update is applied.
@@ -675,6 +682,17 @@ class OuterConfig(Section):
   learning_rate: OfMethod[float] = setting(
     OF_METHOD, above=0, below=math.inf, read_if=HAS_ROUNDS
   )
+  # constant, or cosine (it falls from round to round).
+  schedule: str = setting(
+    "constant", choices=choices.OUTER_SCHEDULES, read_if=HAS_ROUNDS
+  )
+  # Ratio to learning_rate that the decay would reach at the end of the run.
+  final_fraction: float = setting(
+    0.0,
+    at_least=0,
+    at_most=1,
+    read_if=ReadIf("outer.schedule", lambda name: name != "constant"),
+  )
   # Momentum of the outer step.
   momentum: OfMethod[float] = setting(
     OF_METHOD, at_least=0, at_most=1, read_if=_takes("outer", "momentum")
@@ -695,6 +713,21 @@ class OuterConfig(Section):
       "outer.optimizer='muon' needs whole matrices, and a fragment has parts of"
       " them: take 'sgd', or inner.optimizer='muon'",
     )
+    require(
+      not self.is_schedule_free or self.schedule == "constant",
+      f"outer.optimizer={self.optimizer!r} needs no decay: set outer.schedule="
+      "'constant'",
+    )
+    require(
+      not self.is_schedule_free or not self.average_power,
+      f"outer.optimizer={self.optimizer!r} keeps an average of its own: set "
+      "outer.average_power=0",
+    )
+
+  @property
+  def is_schedule_free(self) -> bool:
+    """Whether the optimizer is schedule-free, and keeps its own average."""
+    return self.optimizer.startswith("schedule_free")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ NEED_TRAIN = {
   "TrainingStoppedError",
   "compare_methods",
   "estimate",
+  "growing_plans",
   "load",
   "train",
 }
