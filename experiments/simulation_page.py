@@ -304,7 +304,7 @@ def _assumptions(plan: MethodPlan) -> list[str]:
   percent = " to ".join(f"{100 * share:.0f}" for share in shares)
   return [
     f"Assumed: inner steps reach {percent} % of a device's peak "
-    "(achieved_fraction in the cluster file; --step_s states a step instead).",
+    "('achieved' in the cluster file; --step_s states a step instead).",
     "AllReduce sends gradients in float32, and speed-ups are over that. In "
     "bfloat16 it sends half of the bytes.",
     "Codecs take no time (--codec_s).",

@@ -75,6 +75,7 @@ REASONS = {
     "allreduce 809 h 2 steps",
   ),
   "how the runs were set up": (
+    "(after 2,000 steps it is smaller)",
     "![Loss against simulated time over 1 Gbit/s]",
     "simulated for 107 billion parameters on two clusters that are joined by 1"
     " Gbit/s.",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from docs.figures import loss_by_bytes, loss_by_time
 from tests.docs.committed_runs import Runs, equal
-from tests.docs.simulated import over_steps_alone
+from tests.docs.simulated import OF_107B, over_steps_alone
 
 # How the table names a method, besides its name.
 DETAILS = {
@@ -144,6 +144,11 @@ def simulated() -> Iterator[str]:
     shown = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2f}"
     yield f"| {runs.sent(name)} | {shown} |"
   yield steps_in_the_same_time(runs)
+  four, two = (
+    OF_107B.step_s_of(runs.configs[name])
+    for name in ("overlap_loco 4x4", "overlap_loco 2x4")
+  )
+  yield f"So a step computes for {four:.0f} s, and not for {two:.0f} s."
   settings = loss_by_time.read()
   for round_trip_ms in loss_by_time.ROUND_TRIPS:
     step_ms = 1e3 * loss_by_time.step_of_allreduce_s(settings, round_trip_ms)
@@ -181,6 +186,7 @@ REASONS = {
     "| 40 ms | 88 ms | 38.4 s | 17.9 s | 2.1 times |",
     "| 10 ms | 64 ms | 27.7 s | 17.9 s | 1.5 times |",
     "| 0 ms | 59 ms | 25.5 s | 17.9 s | 1.4 times |",
+    "So a step computes for 18 s, and not for 9 s.",
     "303 |",
     "1.01 |",
     "13 |",
