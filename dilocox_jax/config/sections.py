@@ -478,6 +478,8 @@ class CheckpointConfig(Section):
 # Fields of `SyncConfig` that are settings of methods.
 _SCHEDULE_FIELDS = (
   "sync_interval",
+  "first_interval",
+  "steps_per_doubling",
   "num_fragments",
   "overlap_steps",
   "rule",
@@ -500,6 +502,11 @@ class SyncConfig(Section):
   method: str = "diloco"
   # H: inner steps between two sends of the same fragment.
   sync_interval: int | None = None
+  # H of the first rounds, which then grow to sync_interval; None: all rounds
+  # have sync_interval steps.
+  first_interval: int | None = None
+  # Inner steps after which the length of a round doubles, while it grows.
+  steps_per_doubling: int | None = None
   # P: number of fragments that the parameters are cut into.
   num_fragments: int | None = None
   # tau: inner steps from when a fragment is sent to when its update is applied.

@@ -23,11 +23,11 @@ import optax
 from jax.custom_batching import custom_vmap
 
 from dilocox_jax.outer import events
+from dilocox_jax.outer.event_tables import event_table
 from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.step_state import StepState
-from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.trees import Array, Index, Tree, has_values
 
 
@@ -69,13 +69,9 @@ def pseudo_gradient_steps(
     if it does not get the parameters, or is not mapped.
 
   Raises:
-    ValueError: If the rounds of the schedule differ in length.
+    ValueError: If the events of the schedule cannot be written down in a table
+      (`outer.event_tables`).
   """
-  if not outer.method.schedule.is_regular:
-    raise ValueError(
-      "this schedule has rounds of different lengths, and a transform of "
-      "single steps needs rounds of one length: take dilocox_jax.make_rounds"
-    )
   inner = optax.with_extra_args_support(inner)
   fragment_events = _FragmentEvents(outer, view)
 
@@ -123,6 +119,8 @@ class _FragmentEvents:
     outer: Measures, exchanges and applies a fragment.
     view: Cuts fragments out of a tree like the parameters.
     schedule: Says after which steps a fragment is sent and applied.
+    sends: Fragment that is sent after each step.
+    applies: Fragment that is applied after each step.
     groups: Group of every fragment, [P].
     members: Numbers of the fragments of every group, in ascending order.
   """
@@ -137,6 +135,8 @@ class _FragmentEvents:
     self.outer = outer
     self.view = view
     self.schedule = outer.method.schedule
+    self.sends = event_table(self.schedule, "send")
+    self.applies = event_table(self.schedule, "apply")
     self.groups = view.groups
     self.members = [
       [p for p, group_of_p in enumerate(self.groups) if group_of_p == group]
@@ -211,37 +211,34 @@ class _FragmentEvents:
       correction, and the new states.
     """
     operand = moves, fragments
-    overlap = self.schedule.overlap_steps
+    applied = self.applies.fragment_at(step)
     if not self.schedule.is_whole_rounds:
       apply = functools.partial(self._apply, params)
-      operand = self._switch(step - overlap, apply, operand)
-    send = functools.partial(self._send, params, step > overlap)
-    return self._switch(step, send, operand)
+      operand = self._switch(applied, apply, operand)
+    send = functools.partial(self._send, params, applied >= 0)
+    return self._switch(self.sends.fragment_at(step), send, operand)
 
   def _switch(
-    self, send_step: Index, event: Callable, operand: Operand
+    self, number: Index, event: Callable, operand: Operand
   ) -> Operand:
-    """Runs an event of the fragment that the schedule sends after a step.
+    """Runs an event of a fragment.
 
     Args:
-      send_step: Inner step after which the fragment is sent. For an apply this
-        step is in the past. 0 or less: nothing happens.
+      number: Number of the fragment; -1: nothing happens.
       event: Function (cut, moves, state of the fragment) -> (new moves, new
         state).
       operand: The values that the event changes.
 
     Returns:
-      The changed values; the same values if no fragment is sent then.
+      The changed values; the same values if nothing happens.
     """
-    number = _fragment_at(self.schedule, send_step)
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
       change = functools.partial(self._change, event, group, number)
       # A fragment may be empty: a tree of one number, cut into two slices,
       # leaves no value for the second slice.
       branches.append(change if has_values(state.params) else _unchanged)
-    has_event = (number >= 0) & (send_step > 0)
-    index = jnp.where(has_event, jnp.asarray(self.groups)[number] + 1, 0)
+    index = jnp.where(number >= 0, jnp.asarray(self.groups)[number] + 1, 0)
     branches = [_varying_like_operand(branch) for branch in branches]
     return jax.lax.switch(index, branches, operand)
 
@@ -445,22 +442,6 @@ class _FragmentEvents:
     return optax.apply_updates(
       self.view.extract(params, *cut), self.view.extract(updates, *cut)
     )
-
-
-def _fragment_at(schedule: SyncSchedule, send_step: Index) -> Index:
-  """Returns the number of the fragment that is sent after a step.
-
-  Args:
-    schedule: A regular schedule.
-    send_step: The inner step (traced).
-
-  Returns:
-    The number (int32 scalar), or -1 if no fragment is sent then.
-  """
-  table = np.full(schedule.sync_interval, -1, np.int32)
-  for fragment in range(schedule.num_fragments):
-    table[schedule.offset(fragment)] = fragment
-  return jnp.asarray(table)[send_step % schedule.sync_interval]
 
 
 def check_axis(axis_name: str) -> None:

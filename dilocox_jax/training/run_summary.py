@@ -171,7 +171,7 @@ def _method_and_bytes(
   )
   sent = human_bytes(round_bytes)
   return (
-    f"{config.sync.method}: H = {schedule.sync_interval}, "
+    f"{config.sync.method}: H = {schedule.interval_label}, "
     f"P = {schedule.num_fragments}, tau = {schedule.overlap_steps}, "
     f"codec {codec}, a replica sends {sent} a round"
   )

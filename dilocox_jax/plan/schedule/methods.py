@@ -25,6 +25,7 @@ from dilocox_jax.checks import (
 )
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, parts_of
 from dilocox_jax.plan.schedule.fragments import ORDERS
+from dilocox_jax.plan.schedule.growing_schedule import schedule_of
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 
@@ -211,51 +212,84 @@ def cocktail_sgd() -> Method:
 
 
 @register_method
-def diloco(sync_interval: int = 30) -> Method:
+def diloco(
+  sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
+) -> Method:
   """Averages pseudo-gradients every H steps, and waits for the mean.
 
   Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1.
 
   Args:
     sync_interval: H (inner steps).
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  return Method(SyncSchedule(sync_interval))
+  schedule = schedule_of(
+    sync_interval,
+    first_interval=first_interval,
+    steps_per_doubling=steps_per_doubling,
+  )
+  return Method(schedule)
 
 
 @register_method
-def open_diloco(sync_interval: int = 30) -> Method:
+def open_diloco(
+  sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
+) -> Method:
   """Has DiLoCo's schedule; OpenDiLoCo's recipe has an fp16 all-reduce.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
   Args:
     sync_interval: H (inner steps); the paper has 500.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  return diloco(sync_interval)
+  return diloco(sync_interval, first_interval, steps_per_doubling)
 
 
 @register_method
-def sparse_loco(sync_interval: int = 30) -> Method:
+def sparse_loco(
+  sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
+) -> Method:
   """Has DiLoCo's schedule; SparseLoCo's recipe has its codec and feedback.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
   Args:
     sync_interval: H (inner steps).
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  return diloco(sync_interval)
+  return diloco(sync_interval, first_interval, steps_per_doubling)
 
 
 @register_method
-def muloco(sync_interval: int = 30) -> Method:
+def muloco(
+  sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
+) -> Method:
   """Has DiLoCo's schedule; MuLoCo's recipe has Muon and its codec.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
   Args:
     sync_interval: H (inner steps).
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  return diloco(sync_interval)
+  return diloco(sync_interval, first_interval, steps_per_doubling)
 
 
 @register_method
@@ -265,6 +299,8 @@ def streaming_diloco(
   overlap_steps: int = 4,
   mixing_alpha: float = 0.5,
   fragment_order: str = "strided",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
 ) -> Method:
   """Sends one fragment after the other; each exchange takes tau inner steps.
 
@@ -279,8 +315,17 @@ def streaming_diloco(
     mixing_alpha: Weight of the replica's own value at an apply, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  schedule = schedule_of(
+    sync_interval,
+    num_fragments,
+    overlap_steps,
+    first_interval=first_interval,
+    steps_per_doubling=steps_per_doubling,
+  )
   return Method(
     schedule,
     rule="mix",
@@ -290,7 +335,12 @@ def streaming_diloco(
 
 
 @register_method
-def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
+def eager(
+  sync_interval: int = 30,
+  num_fragments: int = 1,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
+) -> Method:
   """Applies a replica's own part of the mean at once, the others a round later.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
@@ -298,15 +348,27 @@ def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
   Args:
     sync_interval: H (inner steps), which is also the delay.
     num_fragments: Number of fragments, P; the paper has 1.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  schedule = SyncSchedule(
-    sync_interval, num_fragments, overlap_steps=sync_interval
+  schedule = schedule_of(
+    sync_interval,
+    num_fragments,
+    overlap_steps=sync_interval,
+    first_interval=first_interval,
+    steps_per_doubling=steps_per_doubling,
   )
   return Method(schedule, rule="eager")
 
 
 @register_method
-def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
+def dilocox(
+  sync_interval: int = 30,
+  rule: str = "continue",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
+) -> Method:
   """Applies a result one round late, so the next H steps hide the exchange.
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
@@ -319,9 +381,16 @@ def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
   Args:
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  schedule = SyncSchedule(
-    sync_interval, num_fragments=1, overlap_steps=sync_interval
+  schedule = schedule_of(
+    sync_interval,
+    num_fragments=1,
+    overlap_steps=sync_interval,
+    first_interval=first_interval,
+    steps_per_doubling=steps_per_doubling,
   )
   return Method(schedule, rule=rule)
 
@@ -334,6 +403,8 @@ def delayed(
   rule: str = "continue",
   mixing_alpha: float = 0.0,
   fragment_order: str = "strided",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
 ) -> Method:
   """Combines any schedule with any rule that allows the schedule.
 
@@ -348,8 +419,17 @@ def delayed(
     rule: One of `RULES`.
     mixing_alpha: Weight of the replica's own value under "mix", 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
-  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  schedule = schedule_of(
+    sync_interval,
+    num_fragments,
+    overlap_steps,
+    first_interval=first_interval,
+    steps_per_doubling=steps_per_doubling,
+  )
   return Method(
     schedule,
     rule=rule,
@@ -363,6 +443,8 @@ def overlap_loco(
   sync_interval: int = 16,
   num_fragments: int | None = None,
   fragment_order: str = "sliced",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
 ) -> Method:
   """Sends equal slices of all leaves in turn, so that the link is never idle.
 
@@ -380,14 +462,24 @@ def overlap_loco(
 
   Args:
     sync_interval: H (inner steps), best a multiple of P.
-    num_fragments: Number of fragments, P; None: 16, or H if that is less.
+    num_fragments: Number of fragments, P; None: 16, or the length of the
+      first rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   if num_fragments is None:
-    num_fragments = min(16, sync_interval)
+    num_fragments = min(16, first_interval or sync_interval)
   # `SyncSchedule` refuses a number of fragments below 1.
   overlap_steps = max(sync_interval // max(num_fragments, 1), 1)
-  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  schedule = schedule_of(
+    sync_interval,
+    num_fragments,
+    overlap_steps,
+    first_interval=first_interval,
+    steps_per_doubling=steps_per_doubling,
+  )
   return Method(schedule, rule="continue", fragment_order=fragment_order)
 
 

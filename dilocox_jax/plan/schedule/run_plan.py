@@ -166,18 +166,18 @@ class RunPlan:
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
     round_index, interval = schedule.round_at(done)
-    steady_round = schedule.steady_round
-    if steady_round is None or round_index < steady_round:
+    num_rounds = (self.total_steps - segment.start) // interval
+    if num_rounds == 0:  # The run ends within this round.
       return 1
-    whole_rounds = (self.total_steps - segment.start) // interval
-    if whole_rounds == 0:  # The run ends within this round.
-      return 1
+    num_alike = schedule.num_alike(round_index)
+    if num_alike is not None:
+      num_rounds = min(num_rounds, num_alike)
     if self.membership is None:
-      return whole_rounds
+      return num_rounds
     num_alike = self.membership.num_alike(round_index)
     if num_alike is None:
-      return whole_rounds
-    return min(whole_rounds, num_alike)
+      return num_rounds
+    return min(num_rounds, num_alike)
 
   def schedule_step(self, step: int) -> int:
     """Returns how many steps the schedule counts at a step of the run.

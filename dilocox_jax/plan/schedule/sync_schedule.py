@@ -152,7 +152,7 @@ class SyncSchedule:
     """
     if not self.overlap_steps:
       return 0
-    start = (self.depth + 1) * self.sync_interval
+    start = self.steady_step + self.sync_interval
     windows = self.windows(start, start + self.sync_interval)
     return min(window.num_steps for window in windows if window.applied)
 
@@ -177,6 +177,38 @@ class SyncSchedule:
     if not self.is_regular:
       return None
     return self.depth
+
+  @property
+  def steady_step(self) -> int:
+    """Inner step at which round `steady_round` of a regular schedule begins."""
+    return self.depth * self.sync_interval
+
+  @property
+  def interval_label(self) -> str:
+    """Text for people: the number of inner steps of a round, such as "30"."""
+    return f"{self.sync_interval}"
+
+  def num_alike(self, round_index: int) -> int | None:
+    """Returns how many rounds in a row have the same windows.
+
+    Args:
+      round_index: Index of the first of these rounds.
+
+    Returns:
+      Number of rounds, at least 1; None if all later rounds are alike.
+    """
+    if self.steady_round is None or round_index < self.steady_round:
+      return 1
+    return None
+
+  def delay(self, send_step: int) -> int:
+    """Returns after how many inner steps the result of a send is applied.
+
+    Args:
+      send_step: Inner step after which a fragment is sent.
+    """
+    del send_step
+    return self.overlap_steps
 
   def round_at(self, step: int) -> tuple[int, int]:
     """Returns the index and the number of inner steps of a round.
@@ -326,7 +358,7 @@ class SyncSchedule:
       return
     send_event = Event(step, "send", fragment=fragment, send_step=step)
     apply_event = Event(
-      step + overlap, "apply", fragment=fragment, send_step=step
+      step + self.delay(step), "apply", fragment=fragment, send_step=step
     )
     send = Window(0, sent=send_event)
     apply = Window(0, applied=apply_event)
