@@ -76,6 +76,7 @@ _HOMES = {
   "register_recipe": "config.recipes",
   "register_rule": "plan.schedule.methods",
   "register_source": "data.sources",
+  "schedule_free": "outer.average",
   "step_transform": "api.step_methods",
   "train": "api.runs",
 }

@@ -8,10 +8,12 @@ the optimizers in `OPTIMIZER_OPTIONS`, and this module for all other optimizers.
 
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 
@@ -19,7 +21,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.distributed.local_map import on_whole_layers
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS, is_stacked
-from dilocox_jax.trees import Index, Tree, leaves_by_path, path_name
+from dilocox_jax.trees import Array, Index, Tree, leaves_by_path, path_name
 
 OPTIMIZERS: Registry[Callable[..., Any]] = Registry("optimizer")
 
@@ -215,6 +217,43 @@ def learning_rate_schedule(
     )
     boundaries.append(total_steps - decay_steps)
   return optax.join_schedules(schedules, boundaries)
+
+
+def outer_rate_schedule(
+  name: str,
+  peak: float | Array,
+  round_starts: Sequence[float],
+  final_fraction: float,
+) -> optax.Schedule:
+  """Builds the learning rate of outer steps, a function of their number.
+
+  The rate follows the inner steps, so it falls less after a short round than
+  after a long one. Example: three rounds start when none, a half and three
+  quarters of the inner steps are done. With final_fraction 0 their outer steps
+  have 1, 0.5 and 0.15 times the peak.
+
+  Args:
+    name: "cosine".
+    peak: Learning rate of the first outer step.
+    round_starts: For each round of the run, the fraction of the inner steps of
+      all rounds that come before it (0 to 1).
+    final_fraction: Ratio to the peak that the decay would reach at the end of
+      the last round.
+
+  Returns:
+    Function from the number of outer steps taken before to the learning rate.
+    After the last round, in the flush, it returns the rate of the last round.
+  """
+  assert name == "cosine", name
+  starts = np.asarray(round_starts)
+  cosine = (1 + np.cos(np.pi * starts)) / 2
+  factors = np.float32(final_fraction + (1 - final_fraction) * cosine)
+
+  def rate(count: Any) -> Any:
+    last = len(factors) - 1
+    return peak * jnp.asarray(factors)[jnp.minimum(count, last)]
+
+  return rate
 
 
 def inner_optimizer(

@@ -251,6 +251,11 @@ class RunConfig:
       instead = f"adaptive.mode={mode!r} (take 'rank' instead)"
       with in_front(f"{instead} does not go with sync."):
         with_interval(self.sync.named, 1)
+      require(
+        self.outer.schedule == "constant",
+        f"adaptive.mode={mode!r} leaves the number of rounds open, so "
+        f"outer.schedule={self.outer.schedule!r} has no end: take mode 'rank'",
+      )
 
   def _check_membership(self) -> None:
     """Refuses absent and slow replicas if the method cannot handle them."""

@@ -682,6 +682,17 @@ class OuterConfig(Section):
   learning_rate: OfMethod[float] = setting(
     OF_METHOD, above=0, below=math.inf, read_if=HAS_ROUNDS
   )
+  # constant, or cosine (it falls from round to round).
+  schedule: str = setting(
+    "constant", choices=choices.OUTER_SCHEDULES, read_if=HAS_ROUNDS
+  )
+  # Ratio to learning_rate that the decay would reach at the end of the run.
+  final_fraction: float = setting(
+    0.0,
+    at_least=0,
+    at_most=1,
+    read_if=ReadIf("outer.schedule", lambda name: name != "constant"),
+  )
   # Momentum of the outer step.
   momentum: OfMethod[float] = setting(
     OF_METHOD, at_least=0, at_most=1, read_if=_takes("outer", "momentum")
@@ -701,6 +712,17 @@ class OuterConfig(Section):
       self.optimizer != "muon",
       "outer.optimizer='muon' needs whole matrices, and a fragment has parts of"
       " them: take 'sgd', or inner.optimizer='muon'",
+    )
+    is_schedule_free = self.optimizer.startswith("schedule_free")
+    require(
+      not is_schedule_free or self.schedule == "constant",
+      f"outer.optimizer={self.optimizer!r} needs no decay: set outer.schedule="
+      "'constant'",
+    )
+    require(
+      not is_schedule_free or not self.average_power,
+      f"outer.optimizer={self.optimizer!r} keeps an average of its own: set "
+      "outer.average_power=0",
     )
 
 

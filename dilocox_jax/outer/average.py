@@ -12,6 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
+from optax.contrib import ScheduleFreeState
 
 from dilocox_jax.checks import require
 from dilocox_jax.trees import Array, Index, Tree
@@ -85,6 +87,56 @@ def averaged(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+def schedule_free(
+  optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+  """Lets the average of a schedule-free optimizer be evaluated and kept.
+
+  A schedule-free optimizer takes its steps at z, keeps an average x of all z,
+  and measures gradients at y = (1 - b1) z + b1 x. As an outer optimizer it has
+  y as the outer parameters, so replicas begin their rounds at y. The model to
+  evaluate is x. Without this function the run would evaluate y.
+
+  Args:
+    optimizer: Result of `optax.contrib.schedule_free`, `schedule_free_sgd` or
+      `schedule_free_adamw`, e.g. `optax.contrib.schedule_free_sgd(0.7)`.
+
+  Returns:
+    The transformation, with an `AverageState` whose average is x. It must be
+    the outermost one. Its update needs `params`.
+
+  Raises:
+    ValueError: If `optimizer` is not schedule-free. The update raises it
+      without `params`.
+
+  Source: Defazio et al., 2024, arXiv 2405.15682.
+  """
+  inner = optax.with_extra_args_support(optimizer)
+
+  def init(params: Tree) -> AverageState:
+    average = jax.tree.map(_precise, params)
+    state = inner.init(params)
+    require(
+      isinstance(state, ScheduleFreeState),
+      "schedule_free needs a schedule-free optimizer of optax, such as "
+      "optax.contrib.schedule_free_sgd(0.7)",
+    )
+    return AverageState(jnp.zeros((), jnp.int32), average, state)
+
+  def update(updates, state, params=None, **extra):
+    if params is None:
+      raise ValueError("schedule_free needs tx.update(grads, state, params)")
+    updates, inner_state = inner.update(
+      updates, state.optimizer, params, **extra
+    )
+    new_params = optax.apply_updates(params, updates)
+    average = optax.contrib.schedule_free_eval_params(inner_state, new_params)
+    average = jax.tree.map(_precise, average)
+    return updates, AverageState(state.count + 1, average, inner_state)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
 def _precise(leaf: Array) -> Array:
   """Copies a leaf in fp32 or wider: bfloat16 would round small moves to 0."""
   is_wide = leaf.dtype.itemsize >= 4
@@ -127,6 +179,11 @@ def check_outermost(optimizer: Tree) -> None:
   Args:
     optimizer: State of any optimizer.
   """
+  require(
+    not isinstance(optimizer, ScheduleFreeState),
+    "a schedule-free optimizer evaluates its average and not its newest "
+    "parameters: wrap it, dilocox_jax.schedule_free(optimizer)",
+  )
   nodes = jax.tree.leaves(
     optimizer, is_leaf=lambda node: isinstance(node, AverageState)
   )

@@ -178,6 +178,7 @@ COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTIONS = ("auto", "plain", "blockwise", "cudnn", "splash")
 STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
+OUTER_SCHEDULES = ("constant", "cosine")  # Outer learning rates.
 # A residual is measured against the replica's own message, or the mean of all.
 REFERENCES = ("own", "mean")
 # What a backward pass recomputes. "none": nothing; "dots": all but the matrix
@@ -220,5 +221,6 @@ OPTIMIZER_OPTIONS = {
   "muon": ALL_OPTIONS,
   "nadamw": ("b1", "b2", "weight_decay", "nesterov"),
   "rmsprop": ("momentum", "nesterov"),
+  "schedule_free_sgd": (),
   "sgd": ("momentum", "nesterov"),
 }

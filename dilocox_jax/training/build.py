@@ -34,8 +34,9 @@ from dilocox_jax.optimizers import (
   inner_optimizer,
   learning_rate_schedule,
   named_optimizer,
+  outer_rate_schedule,
 )
-from dilocox_jax.outer.average import averaged
+from dilocox_jax.outer.average import averaged, schedule_free
 from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.adaptive import Policy
@@ -46,7 +47,7 @@ from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.training.mailbox_replica import mailbox_exchange
 from dilocox_jax.training.model_functions import model_functions, run_division
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
-from dilocox_jax.trees import Tree, shapes_by_path
+from dilocox_jax.trees import Array, Tree, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -389,17 +390,42 @@ def outer_step(
   outer = config.outer
   optimizer = overrides.outer_optimizer
   if optimizer is None:
-    optimizer = named_optimizer(
-      outer.optimizer,
-      outer.learning_rate,
-      momentum=outer.momentum,
-      nesterov=outer.nesterov and bool(outer.momentum),
-    )
+    optimizer = outer_optimizer(config, outer.learning_rate)
+  else:
+    optimizer = _with_average(optimizer, outer.average_power)
   return OuterStep(
-    method=config.sync.named,
-    optimizer=_with_average(optimizer, outer.average_power),
-    aggregator=aggregator,
+    method=config.sync.named, optimizer=optimizer, aggregator=aggregator
   )
+
+
+def outer_optimizer(
+  config: RunConfig, learning_rate: float | Array
+) -> optax.GradientTransformation:
+  """Builds the outer optimizer that a config names, with its average.
+
+  Args:
+    config: Config of the run.
+    learning_rate: Rate of the first outer step, in place of
+      `outer.learning_rate`, e.g. a traced scalar.
+  """
+  outer = config.outer
+  rate = learning_rate
+  if outer.schedule != "constant":
+    rate = outer_rate_schedule(
+      outer.schedule,
+      learning_rate,
+      round_starts=to_plan.run_plan(config).round_starts(),
+      final_fraction=outer.final_fraction,
+    )
+  optimizer = named_optimizer(
+    outer.optimizer,
+    rate,
+    momentum=outer.momentum,
+    nesterov=outer.nesterov and bool(outer.momentum),
+  )
+  if outer.optimizer.startswith("schedule_free"):
+    return schedule_free(optimizer)
+  return _with_average(optimizer, outer.average_power)
 
 
 def platform_name() -> str:

@@ -118,22 +118,37 @@ class GrowingSchedule(SyncSchedule):
 
   @property
   def interval_label(self) -> str:
+    """Text for people: the first and the last length, such as "4 to 32"."""
     return f"{self.first_interval} to {self.sync_interval}"
 
   @property
   def depth(self) -> int:
+    """Largest number of one fragment's exchanges in flight, 0 or 1.
+
+    A result is applied before the fragment is sent again, or at that step.
+    """
     return 1 if self.overlap_steps else 0
 
   @property
   def steady_round(self) -> int:
+    """Index of the round from which on all rounds have the same windows."""
     return self.stages[-1].first_round + self.depth
 
   @property
   def steady_step(self) -> int:
+    """Inner step at which round `steady_round` begins."""
     last_stage = self.stages[-1]
     return last_stage.start + self.depth * last_stage.interval
 
   def num_alike(self, round_index: int) -> int | None:
+    """Returns how many rounds in a row have the same windows.
+
+    Args:
+      round_index: Index of the first of these rounds.
+
+    Returns:
+      Number of rounds, at least 1; None if all later rounds are alike.
+    """
     # The first round of a stage may apply what a shorter round has sent.
     ends = [stage.first_round for stage in self.stages[1:]]
     stage_number = bisect.bisect_right(ends, round_index)
@@ -144,11 +159,22 @@ class GrowingSchedule(SyncSchedule):
     return ends[stage_number] - round_index
 
   def round_at(self, step: int) -> tuple[int, int]:
+    """Returns the index and the number of inner steps of a round.
+
+    Args:
+      step: Number of inner steps of the schedule before the round, or before a
+        step of the round.
+    """
     stage = self._stage_at(step)
     rounds_before = (step - stage.start) // stage.interval
     return stage.first_round + rounds_before, stage.interval
 
   def delay(self, send_step: int) -> int:
+    """Returns after how many inner steps the result of a send is applied.
+
+    Args:
+      send_step: Inner step after which a fragment is sent.
+    """
     return self._delay_in(self._stage_at(send_step).interval)
 
   def _delay_in(self, interval: int) -> int:
@@ -162,6 +188,12 @@ class GrowingSchedule(SyncSchedule):
     return max(self.overlap_steps * interval // self.sync_interval, 1)
 
   def events(self, start: int, stop: int) -> list[Event]:
+    """Returns the events of inner steps start < s <= stop, in order.
+
+    Args:
+      start: Inner step before the first of these steps.
+      stop: Last of these steps.
+    """
     events = []
     for fragment, send_step in self._sends(start - self.overlap_steps, stop):
       apply_step = send_step + self.delay(send_step)

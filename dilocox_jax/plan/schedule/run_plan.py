@@ -179,6 +179,24 @@ class RunPlan:
       return num_rounds
     return min(num_rounds, num_alike)
 
+  def round_starts(self) -> list[float]:
+    """Returns how much of the rounds' inner steps is done before each round.
+
+    Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps. The
+    result is 0, 0.25 and 0.5.
+
+    Returns:
+      A fraction for each round of the run, 0 to 1.
+    """
+    num_steps = self.total_steps - self.local_start
+    starts = []
+    for segment, count in self.repeated_segments():
+      if segment.phase == "rounds":
+        first = segment.start - self.local_start
+        for number in range(count):
+          starts.append((first + number * segment.num_steps) / num_steps)
+    return starts
+
   def schedule_step(self, step: int) -> int:
     """Returns how many steps the schedule counts at a step of the run.
 
