@@ -386,12 +386,10 @@ class _OneRun:
       outer_rate: Learning rate of the outer step, a float32 scalar.
     """
     config = self.config
-    momentum = config.outer.momentum
-    outer = optax.sgd(outer_rate, momentum or None, nesterov=bool(momentum))
     return step_transform(
       config.sync.named,
       inner,
-      averaged(outer, self._average_power),
+      build.outer_optimizer(config, outer_rate),
       exchange=build.run_exchange(config).aggregator,
       fragments=config.fragments,
     )

@@ -1,0 +1,114 @@
+"""The settings that ask whether fewer local steps early are worth their bytes.
+
+All settings with rounds take 16 exchanges in 256 steps, each of all parameters
+in fp32. So they send equally many bytes, and they wait equally long on any
+link. They differ in when the exchanges come, or in the outer step.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dilocox_jax.config import to_plan
+from experiments.gaps.settings import Rates, Run, Setting
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingSetting(Setting):
+  """A setting whose rounds may grow, or with another outer step.
+
+  Attributes:
+    first_interval: Number of inner steps of the first rounds; 0: all rounds
+      have `interval` steps.
+    steps_per_doubling: Inner steps after which the length of a round doubles.
+    outer_schedule: Schedule of the outer rate, "constant" or "cosine".
+    outer_optimizer: Name of the outer optimizer. "schedule_free_sgd" evaluates
+      its own average, in place of the usual one.
+  """
+
+  first_interval: int = 0
+  steps_per_doubling: int = 0
+  outer_schedule: str = "constant"
+  outer_optimizer: str = "sgd"
+
+  def __post_init__(self):
+    """Raises ValueError unless the run ends with a whole round."""
+    if self.is_allreduce:
+      return
+    config = self.config(Run(Rates(inner=1.0, outer=1.0), seed=0))
+    plan = to_plan.run_plan(config)
+    last = list(plan.segments())[-1]
+    if not last.windows[-1].sent:
+      raise ValueError(f"{self.name}: the last round of the run is not whole")
+
+  @property
+  def num_exchanges(self) -> int:
+    """How often a replica sends all parameters, or gradients of all."""
+    if self.is_allreduce:
+      return self.steps
+    config = self.config(Run(Rates(inner=1.0, outer=1.0), seed=0))
+    segments = list(to_plan.run_plan(config).segments())
+    rounds = [segment for segment in segments if segment.phase == "rounds"]
+    return self.warm_start + len(rounds)
+
+  def _shared_values(self) -> dict[str, Any]:
+    values = super()._shared_values()
+    if self.outer_optimizer != "sgd":
+      values["outer.average_power"] = 0.0
+    return values
+
+  def _method_values(self, run: Run) -> dict[str, Any]:
+    values = super()._method_values(run)
+    if self.is_allreduce:
+      return values
+    values["outer.schedule"] = self.outer_schedule
+    values["outer.optimizer"] = self.outer_optimizer
+    if self.outer_optimizer != "sgd":
+      del values["outer.momentum"]
+    if self.first_interval:
+      values["sync.first_interval"] = self.first_interval
+      values["sync.steps_per_doubling"] = self.steps_per_doubling
+    return values
+
+
+_CONSTANT = GrowingSetting("26k", replicas=4, batch=4, steps=256, interval=16)
+# Rounds of 6 x 4, 3 x 8, 16 and 6 x 32 steps.
+_GROWING = dataclasses.replace(
+  _CONSTANT, interval=32, first_interval=4, steps_per_doubling=21
+)
+
+SETTINGS: Mapping[str, GrowingSetting] = {
+  "allreduce": GrowingSetting("26k", replicas=1, batch=16, steps=256),
+  "constant": _CONSTANT,
+  "growing_4_to_32": _GROWING,
+  # Rounds of 8 x 8, 4 x 16 and 4 x 32 steps.
+  "growing_8_to_32": dataclasses.replace(
+    _CONSTANT, interval=32, first_interval=8, steps_per_doubling=64
+  ),
+  # 8 data-parallel steps, and 8 rounds of 31 steps.
+  "start_of_8": dataclasses.replace(_CONSTANT, interval=31, warm_start=8),
+  "cosine": dataclasses.replace(_CONSTANT, outer_schedule="cosine"),
+  "schedule_free": dataclasses.replace(
+    _CONSTANT, outer_optimizer="schedule_free_sgd"
+  ),
+  "growing_and_cosine": dataclasses.replace(_GROWING, outer_schedule="cosine"),
+}
+# Learning rates that are tried, interior ones first.
+INNER_RATES = (0.0283, 0.02, 0.04)
+# The outer rates of the settings that take other ones than 1.
+OUTER_RATES: Mapping[str, tuple[float, ...]] = {
+  "allreduce": (0.0,),
+  "cosine": (1.0, 1.4),
+  "schedule_free": (1.0, 1.4),
+  "growing_and_cosine": (1.0, 1.4),
+}
+
+
+def rates_of(name: str) -> list[Rates]:
+  """Returns the pairs of rates that are tried for a setting.
+
+  Args:
+    name: Name of the setting, in `SETTINGS`.
+  """
+  outer_rates = OUTER_RATES.get(name, (1.0,))
+  return [Rates(inner, outer) for outer in outer_rates for inner in INNER_RATES]

@@ -1,0 +1,258 @@
+"""Trains the settings of `growing` and compares their losses."""
+
+import collections
+import csv
+import dataclasses
+import logging
+import pathlib
+import statistics
+import time
+import typing
+from collections.abc import Sequence
+
+from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.training import run_text
+from experiments.gaps import population
+from experiments.gaps.growing import SETTINGS, rates_of
+from experiments.gaps.settings import Rates, Run
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingRow:
+  """A finished run: one line of the file.
+
+  Losses are in nats a token. NaN means that the run diverged.
+
+  Attributes:
+    setting: Name of the setting (`growing.SETTINGS`).
+    exchanges: How often a replica sent all parameters, or gradients of all.
+    sent_bytes: Bytes that one replica sent; 0 for AllReduce, whose single
+      replica takes all sequences.
+    inner_rate: Highest inner learning rate.
+    outer_rate: Outer learning rate of the first round; 0 for AllReduce.
+    seed: Seed of the first parameters and of the order of the sequences.
+    corpus: Digest of the text.
+    loss_newest: Validation loss of the newest outer parameters.
+    loss_average: Validation loss of the average of the outer parameters. Rates
+      are chosen by this loss.
+    judge_newest: Loss of the newest outer parameters on the judge text, on
+      which nothing is chosen.
+    judge_average: Loss of the average on the judge text.
+    seconds: Wall time of the JAX program divided by the number of its runs.
+  """
+
+  setting: str
+  exchanges: int
+  sent_bytes: int
+  inner_rate: float
+  outer_rate: float
+  seed: int
+  corpus: str
+  loss_newest: float
+  loss_average: float
+  judge_newest: float
+  judge_average: float
+  seconds: float
+
+  @property
+  def rates(self) -> Rates:
+    """The learning rates of the run."""
+    return Rates(self.inner_rate, self.outer_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingRuns:
+  """The runs of all settings, of which some are finished.
+
+  Attributes:
+    path: CSV file of finished runs.
+    seeds: Seeds on which rates are chosen.
+    result_seeds: Seeds of the results.
+    deadline: Value of `time.monotonic` after which no JAX program begins
+      (seconds).
+  """
+
+  path: pathlib.Path
+  seeds: Sequence[int]
+  result_seeds: Sequence[int]
+  deadline: float
+
+  def choose_rates(self, name: str) -> None:
+    """Trains all pairs of rates of a setting on the seeds that choose.
+
+    Args:
+      name: Name of the setting.
+    """
+    for rates in rates_of(name):
+      self._train(name, rates, self.seeds)
+
+  def train_results(self, name: str) -> None:
+    """Trains the best rates of a setting on the seeds of the results.
+
+    Args:
+      name: Name of the setting.
+    """
+    best = self._best_rates(name)
+    if best is not None:
+      self._train(name, best, self.result_seeds)
+
+  def _train(self, name: str, rates: Rates, seeds: Sequence[int]) -> None:
+    """Trains the runs that are missing, as one program, and adds their lines.
+
+    Args:
+      name: Name of the setting.
+      rates: Learning rates of the runs.
+      seeds: Seeds of the runs.
+    """
+    done = {row.seed for row in self._rows(name) if row.rates == rates}
+    runs = [Run(rates, seed) for seed in seeds if seed not in done]
+    if not runs or time.monotonic() > self.deadline:
+      return
+    setting = SETTINGS[name]
+    text = _text(name)
+    begin = time.monotonic()
+    losses = population.train(setting, runs, text)
+    seconds = (time.monotonic() - begin) / len(runs)
+    logging.info("%s %s: %.1f s a run", name, tuple(rates), seconds)
+    sent_bytes = population.sent_bytes(setting)
+    if setting.is_allreduce:
+      sent_bytes = 0
+    rows = [
+      GrowingRow(
+        setting=name,
+        exchanges=setting.num_exchanges,
+        sent_bytes=sent_bytes,
+        inner_rate=rates.inner,
+        outer_rate=rates.outer,
+        seed=run.seed,
+        corpus=text.digest,
+        loss_newest=run_losses.newest,
+        loss_average=run_losses.average,
+        judge_newest=run_losses.judge_newest,
+        judge_average=run_losses.judge_average,
+        seconds=round(seconds, 1),
+      )
+      for run, run_losses in zip(runs, losses, strict=True)
+    ]
+    self._add(rows)
+
+  def _add(self, rows: Sequence[GrowingRow]) -> None:
+    """Adds lines to the file."""
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not self.path.exists()
+    with self.path.open("a", newline="") as file:
+      names = [field.name for field in dataclasses.fields(GrowingRow)]
+      writer = csv.DictWriter(file, names, lineterminator="\n")
+      if is_new:
+        writer.writeheader()
+      writer.writerows(map(dataclasses.asdict, rows))
+
+  def _rows(self, name: str) -> list[GrowingRow]:
+    """Returns the finished runs of a setting.
+
+    Args:
+      name: Name of the setting.
+    """
+    if not self.path.exists():
+      return []
+    types = typing.get_type_hints(GrowingRow)
+    with self.path.open(newline="") as file:
+      lines = list(csv.DictReader(file))
+    rows = [
+      GrowingRow(**{field: types[field](text) for field, text in line.items()})
+      for line in lines
+    ]
+    return [row for row in rows if row.setting == name]
+
+  def _best_rates(self, name: str) -> Rates | None:
+    """Returns the rates with the lowest mean loss on the seeds that choose.
+
+    Args:
+      name: Name of the setting.
+
+    Returns:
+      The rates; None if no rates were trained on all of these seeds.
+    """
+    losses = collections.defaultdict(list)
+    for row in self._rows(name):
+      if row.seed in self.seeds:
+        losses[row.rates].append(row.loss_average)
+    means = {
+      rates: statistics.fmean(values)
+      for rates, values in losses.items()
+      if len(values) == len(self.seeds)
+    }
+    return min(means, key=means.__getitem__) if means else None
+
+  def _results(self, name: str) -> dict[int, GrowingRow]:
+    """Returns the results of a setting by seed.
+
+    Args:
+      name: Name of the setting.
+    """
+    best = self._best_rates(name)
+    return {
+      row.seed: row
+      for row in self._rows(name)
+      if row.rates == best and row.seed in self.result_seeds
+    }
+
+  def table(self, names: Sequence[str]) -> str:
+    """Returns a Markdown table: losses, and changes from `constant`.
+
+    A change is the mean over the seeds of the results, each paired with the
+    same seed of `constant`, with the standard error of this mean.
+
+    Args:
+      names: Names of the settings.
+    """
+    lines = [
+      "| setting | exchanges | MB sent | rates | average: loss, change |"
+      " newest: loss, change |",
+      "|---|---|---|---|---|---|",
+    ]
+    constant = self._results("constant")
+    for name in names:
+      results = self._results(name)
+      if not results:
+        continue
+      row = next(iter(results.values()))
+      lines.append(
+        f"| {name} | {row.exchanges} | {row.sent_bytes / 1e6:.2f} | "
+        f"{row.inner_rate:g}, {row.outer_rate:g} | "
+        f"{_compared(results, constant, 'judge_average')} | "
+        f"{_compared(results, constant, 'judge_newest')} |"
+      )
+    return "\n".join(lines)
+
+
+def _compared(
+  results: dict[int, GrowingRow], constant: dict[int, GrowingRow], loss: str
+) -> str:
+  """Returns a mean loss, and by how much it differs from `constant`.
+
+  Args:
+    results: Results of a setting by seed.
+    constant: Results of the setting `constant` by seed.
+    loss: Name of the loss, an attribute of `GrowingRow`.
+  """
+  mean = statistics.fmean(getattr(row, loss) for row in results.values())
+  changes = [
+    100 * (getattr(results[seed], loss) / getattr(constant[seed], loss) - 1)
+    for seed in results
+    if seed in constant
+  ]
+  if len(changes) < 2:
+    return f"{mean:.4f}"
+  error = statistics.stdev(changes) / len(changes) ** 0.5
+  return f"{mean:.4f}, {statistics.fmean(changes):+.2f} ± {error:.2f} %"
+
+
+def _text(name: str) -> Corpus:
+  """Reads the text of a setting.
+
+  Args:
+    name: Name of the setting.
+  """
+  run = Run(Rates(inner=1.0, outer=1.0), seed=0)
+  return run_text.corpus(SETTINGS[name].config(run))
