@@ -66,7 +66,6 @@ def main(argv: Sequence[str]) -> None:
   )
   for name in names:
     runs.choose_rates(name)
-  for name in names:
     runs.train_results(name)
   print(runs.table(names))
 

@@ -78,7 +78,6 @@ _GROWING = dataclasses.replace(
 )
 
 SETTINGS: Mapping[str, GrowingSetting] = {
-  "allreduce": GrowingSetting("26k", replicas=1, batch=16, steps=256),
   "constant": _CONSTANT,
   "growing_4_to_32": _GROWING,
   # Rounds of 8 x 8, 4 x 16 and 4 x 32 steps.
@@ -92,6 +91,7 @@ SETTINGS: Mapping[str, GrowingSetting] = {
     _CONSTANT, outer_optimizer="schedule_free_sgd"
   ),
   "growing_and_cosine": dataclasses.replace(_GROWING, outer_schedule="cosine"),
+  "allreduce": GrowingSetting("26k", replicas=1, batch=16, steps=256),
 }
 # Learning rates that are tried, interior ones first.
 INNER_RATES = (0.0283, 0.02, 0.04)
