@@ -76,7 +76,7 @@ class Result:
       for each replica.
     params: Parameters of each replica at the end.
     losses: Loss of each replica on its batch, before each step, [M, num_steps].
-    snapshots: `theta` after every H steps. With `train_on_mean_gradient`, after
+    snapshots: `theta` after every round. With `train_on_mean_gradient`, after
       every step.
   """
 
@@ -94,6 +94,8 @@ def train(
   inner: Any,
   outer: Any,
   sync_interval: int,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   overlap_steps: int = 0,
   rule: str = "reset",
   mixing_alpha: float = 0.0,
@@ -115,6 +117,8 @@ def train(
     outer: Optimizer of theta. Each fragment gets a copy; under "eager", each
       fragment of each replica.
     sync_interval: H, inner steps between two sends of a fragment.
+    first_interval: As for `rounds_of`.
+    steps_per_doubling: As for `rounds_of`.
     overlap_steps: tau, inner steps between a send and its apply. The rule
       "eager" does not read it: its results are always one round old.
     rule: "reset", "continue", "mix" or "eager" (`Fragment.rejoin`).
@@ -145,13 +149,19 @@ def train(
     names_of_fragments = names_by_fragment(params, fragments, fragment_order)
   else:
     names_of_fragments = fragments
+  rounds = rounds_of(
+    num_steps, sync_interval, first_interval, steps_per_doubling
+  )
+  round_ends = [start + length for start, length in rounds]
   fragment_class = EagerFragment if rule == "eager" else Fragment
   parts = [
     fragment_class(
       replicas=replicas,
       names=list(names),
       theta={name: params[name] for name in names},
-      offset=number * sync_interval // len(names_of_fragments),
+      delays=delays_of(
+        rounds, number, len(names_of_fragments), overlap_steps, sync_interval
+      ),
       sync_interval=sync_interval,
       overlap_steps=overlap_steps,
       rule=rule,
@@ -170,13 +180,86 @@ def train(
       w.update(inner_optimizers[m].step(w, gradient))
     for part in parts:
       part.run_events(step)
-    if step % sync_interval == 0:
+    if step in round_ends:
       snapshots.append(_whole_theta(parts, params, rule))
   if flush:
     for part in parts:
       part.flush(num_steps)
   theta = _whole_theta(parts, params, rule)
   return Result(theta, replicas, losses, snapshots)
+
+
+def rounds_of(
+  num_steps: int,
+  sync_interval: int,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
+) -> list[tuple[int, int]]:
+  """Returns the first step and the length of each round of a run.
+
+  A round that begins after s inner steps has first_interval 2^k steps, with k =
+  floor(s / steps_per_doubling), but at most H steps. The fast code is in
+  plan/schedule/growing_schedule.py.
+
+  Args:
+    num_steps: Inner steps of the run.
+    sync_interval: H.
+    first_interval: Length of the first rounds. None: all rounds have H steps.
+    steps_per_doubling: Inner steps after which the length doubles.
+
+  Returns:
+    Pairs (steps before the round, its length). The last pair begins at or after
+    the end of the run.
+  """
+  rounds = []
+  start = 0
+  while True:
+    length = sync_interval
+    if first_interval and steps_per_doubling:
+      grown = first_interval * 2 ** (start // steps_per_doubling)
+      length = min(grown, sync_interval)
+    rounds.append((start, length))
+    if start >= num_steps:
+      return rounds
+    start += length
+
+
+def delays_of(
+  rounds: Sequence[tuple[int, int]],
+  number: int,
+  num_fragments: int,
+  overlap_steps: int,
+  sync_interval: int,
+) -> dict[int, int]:
+  """Returns when a fragment is sent, and how late each result is.
+
+  Fragment p is sent when (t - t_p) mod H = 0 with t_p = floor(p H / P), and its
+  average is used tau steps later. In a shorter round of h steps, H is h, and
+  tau is tau h / H, rounded down, but at least 1.
+
+  Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2; the shorter rounds
+  are ours. The fast code is in plan/schedule/sync_schedule.py.
+
+  Args:
+    rounds: Rounds of the run (`rounds_of`).
+    number: Number of the fragment, p.
+    num_fragments: P.
+    overlap_steps: tau.
+    sync_interval: H.
+
+  Returns:
+    Inner steps from a send to its apply, by the inner step of the send.
+  """
+  delays = {}
+  for start, length in rounds:
+    send_step = start + number * length // num_fragments
+    delay = overlap_steps * length // sync_interval
+    if overlap_steps:
+      delay = max(delay, 1)
+    # Fragment 0 is sent where a round begins, but not before the first one.
+    if send_step > 0:
+      delays[send_step] = delay
+  return delays
 
 
 @dataclasses.dataclass
@@ -188,7 +271,7 @@ class Fragment:
       `names`.
     names: Names of the fragment's leaves.
     theta: Outer parameters of the fragment.
-    offset: t_p, the inner step of a round after which the fragment is sent.
+    delays: Inner steps from a send to its apply, by the step of the send.
     sync_interval: H.
     overlap_steps: tau.
     rule: "reset", "continue" or "mix".
@@ -205,7 +288,7 @@ class Fragment:
   replicas: list[Arrays]
   names: list[str]
   theta: Any
-  offset: int
+  delays: dict[int, int]
   sync_interval: int
   overlap_steps: int
   rule: str
@@ -219,19 +302,13 @@ class Fragment:
   def run_events(self, step: int) -> None:
     """Runs the fragment's events after an inner step: measure, apply, send.
 
-    Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2: fragment p is sent
-    when (t - t_p) mod H = 0, where t_p is the fragment's offset, and its
-    average is used tau steps later. The fast code is in
-    plan/schedule/sync_schedule.py.
-
     Args:
       step: Number of inner steps done.
     """
-    is_send_step = (step - self.offset) % self.sync_interval == 0
-    measured = self.measure() if is_send_step else None
+    measured = self.measure() if step in self.delays else None
     if self.in_flight:
       send_step, oldest = self.in_flight[0]
-      if send_step + self.overlap_steps == step:
+      if send_step + self.delays[send_step] == step:
         self.in_flight.pop(0)
         self.apply(oldest)
     if measured is not None:
@@ -387,7 +464,7 @@ class EagerFragment(Fragment):
     Args:
       step: Number of inner steps done.
     """
-    if (step - self.offset) % self.sync_interval == 0:
+    if step in self.delays:
       self.last_send = step
       self.apply(self.measure())
 

@@ -29,7 +29,13 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.reference.exchanges import Arrays, Mean, zeros_like
-from dilocox_jax.reference.methods import Fragment, LossAndGradient, Result
+from dilocox_jax.reference.methods import (
+  Fragment,
+  LossAndGradient,
+  Result,
+  delays_of,
+  rounds_of,
+)
 
 
 def train_apart(
@@ -76,12 +82,15 @@ def train_apart(
   replicas = [dict(params) for _ in everyone]
   optimizers = [copy.deepcopy(inner) for _ in everyone]
   present = np.ones(num_replicas, bool)
+  rounds = rounds_of(num_steps, sync_interval)
   parts = [
     WeightedFragment(
       replicas=replicas,
       names=list(each),
       theta={name: params[name] for name in each},
-      offset=number * sync_interval // len(fragments),
+      delays=delays_of(
+        rounds, number, len(fragments), overlap_steps, sync_interval
+      ),
       sync_interval=sync_interval,
       overlap_steps=overlap_steps,
       rule=rule,

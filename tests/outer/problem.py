@@ -15,6 +15,7 @@ from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.growing_schedule import GrowingSchedule
 from dilocox_jax.reference import optimizers
 from dilocox_jax.rounds.data_parallel import StepPrograms
 from dilocox_jax.rounds.rounds import Rounds
@@ -44,13 +45,17 @@ def nesterov(learning_rate=0.7, momentum=0.6):
 
 def settings_of(method):
   """The settings of the reference, with `nesterov` outside."""
-  return {
+  settings = {
     "sync_interval": method.schedule.sync_interval,
     "overlap_steps": method.schedule.overlap_steps,
     "rule": method.rule,
     "mixing_alpha": method.mixing_alpha,
     "outer": optimizers.Sgd(0.7, 0.6, nesterov=True),
   }
+  if isinstance(method.schedule, GrowingSchedule):
+    settings["first_interval"] = method.schedule.first_interval
+    settings["steps_per_doubling"] = method.schedule.steps_per_doubling
+  return settings
 
 
 def oracle(problem, method, num_steps, **changes):

@@ -62,6 +62,17 @@ CASES = {
   "late_reset": methods.delayed(5, 2, 3, "reset"),
   "interleaved_fragments": delayed(6, 3, 2, fragment_order="interleaved"),
   "eager_fragments": methods.eager(6, 3),
+  # Rounds of 2, 2, 4, 4, 8 and 8 steps.
+  "growing": methods.diloco(8, 2, 4),
+  "growing_dilocox": methods.dilocox(8, "continue", 2, 4),
+  "growing_eager": methods.eager(8, 1, 2, 4),
+  # Rounds of 3, 3, 6 and 12 steps; a result is 1, 2 or 4 steps late.
+  "growing_streaming": methods.streaming_diloco(
+    12, 3, 4, 0.3, first_interval=3, steps_per_doubling=6
+  ),
+  "growing_overlap_loco": methods.overlap_loco(
+    12, 3, first_interval=3, steps_per_doubling=6
+  ),
 }
 # Most rounds end inside a portion, and some runs inside a round.
 STEPS = 25
@@ -145,7 +156,8 @@ def applied(schedule, windows):
 QUICK_ROUNDS = slow_but(
   *("diloco", "open_diloco", "streaming_diloco", "eager", "eager_fragments"),
   *("dilocox_continue", "dilocox_reset", "overlap_loco", "several_in_flight"),
-  *("delay_of_three_rounds", "late_reset"),
+  *("delay_of_three_rounds", "late_reset", "growing", "growing_dilocox"),
+  *("growing_eager", "growing_streaming", "growing_overlap_loco"),
 )
 
 
@@ -332,7 +344,8 @@ def test_allreduce_equals_the_reference(layout, x64):
 
 QUICK_STEPS = slow_but(
   *("streaming_diloco", "dilocox_continue", "delay_over_a_round", "eager"),
-  "overlap_loco",
+  *("overlap_loco", "growing", "growing_dilocox", "growing_eager"),
+  *("growing_streaming", "growing_overlap_loco"),
 )
 
 
