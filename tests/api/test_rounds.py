@@ -25,13 +25,20 @@ INNER = optax.sgd(0.05)
 STEP = inner_step(accumulated_gradient(loss), INNER)
 
 
-def test_rounds_without_a_config_are_those_of_the_trainer():
+# Rounds of 3, 3, 6 and 6 steps.
+GROWING = methods.streaming_diloco(
+  6, 3, 2, first_interval=3, steps_per_doubling=6
+)
+
+
+@pytest.mark.parametrize("method", [METHOD, GROWING])
+def test_rounds_without_a_config_are_those_of_the_trainer(method):
   problem = make_problem(0, 3, 18, 4, 2, 3)
   expected, losses, programs = run_rounds(
-    problem, METHOD, INNER, nesterov(), num_steps=18
+    problem, method, INNER, nesterov(), num_steps=18
   )
   rounds = dx.make_rounds(
-    METHOD, STEP, nesterov(), num_replicas=3, num_layers=4
+    method, STEP, nesterov(), num_replicas=3, num_layers=4
   )
   params = jax.tree.map(jnp.asarray, problem[0])
   state = rounds.init(params, INNER.init(params))

@@ -62,7 +62,7 @@ CASES = {
   "late_reset": methods.delayed(5, 2, 3, "reset"),
   "interleaved_fragments": delayed(6, 3, 2, fragment_order="interleaved"),
   "eager_fragments": methods.eager(6, 3),
-  # Rounds of 2, 2, 4, 4, 8 and 8 steps.
+  # Rounds of 2, 2, 4, 8 and 8 steps.
   "growing": methods.diloco(8, 2, 4),
   "growing_dilocox": methods.dilocox(8, "continue", 2, 4),
   "growing_eager": methods.eager(8, 1, 2, 4),

@@ -47,6 +47,15 @@ MET = {
     "method": "dilocox",
     "exchange": {"codec": "low_rank(rank=2)+int(bits=4)", "feedback": 1.0},
   },
+  # Rounds of 3, 3, 3, 6 and 6 steps.
+  "growing": {
+    "method": "overlap_loco",
+    "sync_interval": 6,
+    "num_fragments": 2,
+    "first_interval": 3,
+    "steps_per_doubling": 9,
+    "exchange": {"codec": "int(bits=1)", "feedback": 1.0},
+  },
 }
 
 
@@ -121,7 +130,9 @@ def whole_fixture(tmp_path_factory):
   return whole
 
 
-@pytest.mark.parametrize("method", ["overlap_loco", *slow("diloco", "dilocox")])
+@pytest.mark.parametrize(
+  "method", ["overlap_loco", "growing", *slow("diloco", "dilocox")]
+)
 def test_apart_is_as_together(whole, method, tmp_path):
   met = whole(method)
   met.assert_all_equal()
@@ -144,12 +155,13 @@ def test_the_log_of_a_replica_gets_the_events_of_the_mailbox(whole):
     assert events and events[-1]["members"] == sorted(NAMES)
 
 
+@pytest.mark.parametrize("method", ["overlap_loco", *slow("growing")])
 def test_who_is_killed_goes_on_and_who_differs_is_refused(
-  whole, tmp_path, caplog
+  whole, method, tmp_path, caplog
 ):
   caplog.set_level(logging.INFO)
-  whole = whole("overlap_loco")
-  met = Group(tmp_path, settings("overlap_loco"))
+  whole = whole(method)
+  met = Group(tmp_path, settings(method))
   inner = dataclasses.replace(met.config.inner, learning_rate=0.5)
 
   def come(trainer, segment):

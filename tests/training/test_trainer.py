@@ -81,6 +81,14 @@ def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
       {"method": "eager"},
     ),
     {"method": "allreduce", "sync_interval": None, "steps_per_dispatch": 3},
+    # Rounds of 3, 3, 3, 6 and 6 steps.
+    {
+      "method": "dilocox",
+      "sync_interval": 6,
+      "first_interval": 3,
+      "steps_per_doubling": 9,
+      "outer": {"schedule": "cosine"},
+    },
     {"method": "diloco", "warm_start_steps": 9, "steps_per_dispatch": 3},
   ],
   ids=lambda sync: "_".join(str(v) for v in sync.values() if v),
