@@ -57,6 +57,7 @@ _HOMES = {
   "encoded_bytes": "aggregators.sizes",
   "estimate": "api.runs",
   "exchange": "aggregators.exchange",
+  "growing_plans": "api.growing_plans",
   "join_rounds": "rounds.late_joiner",
   "limited": "checks",
   "load": "api.runs",

@@ -45,8 +45,9 @@ _CLUSTER = flags.DEFINE_string(
 _METHODS = flags.DEFINE_enum(
   "methods",
   "own",
-  ("own", "all"),
-  "own: that of the config; all: every method, with layouts that fit.",
+  ("own", "all", "growing"),
+  "own: that of the config; all: every method, with layouts that fit; "
+  "growing: the config's, with shorter rounds early and equal time.",
 )
 _STEP_S = flags.DEFINE_float(
   "step_s",
@@ -90,6 +91,8 @@ def main(argv: Sequence[str]) -> None:
   options = _options()
   if _METHODS.value == "all":
     _compare_methods(config, options)
+  elif _METHODS.value == "growing":
+    _propose_growing_rounds(config, options)
   else:
     _simulate_run(config, options)
 
@@ -168,6 +171,21 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
     )
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "simulate")
   simulation_page.report_methods(plans, refused, workdir)
+
+
+def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
+  """Prints schedules with fewer local steps early that take equal time.
+
+  Args:
+    config: Config of the run, whose rounds have one length.
+    options: Settings of the simulation.
+  """
+  from dilocox_jax.api import growing_plans
+  from experiments import growing_page
+
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
+    plans = growing_plans.growing_plans(config, _CLUSTER.value, options)
+  growing_page.report(plans)
 
 
 def _print_clusters() -> None:

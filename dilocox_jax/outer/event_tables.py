@@ -60,18 +60,14 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
       alike, if more than one fragment has such an event after one step, or if
       the rounds become alike too late.
   """
-  steady_round = schedule.steady_round
   require(
-    steady_round is not None,
-    "this schedule has rounds of different lengths, and a transform of single "
-    "steps needs rounds of one length: take dilocox_jax.make_rounds",
+    schedule.steady_round is not None,
+    "a transform of single steps must know from which round on all rounds are "
+    "alike: let the schedule state steady_round, or take "
+    "dilocox_jax.make_rounds",
   )
-  assert steady_round is not None, "just checked"
-  start = 0
-  index, interval = schedule.round_at(start)
-  while index < steady_round and start < _MOST_STEPS:
-    start += interval
-    index, interval = schedule.round_at(start)
+  start = schedule.steady_step
+  _, interval = schedule.round_at(start)
   num_steps = start + interval
   require(
     num_steps <= _MOST_STEPS,

@@ -181,8 +181,11 @@ def steady_state(
     The averages for one inner step.
   """
   method = plan.method
-  start = 0 if method.exchanged == "gradient" else plan.warm_start_steps
-  # The first `depth` rounds apply fewer results than later rounds.
+  start = 0
+  if method.exchanged != "gradient":
+    start = plan.warm_start_steps
+    if method.schedule.steady_round:
+      start += method.schedule.steady_step
   num_first = method.schedule.depth + _FIRST_ROUNDS
   membership = plan.membership
   num_counted = _COUNTED_ROUNDS

@@ -53,6 +53,14 @@ SCHEDULES = [
   _of("overlap_loco", 6, num_fragments=6, total_steps=14),
   pytest.param("allreduce", {"total_steps": 9}, id="allreduce"),
   _of("dilocox", 10, warm_start_steps=5),
+  _of("diloco", 8, first_interval=2, steps_per_doubling=8),
+  _of(
+    "overlap_loco",
+    8,
+    num_fragments=2,
+    first_interval=4,
+    steps_per_doubling=8,
+  ),
 ]
 # Copies of the state leave replicas out of step. Absences are drawn, so that
 # any number of replicas will do.

@@ -180,8 +180,18 @@ class SyncSchedule:
 
   @property
   def steady_step(self) -> int:
-    """Inner step at which round `steady_round` of a regular schedule begins."""
-    return self.depth * self.sync_interval
+    """Inner step at which round `steady_round` begins.
+
+    If no such round is known, it is the step after `depth` rounds of H steps.
+    """
+    if self.is_regular or self.steady_round is None:
+      return self.depth * self.sync_interval
+    step = 0
+    index, num_steps = self.round_at(step)
+    while index < self.steady_round:
+      step += num_steps
+      index, num_steps = self.round_at(step)
+    return step
 
   @property
   def interval_label(self) -> str:

@@ -1,0 +1,194 @@
+"""Finds growing rounds, or a data-parallel start, that a run has time for.
+
+Short rounds early cost time on a slow link, and long rounds late save it. So
+there are many schedules with which a run takes no longer than with rounds of
+one length. The simulator finds them; it does not know which of them trains
+best.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from dilocox_jax.checks import require
+from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.simulate.analytic import Outcome, Work
+from dilocox_jax.simulate.link_costs import LinkCosts
+from dilocox_jax.simulate.long_runs import simulate_run
+from dilocox_jax.simulate.script import Script
+
+# Function (H, first interval, steps per doubling) -> method. The last two are
+# None for rounds of H steps.
+MethodOf = Callable[[int, int | None, int | None], Method]
+
+# The last rounds may have H, 2 H or 4 H steps.
+_FACTORS = (1, 2, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedSchedule:
+  """Lengths of a run's rounds, and what the run then costs (simulated).
+
+  Attributes:
+    warm_start_steps: Number of data-parallel steps at the beginning.
+    first_interval: Number of inner steps of the first rounds; None: all rounds
+      have `sync_interval` steps.
+    steps_per_doubling: Inner steps after which the length of a round doubles;
+      None: it does not.
+    sync_interval: Number of inner steps of the last rounds.
+    outcome: Times and bytes of the whole run, flush included.
+  """
+
+  warm_start_steps: int
+  first_interval: int | None
+  steps_per_doubling: int | None
+  sync_interval: int
+  outcome: Outcome
+
+
+def constant_rounds(
+  link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
+) -> TimedSchedule:
+  """Returns the costs of a run whose rounds have one length.
+
+  Args:
+    link_costs: Cluster and transport.
+    work: Durations of the replicas' work without the network (seconds).
+    script: Turns segments of the plan into ops.
+    plan: Plan of the run, without a data-parallel start.
+
+  Raises:
+    ValueError: One line, if the rounds of the plan are not all of one length,
+      or if replicas come and go.
+  """
+  schedule = plan.method.schedule
+  require(
+    plan.method.exchanged != "gradient",
+    "a method that averages gradients has no rounds that could grow: take "
+    "diloco",
+  )
+  require(
+    schedule.is_regular and not plan.warm_start_steps,
+    "growing rounds are compared with rounds of one length: leave out "
+    "sync.first_interval, sync.steps_per_doubling and sync.warm_start_steps",
+  )
+  require(
+    plan.membership is None,
+    "rounds cannot grow where replicas are away or slow: leave out membership",
+  )
+  outcome = simulate_run(link_costs, work, script, plan)
+  return TimedSchedule(0, None, None, schedule.sync_interval, outcome)
+
+
+def schedules_within(
+  most_s: float,
+  link_costs: LinkCosts,
+  work: Work,
+  script: Script,
+  plan: RunPlan,
+  method_of: MethodOf,
+) -> Iterator[TimedSchedule]:
+  """Yields schedules with which a run takes at most a given time.
+
+  The last rounds have H, 2 H or 4 H steps. The first rounds have a power of two
+  of steps, less than H, and the rounds grow as slowly as the time allows; or
+  there is a data-parallel start that is as long as the time allows. A schedule
+  that the time does not allow at all is left out.
+
+  Args:
+    most_s: Longest time of the whole run (seconds).
+    link_costs: Cluster and transport.
+    work: Durations of the replicas' work without the network (seconds).
+    script: Turns segments of the plan into ops.
+    plan: Plan of the run with rounds of one length (`constant_rounds`).
+    method_of: Builds the method with other rounds. It raises ValueError if the
+      method does not allow them.
+  """
+  interval = plan.method.schedule.sync_interval
+
+  def timed(
+    last: int, first: int | None, per_doubling: int | None, start_steps: int
+  ) -> TimedSchedule | None:
+    """Returns a schedule with its costs; None if it takes too long."""
+    method = method_of(last, first, per_doubling)
+    traffic = dataclasses.replace(script.traffic, method=method)
+    outcome = simulate_run(
+      link_costs,
+      work,
+      dataclasses.replace(script, traffic=traffic),
+      dataclasses.replace(plan, method=method, warm_start_steps=start_steps),
+    )
+    # Rounding errors must not exclude a run that takes exactly as long.
+    if outcome.total_s > most_s * (1 + 1e-9):
+      return None
+    return TimedSchedule(start_steps, first, per_doubling, last, outcome)
+
+  for factor in _FACTORS:
+    last = factor * interval
+    first = 1
+    while first < interval:
+      found = _longest_growth(timed, last, first, plan.total_steps)
+      if found is not None:
+        yield found
+      first *= 2
+    found = _largest(
+      lambda steps, last=last: timed(last, None, None, steps),
+      plan.total_steps - 1,
+    )
+    if found is not None:
+      yield found
+
+
+def _longest_growth(
+  timed: Callable[..., TimedSchedule | None],
+  last: int,
+  first: int,
+  total_steps: int,
+) -> TimedSchedule | None:
+  """Returns the schedule whose rounds grow as slowly as the time allows.
+
+  Args:
+    timed: Function (last, first, steps per doubling, start steps) -> schedule,
+      or None if it takes too long.
+    last: Number of inner steps of the last rounds.
+    first: Number of inner steps of the first rounds.
+    total_steps: Inner steps of the run.
+
+  Returns:
+    The schedule; None if the time does not allow such first rounds, or if the
+    method does not.
+  """
+  try:
+    return _largest(lambda steps: timed(last, first, steps, 0), total_steps)
+  except ValueError:  # For example fewer steps than fragments.
+    return None
+
+
+def _largest(
+  timed: Callable[[int], TimedSchedule | None], most: int
+) -> TimedSchedule | None:
+  """Returns the result for the largest number that is not None, by bisection.
+
+  The last round of a run may be shorter than the others, so the time of a run
+  does not grow evenly with the number. The result may then be that of a number
+  which is a little less than the largest one.
+
+  Args:
+    timed: Function from a number, at least 1, to a schedule; None if the number
+      is too large.
+    most: Largest number that counts.
+  """
+  best = timed(1)
+  if best is None:
+    return None
+  low = 1
+  high = most + 1
+  while high - low > 1:
+    middle = (low + high) // 2
+    found = timed(middle)
+    if found is None:
+      high = middle
+    else:
+      low = middle
+      best = found
+  return best
