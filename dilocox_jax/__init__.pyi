@@ -17,6 +17,7 @@ from dilocox_jax.aggregators.collective import (
 from dilocox_jax.aggregators.exchange import exchange as exchange
 from dilocox_jax.aggregators.norm_filter import norm_filter as norm_filter
 from dilocox_jax.aggregators.sizes import encoded_bytes as encoded_bytes
+from dilocox_jax.api.growing_plans import growing_plans as growing_plans
 from dilocox_jax.api.method_plans import compare_methods as compare_methods
 from dilocox_jax.api.rounds import make_rounds as make_rounds
 from dilocox_jax.api.runs import estimate as estimate
@@ -53,6 +54,7 @@ from dilocox_jax.models.loss import LossModel as LossModel
 from dilocox_jax.models.transformer import Model as Model
 from dilocox_jax.optimizers import register_optimizer as register_optimizer
 from dilocox_jax.outer.average import averaged as averaged
+from dilocox_jax.outer.average import schedule_free as schedule_free
 from dilocox_jax.outer.rules import ApplyRule as ApplyRule
 from dilocox_jax.outer.step_state import outer_params as outer_params
 from dilocox_jax.plan.model.adapters import Lora as Lora
@@ -127,6 +129,7 @@ __all__ = [
   "encoded_bytes",
   "estimate",
   "exchange",
+  "growing_plans",
   "join_rounds",
   "limited",
   "load",
@@ -149,6 +152,7 @@ __all__ = [
   "register_recipe",
   "register_rule",
   "register_source",
+  "schedule_free",
   "sparse_loco",
   "step_transform",
   "streaming_diloco",
@@ -250,6 +254,8 @@ def delayed(
   rule: str = "continue",
   mixing_alpha: float = 0.0,
   fragment_order: str = "strided",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -276,6 +282,9 @@ def delayed(
     rule: One of `RULES`.
     mixing_alpha: Weight of the replica's own value under "mix", 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -302,6 +311,8 @@ def diloco(
   outer: GradientTransformation | None = None,
   *,
   sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -321,6 +332,9 @@ def diloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -348,6 +362,8 @@ def dilocox(
   *,
   sync_interval: int = 30,
   rule: str = "continue",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -373,6 +389,9 @@ def dilocox(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'low_rank(rank=16)+int(bits=4)', as
       in the recipe of the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -400,6 +419,8 @@ def eager(
   *,
   sync_interval: int = 30,
   num_fragments: int = 1,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -420,6 +441,9 @@ def eager(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps), which is also the delay.
     num_fragments: Number of fragments, P; the paper has 1.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -446,6 +470,8 @@ def muloco(
   outer: GradientTransformation | None = None,
   *,
   sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -465,6 +491,9 @@ def muloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'int(bits=2)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -491,6 +520,8 @@ def open_diloco(
   outer: GradientTransformation | None = None,
   *,
   sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -510,6 +541,9 @@ def open_diloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.9, nesterov=True)`.
     sync_interval: H (inner steps); the paper has 500.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float16', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -538,6 +572,8 @@ def overlap_loco(
   sync_interval: int = 16,
   num_fragments: int | None = None,
   fragment_order: str = "sliced",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -566,8 +602,12 @@ def overlap_loco(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. None: `optax.sgd(1.0)`.
     sync_interval: H (inner steps), best a multiple of P.
-    num_fragments: Number of fragments, P; None: 16, or H if that is less.
+    num_fragments: Number of fragments, P; None: 16, or the length of the
+      first rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'int(bits=1)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -594,6 +634,8 @@ def sparse_loco(
   outer: GradientTransformation | None = None,
   *,
   sync_interval: int = 30,
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -612,6 +654,9 @@ def sparse_loco(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. None: `optax.sgd(1.0)`.
     sync_interval: H (inner steps).
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None:
       'top_k(fraction=0.015625,block_size=4096)+int(bits=2,scale=tensor)', as
       in the recipe of the method.
@@ -643,6 +688,8 @@ def streaming_diloco(
   overlap_steps: int = 4,
   mixing_alpha: float = 0.5,
   fragment_order: str = "strided",
+  first_interval: int | None = None,
+  steps_per_doubling: int | None = None,
   codec: Codec | str | None = None,
   exchange: Aggregator | str | None = None,
   axis_name: str = "replica",
@@ -669,6 +716,9 @@ def streaming_diloco(
     mixing_alpha: Weight of the replica's own value at an apply, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
+    first_interval: H of the first rounds (inner steps). None: all rounds have
+      H steps (`plan.schedule.growing_schedule`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'e3m0', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the

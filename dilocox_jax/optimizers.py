@@ -70,7 +70,7 @@ def _builder(name: str) -> Any:
 
 def named_optimizer(
   name: str,
-  learning_rate: float | optax.Schedule,
+  learning_rate: float | Array | optax.Schedule,
   needed: Collection[str] = (),
   /,
   **options: float | bool | Callable | None,
@@ -81,7 +81,7 @@ def named_optimizer(
     name: Name of a registered optimizer (`register_optimizer`), or of a
       function of optax or optax.contrib that has an argument `learning_rate`,
       such as "adamw", "sgd" or "muon".
-    learning_rate: Learning rate, a number or a schedule.
+    learning_rate: Learning rate, a number (which may be traced) or a schedule.
     needed: Names of options that the user has changed. They are not checked for
       optimizers in `OPTIMIZER_OPTIONS`, because the config has checked them.
     **options: Keyword arguments of the function. Arguments that the function
@@ -247,7 +247,9 @@ def outer_rate_schedule(
   assert name == "cosine", name
   starts = np.asarray(round_starts)
   cosine = (1 + np.cos(np.pi * starts)) / 2
-  factors = np.float32(final_fraction + (1 - final_fraction) * cosine)
+  factors = np.asarray(
+    final_fraction + (1 - final_fraction) * cosine, np.float32
+  )
 
   def rate(count: Any) -> Any:
     last = len(factors) - 1

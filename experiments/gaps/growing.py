@@ -93,22 +93,18 @@ SETTINGS: Mapping[str, GrowingSetting] = {
   "growing_and_cosine": dataclasses.replace(_GROWING, outer_schedule="cosine"),
   "allreduce": GrowingSetting("26k", replicas=1, batch=16, steps=256),
 }
-# Learning rates that are tried, interior ones first.
-INNER_RATES = (0.0283, 0.02, 0.04)
-# The outer rates of the settings that take other ones than 1.
-OUTER_RATES: Mapping[str, tuple[float, ...]] = {
-  "allreduce": (0.0,),
-  "cosine": (1.0, 1.4),
-  "schedule_free": (1.0, 1.4),
-  "growing_and_cosine": (1.0, 1.4),
+# Pairs of rates that are tried: inner rate, and outer rate of the first round.
+_RATES = (Rates(0.04, 1.0), Rates(0.0566, 1.0))
+_LOWER_RATES = (Rates(0.0283, 1.0), Rates(0.02, 1.0))
+# A rate that falls to 0, or steps of an average, are shorter on average.
+_HIGHER_RATES = (Rates(0.0566, 1.0), Rates(0.04, 1.4), Rates(0.0566, 1.4))
+RATES: Mapping[str, tuple[Rates, ...]] = {
+  "constant": (*_LOWER_RATES, *_RATES, Rates(0.08, 1.0)),
+  "growing_4_to_32": (*_LOWER_RATES, *_RATES),
+  "growing_8_to_32": _RATES,
+  "start_of_8": _RATES,
+  "cosine": _HIGHER_RATES,
+  "schedule_free": _HIGHER_RATES,
+  "growing_and_cosine": _HIGHER_RATES,
+  "allreduce": (Rates(0.0283), Rates(0.04), Rates(0.0566)),
 }
-
-
-def rates_of(name: str) -> list[Rates]:
-  """Returns the pairs of rates that are tried for a setting.
-
-  Args:
-    name: Name of the setting, in `SETTINGS`.
-  """
-  outer_rates = OUTER_RATES.get(name, (1.0,))
-  return [Rates(inner, outer) for outer in outer_rates for inner in INNER_RATES]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.training import run_text
 from experiments.gaps import population
-from experiments.gaps.growing import SETTINGS, rates_of
+from experiments.gaps.growing import RATES, SETTINGS
 from experiments.gaps.settings import Rates, Run
 
 
@@ -83,7 +83,7 @@ class GrowingRuns:
     Args:
       name: Name of the setting.
     """
-    for rates in rates_of(name):
+    for rates in RATES[name]:
       self._train(name, rates, self.seeds)
 
   def train_results(self, name: str) -> None:

@@ -97,16 +97,20 @@ def test_the_outer_rate_follows_the_inner_steps():
   rate = outer_rate_schedule("cosine", 2.0, plan.round_starts(), 0.25)
   shares = [(1 + math.cos(math.pi * s)) / 2 for s in plan.round_starts()]
   expected = [2 * (0.25 + 0.75 * share) for share in shares]
-  assert [float(rate(n)) for n in range(5)] == pytest.approx(expected)
-  assert float(rate(9)) == pytest.approx(expected[-1])  # In the flush.
+  found = np.asarray([rate(count) for count in (*range(5), 9)])
+  # The last one is in the flush.
+  assert found == pytest.approx([*expected, expected[-1]])
 
 
 def test_with_rounds_of_one_length_the_rate_is_the_cosine_of_optax():
   starts = RunPlan(methods.diloco(4), 40).round_starts()
   rate = outer_rate_schedule("cosine", 0.7, starts, 0.1)
   expected = optax.cosine_decay_schedule(0.7, 10, 0.1)
-  for count in range(10):
-    assert float(rate(count)) == pytest.approx(float(expected(count)))
+  found, wanted = (
+    np.asarray([each(count) for count in range(10)])
+    for each in (rate, expected)
+  )
+  assert found == pytest.approx(wanted)
 
 
 def test_a_decaying_outer_rate_equals_the_reference(x64):

@@ -78,7 +78,8 @@ def test_more_time_allows_slower_growth():
     )
     for schedules in (fewer, more)
   )
-  assert of_more.steps_per_doubling > of_fewer.steps_per_doubling
+  slower, faster = of_more.steps_per_doubling, of_fewer.steps_per_doubling
+  assert slower and faster and slower > faster
   assert all(num_exchanges(each, constant) <= 16 for each in more)
   assert found(1)[1] == []  # Two rounds of 32 steps are the fewest.
 

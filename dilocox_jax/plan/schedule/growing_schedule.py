@@ -251,18 +251,18 @@ def schedule_of(
     ValueError: If only one of the last two is given, or if the settings
       contradict each other.
   """
-  if first_interval is None and steps_per_doubling is None:
+  if first_interval is None or steps_per_doubling is None:
+    require(
+      steps_per_doubling is None,
+      f"steps_per_doubling={steps_per_doubling} needs first_interval, the "
+      "length of the first rounds",
+    )
+    require(
+      first_interval is None,
+      f"first_interval={first_interval} needs steps_per_doubling, the inner "
+      "steps after which the length of a round doubles",
+    )
     return SyncSchedule(sync_interval, num_fragments, overlap_steps)
-  require(
-    first_interval is not None,
-    f"steps_per_doubling={steps_per_doubling} needs first_interval, the length "
-    "of the first rounds",
-  )
-  require(
-    steps_per_doubling is not None,
-    f"first_interval={first_interval} needs steps_per_doubling, the inner "
-    "steps after which the length of a round doubles",
-  )
   return GrowingSchedule(
     sync_interval,
     num_fragments,
