@@ -35,6 +35,7 @@ NEED_TRAIN = {
   "TrainingStoppedError",
   "compare_methods",
   "estimate",
+  "growing_plans",
   "load",
   "train",
 }
