@@ -137,9 +137,10 @@ def num_copies(config: RunConfig) -> float:
 
   The copies are: the parameters, the state of the inner optimizer, the residual
   of error feedback, the average of the parameters, the outer parameters, the
-  outer momentum, and the pseudo-gradients in flight. The result counts the
-  largest number that are in flight at the same time. Example: with P = H = 16
-  and tau = 1 one fragment is in flight, a sixteenth of a copy.
+  outer momentum, and the pseudo-gradients in flight. A schedule-free outer
+  optimizer keeps two copies in place of the outer momentum. The result counts
+  the largest number that are in flight at the same time. Example: with P = H =
+  16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
 
   Args:
     config: Config of the run.
@@ -153,7 +154,9 @@ def num_copies(config: RunConfig) -> float:
   if method.exchanged == "gradient":
     return copies
   copies += 1  # The outer parameters.
-  if config.outer.momentum > 0:
+  if config.outer.is_schedule_free:
+    copies += 2  # The newest step z, and the average x.
+  elif config.outer.momentum > 0:
     copies += 1
   schedule = method.schedule
   num_in_flight = math.ceil(

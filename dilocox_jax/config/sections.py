@@ -713,17 +713,21 @@ class OuterConfig(Section):
       "outer.optimizer='muon' needs whole matrices, and a fragment has parts of"
       " them: take 'sgd', or inner.optimizer='muon'",
     )
-    is_schedule_free = self.optimizer.startswith("schedule_free")
     require(
-      not is_schedule_free or self.schedule == "constant",
+      not self.is_schedule_free or self.schedule == "constant",
       f"outer.optimizer={self.optimizer!r} needs no decay: set outer.schedule="
       "'constant'",
     )
     require(
-      not is_schedule_free or not self.average_power,
+      not self.is_schedule_free or not self.average_power,
       f"outer.optimizer={self.optimizer!r} keeps an average of its own: set "
       "outer.average_power=0",
     )
+
+  @property
+  def is_schedule_free(self) -> bool:
+    """Whether the optimizer is schedule-free, and keeps its own average."""
+    return self.optimizer.startswith("schedule_free")
 
 
 @dataclasses.dataclass(frozen=True)

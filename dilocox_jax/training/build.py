@@ -423,7 +423,7 @@ def outer_optimizer(
     momentum=outer.momentum,
     nesterov=outer.nesterov and bool(outer.momentum),
   )
-  if outer.optimizer.startswith("schedule_free"):
+  if outer.is_schedule_free:
     return schedule_free(optimizer)
   return _with_average(optimizer, outer.average_power)
 

@@ -13,6 +13,7 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.config import to_plan
+from dilocox_jax.config.device_memory import num_copies
 from dilocox_jax.optimizers import outer_rate_schedule
 from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.plan.schedule import methods
@@ -222,6 +223,14 @@ def test_a_config_names_schedule_free_outer_steps():
     params = optax.apply_updates(params, updates)
   # z is -0.7 and then -2.1; x is their mean.
   np.testing.assert_allclose(state.average["w"], [-1.4], rtol=1e-6)  # pyright: ignore
+
+
+def test_schedule_free_outer_steps_keep_two_more_copies():
+  plain, free = (
+    num_copies(runs.settings(method="diloco", outer=outer))
+    for outer in ({"momentum": 0.0}, {"optimizer": "schedule_free_sgd"})
+  )
+  assert free - plain == 2
 
 
 REFUSED = {
