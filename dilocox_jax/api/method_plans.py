@@ -66,6 +66,15 @@ _HIDDEN = 0.999
 NARROW_ALLREDUCE = "allreduce bf16"
 _NARROW: Mapping[str, Any] = {"exchange.codec": "bfloat16"}
 
+# Values of fields in all runs whose gap was measured, unless the settings of
+# the gap have the field.
+_USUAL: Mapping[str, Any] = {
+  "sync.first_interval": None,
+  "sync.steps_per_doubling": None,
+  "outer.schedule": "constant",
+  "outer.optimizer": "sgd",
+}
+
 # By default, durations are derived from config and cluster.
 _DERIVED = Options()
 
@@ -446,6 +455,9 @@ def _has_settings_of(gap: MeasuredGap, config: RunConfig) -> bool:
   schedule = config.sync.named.schedule
   values["sync.sync_interval"] = schedule.sync_interval
   values["sync.num_fragments"] = schedule.num_fragments
+  for path, usual in _USUAL.items():
+    if path not in gap.settings and values[path] != usual:
+      return False
   for path, value in gap.settings.items():
     if path == "exchange.codec":
       if link_names(values[path]) != link_names(value):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.api import method_plans, simulation_setup
+from dilocox_jax.api.measured_gaps import measured_gaps
 from dilocox_jax.api.simulation_setup import Options, cluster_of, set_up
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.device_memory import device_memory
@@ -53,6 +54,7 @@ def kept_bytes(config):
     {"method": "overlap_loco", "num_fragments": 3},
     {"method": "muloco", "outer": {"average_power": 8.0}},
     {"method": "diloco", "inner": {"optimizer": "sgd", "momentum": 0.9}},
+    {"method": "diloco", "outer": {"optimizer": "schedule_free_sgd"}},
   ],
   ids=str,
 )
@@ -146,6 +148,17 @@ def test_the_loss_at_equal_time_ranks_and_bytes_do_not():
     (1 + slow.gap.gap) * 2**0.0989
   )
   assert by_name["allreduce"].gap_at_equal_time > 0
+
+
+def test_the_gap_of_rounds_of_one_length_is_not_that_of_growing_ones():
+  gap = measured_gaps("diloco", 4)[0]
+  own = SMALL | {"sync.method": "diloco", **gap.settings}
+  growing = {"sync.first_interval": 5, "sync.steps_per_doubling": 50}
+  decaying = {"outer.schedule": "cosine"}
+  for changes, expected in (({}, gap), (growing, None), (decaying, None)):
+    config = from_mapping({**own, **changes, "mesh.num_replicas": 4})
+    ((_, found),) = method_plans._candidates(config, "diloco")
+    assert found == expected
 
 
 def test_h_is_one_whose_loss_was_measured():
