@@ -97,7 +97,14 @@ SETTINGS: Mapping[str, GrowingSetting] = {
 _RATES = (Rates(0.04, 1.0), Rates(0.0566, 1.0))
 _LOWER_RATES = (Rates(0.0283, 1.0), Rates(0.02, 1.0))
 # A rate that falls to 0, or steps of an average, are shorter on average.
-_HIGHER_RATES = (Rates(0.0566, 1.0), Rates(0.04, 1.4), Rates(0.0566, 1.4))
+_HIGHER_RATES = (
+  Rates(0.0566, 1.0),
+  Rates(0.04, 1.4),
+  Rates(0.0566, 1.4),
+  Rates(0.04, 2.0),
+  Rates(0.0566, 2.0),
+  Rates(0.04, 2.8),
+)
 RATES: Mapping[str, tuple[Rates, ...]] = {
   "constant": (*_LOWER_RATES, *_RATES, Rates(0.08, 1.0)),
   "growing_4_to_32": (*_LOWER_RATES, *_RATES),
