@@ -221,6 +221,6 @@ OPTIMIZER_OPTIONS = {
   "muon": ALL_OPTIONS,
   "nadamw": ("b1", "b2", "weight_decay", "nesterov"),
   "rmsprop": ("momentum", "nesterov"),
-  "schedule_free_sgd": (),
+  "schedule_free_sgd": ("b1", "weight_decay"),
   "sgd": ("momentum", "nesterov"),
 }
