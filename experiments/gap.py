@@ -146,7 +146,7 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
   """
   from experiments.gaps import measured_gain
   from experiments.gaps.tuned_pairs import PairTraining
-  from experiments.sweeps.rows import Rows
+  from experiments.sweeps.finished import Rows
   from experiments.sweeps.training import Training
 
   num_processes = _PROCESSES.value or measured_gain.usual_processes()

@@ -204,6 +204,21 @@ def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
   growing_page.report(plans)
 
 
+def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
+  """Prints schedules with fewer local steps early that take equal time.
+
+  Args:
+    config: Config of the run, whose rounds have one length.
+    options: Settings of the simulation.
+  """
+  from dilocox_jax.api import growing_plans
+  from experiments import growing_page
+
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
+    plans = growing_plans.growing_plans(config, _CLUSTER.value, options)
+  growing_page.report(plans)
+
+
 def _print_clusters() -> None:
   """Prints name and description of each cluster, as wide as the terminal."""
   from dilocox_jax.simulate.cluster_file import cluster_presets
