@@ -154,7 +154,7 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
   parts = [os.fspath(path) for path in parts_flag.PARTS.value]
   training = Training(
     workdir,
-    Rows(workdir / "runs.csv"),
+    Rows(workdir / "runs.csv", study="gap"),
     parts_files=[*parts, config_file],
   )
   pairs = PairTraining(

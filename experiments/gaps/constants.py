@@ -25,6 +25,7 @@ from experiments.gaps.settings import Setting
 # H at which the lines are fitted.
 _INTERVAL = 16
 _ROWS = "docs/results/gap_law.csv"
+_RUNS = "docs/results/runs.csv"
 _STUDY = "an earlier study (docs/results/predictions.md)"
 # The fields of `Cost` that are fitted, by their names in the file.
 _DOUBLINGS = {"last": "by_last_doubling", "curve": "by_curve"}
@@ -78,7 +79,7 @@ ELSEWHERE: Mapping[str, Any] = {
       "offset_error": 0.05,
       "correlation": 0.0,
       "kind": "derived",
-      "source": "docs/results/replicas_main.csv",
+      "source": f"{_RUNS}: replicas_main",
     },
   ],
   # From probes of an earlier study: 3.9 % with H = 4 and 8.6 % with H = 16 in
@@ -105,7 +106,7 @@ ELSEWHERE: Mapping[str, Any] = {
   "seed_error": {
     "share": 0.16,
     "most": 0.01,
-    "source": f"{_ROWS}, docs/results/replicas_main.csv",
+    "source": f"{_ROWS}, {_RUNS}: replicas_main",
   },
   # s = 2.2, 1.1 and 0.54 % with 35 million, 335 million and 2.4 billion
   # parameters, fitted to published gaps with a slope of 0.74. AllReduce gains
@@ -140,7 +141,7 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
   assert diloco is not None, "the committed sweeps have DiLoCo at 4 x 4"
   values["diloco_log_gap"] = {
     "value": round(math.log1p(diloco.gap), 5),
-    "source": f"{diloco.rows}: {diloco.name}",
+    "source": _source(diloco),
   }
   return values
 
@@ -266,9 +267,14 @@ def _factors(power: float) -> dict[str, Any]:
       "value": round(value, 3),
       "low": round(value / width, 3),
       "high": round(value * width, 3),
-      "source": f"{gap.rows}: {gap.name}, H = {gap.settings[name]}",
+      "source": f"{_source(gap)}, H = {gap.settings[name]}",
     }
   return factors
+
+
+def _source(gap: MeasuredGap) -> str:
+  """Returns where the runs of a measured gap are found."""
+  return f"{_RUNS}: {gap.study}, {gap.name}"
 
 
 def _plain_muon(method: str) -> MeasuredGap | None:

@@ -195,17 +195,6 @@ def test_the_gap_of_rounds_of_one_length_is_not_that_of_growing_ones():
     assert found == expected
 
 
-def test_the_gap_of_rounds_of_one_length_is_not_that_of_growing_ones():
-  gap = measured_gaps("diloco", 4)[0]
-  own = SMALL | {"sync.method": "diloco", **gap.settings}
-  growing = {"sync.first_interval": 5, "sync.steps_per_doubling": 50}
-  decaying = {"outer.schedule": "cosine"}
-  for changes, expected in (({}, gap), (growing, None), (decaying, None)):
-    config = from_mapping({**own, **changes, "mesh.num_replicas": 4})
-    ((_, found),) = method_plans._candidates(config, "diloco")
-    assert found == expected
-
-
 def test_h_is_one_whose_loss_was_measured():
   by_name = {plan.name: plan for plan in small_plans()}
   intervals = {
