@@ -1,10 +1,12 @@
 """What `docs/results.md` says in figures, computed from committed rows."""
 
+import dataclasses
 import statistics
 from collections.abc import Iterator
 
 from docs.figures import loss_by_bytes, loss_by_time
-from tests.docs.committed_runs import Runs, equal
+from experiments.gaps import doublings, rows, settings
+from tests.docs.committed_runs import ROOT, Runs, equal
 from tests.docs.simulated import OF_107B, over_steps_alone
 
 # How the table names a method, besides its name.
@@ -86,6 +88,27 @@ def comparison_with_diloco(runs: Runs) -> Iterator[str]:
   assert min(less) > 0
 
 
+def one_bit_in_a_short_run() -> Iterator[str]:
+  """Yields what one bit costs the smallest model of the law of the gap."""
+  diloco = settings.Setting("26k", replicas=4, batch=4, steps=256, interval=16)
+  one_bit = dataclasses.replace(diloco, bits=1)
+  rows_by_setting = rows.by_setting(
+    rows.read(ROOT / "docs/results/gap_law.csv")
+  )
+  losses, coarse_losses = (
+    doublings.result_losses(
+      setting, rows_by_setting[setting], field="judge_average"
+    )
+    for setting in (diloco, one_bit)
+  )
+  more = statistics.mean(coarse_losses.values()) / statistics.mean(
+    losses.values()
+  )
+  num_rounds = diloco.steps // diloco.interval
+  yield f"26 thousand parameters, made only {num_rounds} rounds."
+  yield f"one bit cost {100 * (more - 1):.1f} % of the loss,"
+
+
 def lessons(runs: Runs) -> Iterator[str]:
   """Yields the figures of "What to take from it"."""
   two, four, eight = (
@@ -95,6 +118,7 @@ def lessons(runs: Runs) -> Iterator[str]:
     f"Two replicas have a gap of {two}, four have {four}, and eight have"
     f" {eight}."
   )
+  yield from one_bit_in_a_short_run()
   fp32 = "overlap_loco in fp32, 4x4"
   more, _ = runs.gap_and_error(fp32, "overlap_loco 4x4")
   one_bit = runs.setting("overlap_loco 4x4").loss
