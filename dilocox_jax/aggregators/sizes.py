@@ -83,7 +83,7 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 
   Args:
     encoder: The encoder.
-    shapes: Shape of each leaf, (num_layers, *shape).
+    shapes: Shape of each leaf, [num_layers, ...].
   """
   arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)

@@ -47,7 +47,7 @@ class Reduced(NamedTuple):
   """Result of averaging one message over replicas.
 
   Attributes:
-    mean: Mean over replicas of the decoded leaves, [num_layers, *shape] each.
+    mean: Mean over replicas of the decoded leaves, [num_layers, ...] each.
     own: This replica's leaves as the other replicas decode them, in the same
       shapes.
   """

@@ -36,8 +36,8 @@ class LossModel(NamedTuple):
     partition: (path, shape) -> partition of a parameter among the devices of a
       replica (`distributed.partition_rules`). None: the data shards divide the
       largest dimension of every parameter.
-    draws_random: Whether the loss draws random numbers. Its batches are then
-      `random_loss.KeyedBatch`es in training, and plain batches in evaluations.
+    draws_random: Whether the loss draws random numbers. In training each of its
+      batches is then a `random_loss.KeyedBatch`, in evaluations a plain batch.
   """
 
   init: Callable[[Array], Any]

@@ -152,15 +152,25 @@ def _reason(code: int, text: bytes) -> str:
     code: Exit code of the process; below 0: the signal that killed it. With 0
       the result is empty.
     text: Output of the process. The reason is what follows "error: " in the
-      last line that has it; without such a line it is the signal, or the last
-      line.
+      last line that has it. Without such a line the reason is the signal, or
+      else the last line, or without any output the exit code.
   """
   if code == 0:
     return ""
-  lines = [line for line in text.decode(errors="replace").splitlines() if line]
-  errors = [line for line in lines if "error: " in line]
-  if errors:
-    return errors[-1].partition("error: ")[2]
+  all_lines = text.decode(errors="replace").splitlines()
+  lines = [line.strip() for line in all_lines if line.strip()]
+  reasons = [line.partition("error: ")[2] for line in lines]
+  reasons = [reason for reason in reasons if reason]
+  if reasons:
+    return reasons[-1]
   if code < 0:
-    return f"killed by {signal.Signals(-code).name}"
-  return lines[-1].strip() if lines else f"exit code {code}"
+    return f"killed by {_signal_name(-code)}"
+  return lines[-1] if lines else f"exit code {code}"
+
+
+def _signal_name(number: int) -> str:
+  """Returns the name of a signal, or "signal 40" if it has no name."""
+  try:
+    return signal.Signals(number).name
+  except ValueError:
+    return f"signal {number}"

@@ -14,6 +14,7 @@ from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import RefusedError
 from experiments.runtime.command_line import UsageError
 from experiments.sweeps import columns, page, runs, training
+from experiments.sweeps import pool as pool_module
 from experiments.sweeps.finished import Rows
 from experiments.sweeps.pool import Job, Pool
 from experiments.sweeps.rows import EvaluationRow, RunRow, run_id
@@ -381,6 +382,22 @@ def test_a_damaged_file_is_one_line(tmp_path, text):
 
 def job(folder, name, code):
   return Job(name, folder / f"{name}.log", [sys.executable, "-c", code])
+
+
+@pytest.mark.parametrize(
+  ("code", "output", "expected"),
+  [
+    (0, b"error: once, then mended\n", ""),
+    (2, b"one\nerror: no text\n\n", "no text"),
+    (1, b"boom\n   \n", "boom"),
+    (1, b"error: \n", "error:"),
+    (-9, b"", "killed by SIGKILL"),
+    (-40, b"", "killed by signal 40"),
+    (3, b"", "exit code 3"),
+  ],
+)
+def test_a_process_that_failed_always_has_a_reason(code, output, expected):
+  assert pool_module._reason(code, output) == expected
 
 
 def ended(pool, jobs):
