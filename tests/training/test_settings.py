@@ -39,6 +39,8 @@ OUTER = {
   "momentum": 0.8,
   "nesterov": False,
   "average_power": 2.0,
+  "schedule": "cosine",
+  "final_fraction": 0.4,
 }
 EXCHANGE = {
   "codec": "int(bits=2)",
@@ -66,6 +68,7 @@ def calls_fixture(monkeypatch):
     (build, "learning_rate_schedule"),
     (build, "inner_optimizer"),
     (build, "named_optimizer"),
+    (build, "outer_rate_schedule"),
     (build, "averaged"),
     (build, "mean_exchange"),
     (model_functions, "accumulated_gradient"),
@@ -101,7 +104,14 @@ def test_every_setting_of_the_optimizers_reaches_them(calls):
   check("inner", InnerConfig, INNER, {**inner, **schedule, **own})
   outer = calls["named_optimizer"]
   power = calls["averaged"]["power"]
-  own = {"optimizer": outer["name"], "average_power": power}
+  rate = calls["outer_rate_schedule"]
+  own = {
+    "optimizer": outer["name"],
+    "average_power": power,
+    "learning_rate": rate["peak"],
+    "schedule": rate["name"],
+    "final_fraction": rate["final_fraction"],
+  }
   check("outer", OuterConfig, OUTER, {**outer, **own})
 
 
