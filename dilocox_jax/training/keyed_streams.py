@@ -1,6 +1,7 @@
 """Adds keys to the batches of a loss that draws random numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,8 +29,17 @@ class KeyedStreams:
     self._streams = streams
     self._num_replicas = num_replicas
     self._seed = seed
+    self._step = int(streams.get_state()["step"])
     self.get_state = streams.get_state
-    self.set_state = streams.set_state
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Goes on at a position, as `Streams.set_state` does.
+
+    Args:
+      state: Result of `get_state` for streams of the same data.
+    """
+    self._streams.set_state(state)
+    self._step = int(state["step"])
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, and moves all replicas on by `num_steps`.
@@ -44,20 +54,16 @@ class KeyedStreams:
     """
     if replicas is None:
       replicas = range(self._num_replicas)
-    first_step = self.get_state()["step"]
     batches = self._streams.take(num_steps, replicas)
     batch_size = jax.tree.leaves(batches)[0].shape[2]
-    keys = np.stack(
+    steps = range(self._step, self._step + num_steps)
+    keys = np.array(
       [
-        np.stack(
-          [
-            row_keys(self._seed, replica, step, batch_size)
-            for step in range(first_step, first_step + num_steps)
-          ]
-        )
+        [row_keys(self._seed, replica, step, batch_size) for step in steps]
         for replica in replicas
       ]
     )
+    self._step = steps.stop
     return KeyedBatch(batches, keys)
 
 
