@@ -593,7 +593,7 @@ class Seats:
   def _take_seat(self, roster: Roster) -> int:
     """Takes the first free seat.
 
-    If this replica took the next seat before a restart, it writes that one
+    If this replica took the next seat before a restart, it takes the same seat
     again.
 
     Args:

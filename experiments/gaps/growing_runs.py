@@ -1,24 +1,23 @@
 """Trains the settings of `growing` and compares their losses."""
 
 import collections
-import csv
 import dataclasses
 import logging
 import pathlib
 import statistics
 import time
-import typing
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.training import run_text
 from experiments.gaps import population
 from experiments.gaps.growing import RATES, SETTINGS
+from experiments.gaps.rows import Row, add, read_rows
 from experiments.gaps.settings import Rates, Run
 
 
 @dataclasses.dataclass(frozen=True)
-class GrowingRow:
+class GrowingRow(Row):
   """A finished run: one line of the file.
 
   Losses are in nats a token. NaN means that the run diverged.
@@ -58,6 +57,11 @@ class GrowingRow:
   def rates(self) -> Rates:
     """The learning rates of the run."""
     return Rates(self.inner_rate, self.outer_rate)
+
+  @property
+  def key(self) -> Hashable:
+    """What tells the run from all others of the file."""
+    return self.setting, self.rates, self.seed, self.corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,18 +138,7 @@ class GrowingRuns:
       )
       for run, run_losses in zip(runs, losses, strict=True)
     ]
-    self._add(rows)
-
-  def _add(self, rows: Sequence[GrowingRow]) -> None:
-    """Adds lines to the file."""
-    self.path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not self.path.exists()
-    with self.path.open("a", newline="") as file:
-      names = [field.name for field in dataclasses.fields(GrowingRow)]
-      writer = csv.DictWriter(file, names, lineterminator="\n")
-      if is_new:
-        writer.writeheader()
-      writer.writerows(map(dataclasses.asdict, rows))
+    add(self.path, rows)
 
   def _rows(self, name: str) -> list[GrowingRow]:
     """Returns the finished runs of a setting.
@@ -153,15 +146,7 @@ class GrowingRuns:
     Args:
       name: Name of the setting.
     """
-    if not self.path.exists():
-      return []
-    types = typing.get_type_hints(GrowingRow)
-    with self.path.open(newline="") as file:
-      lines = list(csv.DictReader(file))
-    rows = [
-      GrowingRow(**{field: types[field](text) for field, text in line.items()})
-      for line in lines
-    ]
+    rows = read_rows(self.path, GrowingRow)
     return [row for row in rows if row.setting == name]
 
   def _best_rates(self, name: str) -> Rates | None:

@@ -1,4 +1,4 @@
-"""Finished runs of the study of the gap: each is one line of a CSV file.
+"""Finished runs of the studies of the gap: each is one line of a CSV file.
 
 Several programs may add lines to one file at the same time.
 """
@@ -9,7 +9,8 @@ import dataclasses
 import fcntl
 import pathlib
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeVar
 
 from dilocox_jax import files
 from dilocox_jax.metrics.lines import (
@@ -23,7 +24,20 @@ from experiments.gaps.settings import Setting
 
 
 @dataclasses.dataclass(frozen=True)
-class GapRow:
+class Row:
+  """A finished run. The fields of a subclass are the columns of its file."""
+
+  @property
+  def key(self) -> Hashable:
+    """What tells the run from all others of the file."""
+    raise NotImplementedError
+
+
+RowKind = TypeVar("RowKind", bound=Row)
+
+
+@dataclasses.dataclass(frozen=True)
+class GapRow(Row):
   """A finished run: one line of the file.
 
   The fields from `size` to `sequence_length` describe the setting (`Setting`).
@@ -105,6 +119,11 @@ class GapRow:
     """Inner rate, outer rate and seed: they identify a run of a setting."""
     return self.inner_rate, self.outer_rate, self.seed
 
+  @property
+  def key(self) -> Hashable:
+    """What tells the run from all others of the file."""
+    return self.setting, self.run, self.corpus
+
 
 def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
   """Groups finished runs by their settings.
@@ -119,6 +138,11 @@ def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
 
 
 def read(path: pathlib.Path) -> list[GapRow]:
+  """Reads the finished runs of the law of the gap; see `read_rows`."""
+  return read_rows(path, GapRow)
+
+
+def read_rows(path: pathlib.Path, kind: type[RowKind]) -> list[RowKind]:
   """Reads the finished runs of a file.
 
   A file that does not exist counts as empty. A last line without an end, as in
@@ -126,22 +150,23 @@ def read(path: pathlib.Path) -> list[GapRow]:
 
   Args:
     path: The file.
+    kind: Type of its lines.
 
   Raises:
     RecordError: If the file cannot be read, or has other columns.
   """
-  types = typing.get_type_hints(GapRow)
+  types = typing.get_type_hints(kind)
   try:
     lines = csv.DictReader(line.decode() for line in whole_lines(path))
     return [
-      GapRow(**{name: types[name](text) for name, text in line.items()})
+      kind(**{name: types[name](text) for name, text in line.items()})
       for line in lines
     ]
   except (KeyError, TypeError, ValueError, csv.Error) as error:
     raise RecordError(f"{path} is no table of gaps: {error!r}") from error
 
 
-def add(path: pathlib.Path, rows: Sequence[GapRow]) -> None:
+def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
   """Adds finished runs to a file.
 
   A line of the same run on the same text is replaced. The file is written as a
@@ -149,7 +174,7 @@ def add(path: pathlib.Path, rows: Sequence[GapRow]) -> None:
 
   Args:
     path: The file; it is made if it does not exist.
-    rows: The finished runs.
+    rows: The finished runs, at least one.
 
   Raises:
     RecordError: If the file has other columns or cannot be written.
@@ -157,8 +182,8 @@ def add(path: pathlib.Path, rows: Sequence[GapRow]) -> None:
   make_directory(path.parent)
   with _write_lock(path):
     rows_by_key = {}
-    for row in [*read(path), *rows]:
-      rows_by_key[row.setting, row.run, row.corpus] = row
+    for row in [*read_rows(path, type(rows[0])), *rows]:
+      rows_by_key[row.key] = row
     table = csv_table([dataclasses.asdict(row) for row in rows_by_key.values()])
     write_atomically(path, table)
 
