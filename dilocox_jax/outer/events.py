@@ -59,10 +59,11 @@ def measure_apply_send(
     inner: The replica's own parameters of the fragment.
     in_flight: Pseudo-gradients of the fragment in flight, the oldest first. The
       one that is applied now is still among them.
-    apply: Function that is called after measuring, and applies a mean: the
-      result of `apply_arrived`, `exchange_at_once` or `apply_nothing_yet`.
-    num_arrived: How many pseudo-gradients leave the list of those in flight,
-      the oldest first. It is 1 if one is applied, also if this is the new one.
+    apply: Function that is called after measuring, and applies a mean, such as
+      the result of `apply_arrived`, `exchange_at_once` or `apply_nothing_yet`.
+    num_arrived: How many pseudo-gradients are no longer in flight afterwards,
+      counted from the oldest. It is 1 if one is applied, also if this is the
+      new one.
 
   Returns:
     The new state, and the other two values that `apply` returned: the replica's
