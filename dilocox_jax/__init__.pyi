@@ -217,7 +217,9 @@ def cocktail_sgd(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Averages the gradients of every step. Its recipe has a codec for them.
+  """Averages the gradients of every step, which are compressed.
+
+  The codec that compresses them is in `config.recipes`.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
 
@@ -268,7 +270,7 @@ def delayed(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Combines any schedule with any rule that allows the schedule.
+  """Combines any schedule with any apply rule that works with the schedule.
 
   Source: the combination is ours, and every rule has its own source. With
   rule="continue" and outer SGD with learning rate 1 it is delayed model
@@ -284,9 +286,10 @@ def delayed(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
     num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps). It may exceed H under "continue".
-    rule: One of `RULES`.
-    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1.
+    overlap_steps: tau (inner steps). It may exceed H if `rule` is "continue".
+    rule: How a replica goes on when a mean arrives, one of `RULES`.
+    mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
+      to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
@@ -376,14 +379,16 @@ def dilocox(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Applies a result one round late, so the next H steps hide the exchange.
+  """Applies a mean one round late, so the next H steps hide the exchange.
+
+  The low-rank compression of this method is in `config.recipes`.
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
   Differs: the paper does not say what happens to the progress that a replica
-  makes during the delay. "reset" drops it from the replica, "continue" keeps it
-  (docs/methods.md). The recipe of this method has the compression. It measures
-  the residual against the replica's own message, while the paper's Algorithm 2
-  measures it against the mean (recalled).
+  makes during the delay. The rule "reset" drops it from the replica, "continue"
+  keeps it (docs/methods.md). The residual of error feedback is what is missing
+  from the replica's own message. In the paper's Algorithm 2 it is what is
+  missing from the mean (recalled).
 
   The low rank and H do not change during training; only runs of a config can
   adapt them. A transform cannot hide transfers behind later steps; the rounds
@@ -433,7 +438,10 @@ def eager(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Applies a replica's own part of the mean at once, the others a round later.
+  """Applies a replica's own pseudo-gradient at once, the others' a round late.
+
+  The newest pseudo-gradient of the replica takes the place of its older one in
+  the mean of the round before (`outer.rules.eager_rule`).
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
@@ -484,7 +492,10 @@ def muloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Has DiLoCo's schedule; MuLoCo's recipe has Muon and its codec.
+  """Trains as DiLoCo does, with Muon as the inner optimizer.
+
+  Only the schedule is defined here. `config.recipes` has Muon, the codec and
+  the error feedback.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
@@ -534,7 +545,10 @@ def open_diloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Has DiLoCo's schedule; OpenDiLoCo's recipe has an fp16 all-reduce.
+  """Averages pseudo-gradients every H steps as DiLoCo does, but in fp16.
+
+  Only the schedule is defined here. `config.recipes` has the codec and the
+  optimizers.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
@@ -586,14 +600,15 @@ def overlap_loco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Sends equal slices of all leaves in turn, so that the link is never idle.
+  """Sends equal slices of the parameters in turn, so the link is never idle.
 
   While a slice is exchanged, the replicas take the H / P inner steps until the
-  next slice is sent. So each result is only H / P steps late, and replicas keep
-  the progress that they make meanwhile. A delay of one step costs next to
-  nothing, a delay of a quarter round a lot (measured). The recipe of this
-  method has Muon as inner optimizer, one bit per value with error feedback, and
-  an outer step that goes to the mean.
+  next slice is sent. So each mean is applied only H / P steps late, and
+  replicas keep the progress that they make meanwhile. A delay of one step costs
+  next to nothing, a delay of a quarter round a lot (measured). In addition
+  (`config.recipes`), the method has Muon as inner optimizer, one bit per value
+  with error feedback, and SGD with learning rate 1 as outer optimizer, which
+  moves the outer parameters to the mean of the replicas.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
@@ -608,8 +623,8 @@ def overlap_loco(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. None: `optax.sgd(1.0)`.
     sync_interval: H (inner steps), best a multiple of P.
-    num_fragments: Number of fragments, P; None: 16, or the length of the
-      first rounds if that is less.
+    num_fragments: Number of slices, P. None: 16, or the length of the first
+      rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
@@ -648,7 +663,10 @@ def sparse_loco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Has DiLoCo's schedule; SparseLoCo's recipe has its codec and feedback.
+  """Averages the largest values of pseudo-gradients every H steps.
+
+  Only the schedule is defined here, which is DiLoCo's. `config.recipes` has the
+  codec, the error feedback and the outer optimizer.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
@@ -702,9 +720,10 @@ def streaming_diloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Sends one fragment after the other; each exchange takes tau inner steps.
+  """Averages one fragment after the other, tau inner steps after it is sent.
 
-  At an apply, a replica mixes its own parameters with the outer parameters.
+  A fragment is one of P parts of the parameters. When its mean arrives, a
+  replica mixes its own parameters with the new outer parameters.
 
   Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
 
@@ -719,7 +738,7 @@ def streaming_diloco(
     sync_interval: H (inner steps) between sends of one fragment.
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
-    mixing_alpha: Weight of the replica's own value at an apply, 0 to 1.
+    mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
     first_interval: H of the first rounds (inner steps). None: all rounds have

@@ -1,8 +1,10 @@
 """Computes what replicas must have in common to exchange through a mailbox.
 
-`dilocox_jax.Mailbox` compares these terms of a run, field by field. They follow
-from the file `config.json` in the work directory of a run. So a program without
-JAX can read that file and take part in the run.
+A mailbox is a folder or a bucket through which replicas that are separate
+programs exchange. What they must have in common are the *terms* of the run.
+`dilocox_jax.Mailbox` compares them field by field. The terms follow from the
+file `config.json` in the work directory of a run. So a program without JAX can
+read that file and take part in the run.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ _FIELD_OF_RULE = {
 
 @dataclasses.dataclass(frozen=True)
 class MailboxTerms:
-  """What replicas of a run must have in common.
+  """What the replicas of a run must have in common to exchange by a mailbox.
 
   Attributes:
     fields: All fields of the run's config, by dotted name.
@@ -70,7 +72,9 @@ class MailboxTerms:
 def mailbox_terms(
   values: Mapping[str, Any], override_names: Collection[str] = ()
 ) -> MailboxTerms:
-  """Returns the terms of a run that `experiments.train --mailbox` trains.
+  """Returns what a replica must have in common with a run to take part in it.
+
+  The run is one that `experiments.train --mailbox` trains.
 
   Args:
     values: All fields of the run's config, nested by section, as in the file

@@ -116,7 +116,7 @@ def wait_for_processes(
 
 
 class _Wait:
-  """A time limit, and a log of what the process waits for.
+  """A time limit, which also logs now and then what the process waits for.
 
   Attributes:
     timeout_s: Seconds from when the object was made to the limit.
@@ -296,7 +296,10 @@ class _Reception:
       )
 
   def _released(self) -> dict[int, socket.socket]:
-    """Returns the connections to the others, which then stay open."""
+    """Returns the connections to the other processes.
+
+    They stay open when `_close` closes the rest.
+    """
     released = {
       number: connection
       for number, connection in self._present.items()
@@ -322,7 +325,7 @@ class _Reception:
     return f" (here {address}, which no other machine reaches)"
 
   def _close(self) -> None:
-    """Closes all connections."""
+    """Closes all connections that this object still has."""
     for connection in (*self._present.values(), *self._strangers):
       connection.close()
     self._selector.close()
@@ -381,7 +384,10 @@ class _Reception:
         self._drop(connection)
 
   def _accept(self) -> None:
-    """Accepts a connection, and closes it if too many lack a greeting."""
+    """Accepts a connection.
+
+    It is closed at once if too many connections have not greeted yet.
+    """
     try:
       connection, _ = self._server.accept()
     except OSError:  # The other side has gone, or too many files are open.
