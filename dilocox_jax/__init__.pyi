@@ -217,9 +217,9 @@ def cocktail_sgd(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Averages the gradients of every step, which are compressed.
+  """Averages compressed gradients in every step.
 
-  The codec that compresses them is in `config.recipes`.
+  The codec is in `config.recipes`: it sends the largest of some random values.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
 
@@ -381,7 +381,8 @@ def dilocox(
 ) -> GradientTransformationExtraArgs:
   """Applies a mean one round late, so the next H steps hide the exchange.
 
-  The low-rank compression of this method is in `config.recipes`.
+  The compression of the method, low-rank factors with error feedback, is in
+  `config.recipes`.
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
   Differs: the paper does not say what happens to the progress that a replica
@@ -492,10 +493,11 @@ def muloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Trains as DiLoCo does, with Muon as the inner optimizer.
+  """Averages pseudo-gradients of Muon every H steps, in few bits.
 
-  Only the schedule is defined here. `config.recipes` has Muon, the codec and
-  the error feedback.
+  The schedule is DiLoCo's. The other parts of the method are in
+  `config.recipes`: Muon as the inner optimizer, a codec of 2 bits, and error
+  feedback.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
@@ -547,8 +549,8 @@ def open_diloco(
 ) -> GradientTransformationExtraArgs:
   """Averages pseudo-gradients every H steps as DiLoCo does, but in fp16.
 
-  Only the schedule is defined here. `config.recipes` has the codec and the
-  optimizers.
+  The schedule is DiLoCo's. The codec and the outer optimizer are in
+  `config.recipes`.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
@@ -605,10 +607,10 @@ def overlap_loco(
   While a slice is exchanged, the replicas take the H / P inner steps until the
   next slice is sent. So each mean is applied only H / P steps late, and
   replicas keep the progress that they make meanwhile. A delay of one step costs
-  next to nothing, a delay of a quarter round a lot (measured). In addition
-  (`config.recipes`), the method has Muon as inner optimizer, one bit per value
-  with error feedback, and SGD with learning rate 1 as outer optimizer, which
-  moves the outer parameters to the mean of the replicas.
+  next to nothing, a delay of a quarter round a lot (measured). The other parts
+  of the method are in `config.recipes`: Muon as inner optimizer, one bit per
+  value with error feedback, and SGD with learning rate 1 as outer optimizer,
+  which moves the outer parameters to the mean of the replicas.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
@@ -665,8 +667,8 @@ def sparse_loco(
 ) -> GradientTransformationExtraArgs:
   """Averages the largest values of pseudo-gradients every H steps.
 
-  Only the schedule is defined here, which is DiLoCo's. `config.recipes` has the
-  codec, the error feedback and the outer optimizer.
+  The schedule is DiLoCo's. The codec, the error feedback and the outer
+  optimizer (SGD without momentum) are in `config.recipes`.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 

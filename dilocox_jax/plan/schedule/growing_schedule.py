@@ -36,7 +36,7 @@ class Stage:
 
   Attributes:
     first_round: Index of the first of these rounds, from 0.
-    start: Inner step at which the first of these rounds begins.
+    start: Number of inner steps before the first of these rounds.
     interval: Number of inner steps of each of these rounds.
   """
 

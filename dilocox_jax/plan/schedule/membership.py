@@ -164,17 +164,19 @@ class Membership:
     return ~is_away
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns in how many rounds in a row every replica does the same.
+    """Returns how many rounds in a row are alike, beginning with a given one.
 
-    Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds 4 and 5
-    are alike. Round 3 is not like them, because all replicas were present in
-    the round before it.
+    Rounds are alike if the same replicas are present, come back, and are in
+    each mean. Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds
+    4 and 5 are alike. Round 3 is not like them, because all replicas were
+    present in the round before it.
 
     Args:
-      round_index: Index of the first of these rounds.
+      round_index: Index of the given round, from 0.
 
     Returns:
-      Number of rounds, at least 1; None if all later rounds are alike.
+      Number of rounds, the given one included, so at least 1. None: all later
+      rounds are like the given one. With random absences it is always 1.
     """
     if self.absence_rate:
       return 1

@@ -365,11 +365,11 @@ class SyncSchedule:
     ]
 
   def flush_windows(self, step: int) -> list[Window]:
-    """Returns the windows of the flush, which ends a run.
+    """Returns the sends and applies of the flush, which ends a run.
 
     The flush applies the mean of every send that is still pending. It also
     sends the progress that was not sent yet, and applies its mean. The trainer
-    runs these windows, and bytes and simulated times are computed from them.
+    runs the result, and bytes and simulated times are computed from it.
 
     The fragments come one after the other. For each fragment, the pending sends
     are applied, the oldest first. The progress since the last send is sent
@@ -378,18 +378,18 @@ class SyncSchedule:
     last send of the fragment, nothing is sent.
 
     Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
-    are pending and the progress of step 9 is unsent. So the windows are
-    send(9), apply(4), apply(8), apply(9). With tau = 2 only the send of step 8
-    is pending, so the windows are apply(8), send(9), apply(9).
+    are pending and the progress of step 9 is unsent. So the order is send(9),
+    apply(4), apply(8), apply(9). With tau = 2 only the send of step 8 is
+    pending, so the order is apply(8), send(9), apply(9).
 
     Args:
       step: Number of finished inner steps. The sends and applies after the last
         of them count as done.
 
     Returns:
-      Windows in order. Each has one event and no inner steps. An event keeps
-      the step at which it would happen in a longer run. So the steps of a
-      fragment's events may not be ascending.
+      Windows in order, each with one send or one apply and no inner steps. An
+      event keeps the step at which it would happen in a longer run. So the
+      steps of a fragment's events may not be ascending.
     """
     return [
       window
