@@ -50,7 +50,7 @@ _at_end: list[Callable[[], None]] = []  # See `at_end`.
 
 
 def allgather(value: Any) -> list[Any]:
-  """Collects a value from every process, and returns them in every process.
+  """Collects a value from every process, and returns all values everywhere.
 
   All processes must make the same calls in the same order. Each call waits for
   the slowest process. Process 0 collects the values, so a call takes the other

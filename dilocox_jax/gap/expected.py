@@ -145,7 +145,7 @@ def doublings_lost(
 ) -> Estimate:
   """Returns D: M replicas train as AllReduce with a batch halved D times.
 
-  The law of the gap has several lines, each fitted to runs of one model. The
+  The law of the gap (`Law`) has several lines, each fitted to other runs. The
   value is the mean over the lines that count every doubling of the batch like
   the last one (`Line.doublings`), with one vote for each size of the model. The
   range covers all lines with two standard errors. The uncertainties of the

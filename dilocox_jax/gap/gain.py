@@ -20,7 +20,7 @@ NUM_ERRORS = 2.0
 
 
 class SizeGain(NamedTuple):
-  """The gain s of a model, at its size.
+  """The size of a model, and how much it gains from a larger batch.
 
   Attributes:
     parameters: Number of parameters of the model.
@@ -45,7 +45,7 @@ def gain_of_losses(
       small models.
 
   Returns:
-    s, with a range of two standard errors on either side, at least 0.
+    s, with a range of two standard errors on either side, cut at 0 and at 0.99.
 
   Raises:
     ValueError: If there are not two losses, if a loss is not a positive number,

@@ -105,7 +105,8 @@ class Law:
     unmeasured_factor: f of any other method.
     diloco_log_gap: log(1 + gap) of DiLoCo in the runs behind the factors. A
       method with the factor f lost f - 1 times this more than DiLoCo there.
-    seed_share: Standard error of s from one seed, divided by s.
+    seed_share: If s was measured with one seed, its standard error is
+      `seed_share` times s, but at most `seed_most`.
     seed_most: Largest standard error of s from one seed.
     size_gain: How to guess s from the number of parameters alone
       (`gain.gain_of_size`). A model of "parameters" has s = "value", which
@@ -139,10 +140,10 @@ def law() -> Law:
 
 
 def law_of(content: Mapping[str, Any]) -> Law:
-  """Returns the constants in the content of a file like `law.json`.
+  """Builds a `Law` from the content of a file like `law.json`.
 
   Args:
-    content: The content of the file.
+    content: The content of the file, as JSON is read.
   """
   smallest, largest = content["interval_power"]["tried"]
   seeds = content["seed_error"]

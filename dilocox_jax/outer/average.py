@@ -20,12 +20,12 @@ from dilocox_jax.trees import Array, Index, Tree
 
 
 class AverageState(NamedTuple):
-  """State of an optimizer that also averages its parameters (`averaged`).
+  """State of an optimizer that also averages the parameters it updates.
 
   Attributes:
     count: Number of updates taken (int32 scalar).
     average: Weighted average of the parameters after these updates, in fp32 or
-      wider.
+      wider; the weights are those of `averaged` or `schedule_free`.
     optimizer: State of the optimizer that makes the updates.
   """
 
@@ -60,7 +60,8 @@ def averaged(
     The transformation, with an `AverageState`. Its update needs `params`.
 
   Raises:
-    ValueError: If `power` is negative. The update raises it without `params`.
+    ValueError: If `power` is negative. The update raises ValueError if it does
+      not get `params`.
 
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
   """
@@ -109,8 +110,8 @@ def schedule_free(
     the outermost one. Its update needs `params`.
 
   Raises:
-    ValueError: If `optimizer` is not schedule-free. The update raises it
-      without `params`.
+    ValueError: If `optimizer` is not schedule-free; `init` raises it. The
+      update raises ValueError if it does not get `params`.
 
   Source: Defazio et al., 2024, arXiv 2405.15682.
   """

@@ -80,8 +80,9 @@ class OuterStep:
     axis_name: Axis over which replicas are mapped.
 
   Raises:
-    ValueError: One line, if the rule does not go with the schedule or with the
-      aggregator.
+    ValueError: One line, if the function registered for the rule does not
+      return an `ApplyRule`, or if the rule applies at the first send and tau is
+      not H.
   """
 
   method: Method
@@ -139,8 +140,8 @@ class OuterStep:
       params: Parameters of the fragment.
 
     Raises:
-      ValueError: If the optimizer keeps an average inside another
-        transformation (`outer.average.check_outermost`).
+      ValueError: If the optimizer keeps an average of its parameters that
+        `outer.average.check_outermost` refuses.
     """
     optimizer = self.optimizer.init(params)
     check_outermost(optimizer)

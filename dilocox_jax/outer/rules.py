@@ -137,7 +137,7 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   Example in one dimension, with outer learning rate 1: the outer parameter is
   a = 10. At the send the replica is at 8, so d = 10 - 8 = 2. The mean of all
   replicas is 3, so b = 7. Meanwhile the replica has gone on to w = 7.5. It goes
-  on from 7.5 + (7 - 10) + 2 = 6.5, which is the outer parameter 7 and the
+  on from 7.5 + (7 - 10) + 2 = 6.5, which is the outer parameter 7 plus the
   replica's progress of -0.5 since the send.
 
   With tau >= H the replica measures its next pseudo-gradient before this mean

@@ -201,7 +201,7 @@ def trained(
       trained; None: each is.
 
   Returns:
-    `tree` with the other leaves replaced.
+    `tree`, in which an `optax.MaskedNode` stands for each untrained leaf.
   """
 
   def mask_if_hidden(path: Any, param: Any, leaf: Any) -> Any:

@@ -235,7 +235,8 @@ class _FragmentEvents:
       event: Function (cut, moves, state of the fragment) -> (new moves, new
         state), which sends or applies a fragment. A cut is the fragment's group
         and its index in the group.
-      operand: What the event may change.
+      operand: A `Moves` and the states of all groups of fragments. The event
+        may change them.
 
     Returns:
       The changed operand; the same operand if nothing happens.
@@ -256,11 +257,13 @@ class _FragmentEvents:
     """Runs an event for one fragment of a group, whose states are stacked.
 
     Args:
-      event: As for `_switch`.
+      event: Function (cut, moves, state of the fragment) -> (new moves, new
+        state), as for `_switch`.
       group: Group of the fragment.
       number: Number of the fragment (traced). In a branch that is not taken, it
         may be the number of a fragment of another group.
-      operand: What the event may change.
+      operand: A `Moves` and the states of all groups of fragments. The event
+        may change them.
 
     Returns:
       The changed operand.

@@ -40,9 +40,10 @@ class WaitingTimes:
     self._waits: Waits = []
 
   def result(self, exchange: Future, beside: Tree) -> Any:
-    """Waits for inner steps and then for an exchange, and records the second.
+    """Waits for inner steps, and then for an exchange that runs beside them.
 
-    The record begins when the steps have ended, and ends with the exchange.
+    The second wait is recorded: it begins when the steps have ended, and ends
+    with the exchange.
 
     Args:
       exchange: An exchange that runs in a thread.

@@ -93,6 +93,8 @@ def join(
   client = rounds.runtime.client
   snapshot = client.newest()
   walk = _Walk(rounds.outer.method.schedule, rounds.view.count, last_step)
+  # The snapshot has the state just before the event `client.event` is applied:
+  # after the events before it, and after the sends in between.
   walk.pass_events(client.event)
   if snapshot is not None:
     walk.pass_sends()
@@ -209,7 +211,9 @@ def skip_windows(
 def _windows_with_events(
   schedule: SyncSchedule, last_step: int | None
 ) -> Iterator[Window]:
-  """Yields the windows of a schedule that send or apply, in order.
+  """Yields the windows of a schedule, in order, up to the last send or apply.
+
+  A window is some inner steps with a send or an apply of a fragment after them.
 
   Args:
     schedule: The schedule.

@@ -155,9 +155,9 @@ class Rounds:
       batches: Leaves [M, n, ...]: a batch for every replica and inner step.
         Where there are several processes, each passes the batches of its own
         replicas (`Replicas.own`).
-      windows: The n steps divided into windows, each with a send or an apply at
-        its end. None: as the schedule says for the n steps after those that the
-        state has done.
+      windows: The n steps divided into windows: some inner steps each, then at
+        most one apply and one send. None: the windows that the schedule has for
+        the n steps after those that the state has done.
       participation: What each replica does in the windows; None: all do the
         same. A replica that takes h steps reads its first h batches.
       one_at_a_time: Whether a window is dispatched only after the window before

@@ -128,7 +128,10 @@ class WindowKind:
 
 
 class WindowInput(NamedTuple):
-  """The arguments of a window's program, for one replica.
+  """The arguments of the program of a window, for one replica.
+
+  A window is some inner steps, then at most one apply and one send of a
+  fragment.
 
   Attributes:
     progress: The replica before the window.
