@@ -25,7 +25,8 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
   """Returns the bytes that a device receives and waits for in a step.
 
   They come from other devices of the same replica. Bytes that can travel while
-  devices compute are not counted (the module's docstring says which these are).
+  devices compute are not counted: the parameters of every layer once in a step,
+  and the sum of their gradients once.
 
   Args:
     config: Config of the run.

@@ -42,7 +42,9 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class Lifelines:
-  """Notices by open connections that another process of the run has gone."""
+  """Notices by open connections that another process of the run has gone.
+
+  A process that leaves the run says goodbye first. It does not count as gone."""
 
   def __init__(self, on_lost: Callable[[], None]):
     """Watches nothing yet.
@@ -116,7 +118,7 @@ class Lifelines:
       self._lost()
 
   def _lost(self) -> None:
-    """Calls `on_lost`, unless this process leaves the run meanwhile."""
+    """Calls `on_lost` after a second, unless this process leaves the run."""
     time.sleep(_OWN_WORDS_S)
     with self._lock:
       if self._is_watching:
@@ -146,7 +148,7 @@ class Lifelines:
   def _forward_to_main(
     self, inner: socket.socket, outer: socket.socket
   ) -> None:
-    """Forwards what JAX's client sends, until it closes its connection.
+    """Forwards what this process's JAX client sends, until the client closes.
 
     Args:
       inner: Connection to JAX's client.

@@ -133,8 +133,8 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 
   Args:
     function: Function (*arrays) -> arrays. All arrays have the shape
-      [layers, groups, ...], where the remaining axes are a row. A row of a
-      result must depend only on the same rows of the arguments.
+      [layers, groups, ...]. The values of one group in one layer are a row. A
+      row of a result must depend only on the same rows of the arguments.
     *arrays: Arguments for the function.
 
   Returns:

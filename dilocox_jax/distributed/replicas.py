@@ -260,8 +260,9 @@ class Replicas:
       axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
         replicas, None for leaves that all replicas share.
 
-    Raises:
-      ValueError: If `Division` has no rule for a leaf.
+    Returns:
+      A tree like `tree` with a sharding for each leaf. It divides the leaf
+      among the replicas and, as `division` says, among a replica's devices.
     """
     if self.layout == "stacked":
       return jax.tree.map(lambda _: self._first_device, tree)
