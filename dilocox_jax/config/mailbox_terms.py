@@ -38,8 +38,8 @@ class MailboxTerms:
     fields: All fields of the run's config, by dotted name.
     config: The settings that must be equal in all replicas, by dotted name.
       They are the argument `config` of `dilocox_jax.Mailbox`.
-    rules: The rules of the run. They are the argument `rules` of
-      `dilocox_jax.Mailbox`.
+    rules: The rules of the exchange, such as how long to wait for a replica.
+      They are the argument `rules` of `dilocox_jax.Mailbox`.
     method: Schedule and apply rule of the run's method.
   """
 
@@ -49,9 +49,9 @@ class MailboxTerms:
   method: Method
 
   def check_computed(self, computed: Mapping[str, Collection[Any]]) -> None:
-    """Checks that a program other than this package's can take part in the run.
+    """Checks that a program that supports only some settings can take part.
 
-    Such a program, e.g. a replica in PyTorch, supports only some settings.
+    Such a program is, for example, a replica in PyTorch.
 
     Args:
       computed: For each field that the program reads, by dotted name, the
@@ -115,7 +115,7 @@ def mailbox_terms(
 
 
 def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
-  """Returns the mailbox rules of a run.
+  """Returns the rules of a run by which its replicas exchange messages.
 
   Args:
     fields: All fields of the run's config, by dotted name.

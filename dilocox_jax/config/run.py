@@ -309,7 +309,7 @@ class RunConfig:
 
   @functools.cached_property
   def fragments(self) -> Fragments:
-    """How the method divides the model into fragments."""
+    """How the method divides the parameters into fragments, sent one by one."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,
@@ -499,7 +499,7 @@ def _defaults() -> dict[str, Any]:
 def field_facts() -> dict[str, Facts]:
   """Returns what is declared about each field of all sections.
 
-  For example, the facts say whether a field may change on resume.
+  For example, the facts say whether a field may change if a run is resumed.
 
   Returns:
     The facts by dotted name.

@@ -60,7 +60,7 @@ DEVICES = "mesh.num_stages*num_data_shards*num_tensor_shards"
 
 
 def _reads(field: str) -> ReadIf:
-  """Returns the condition that a field is read: the text's source needs it.
+  """Returns the condition under which the source of the text reads a field.
 
   Args:
     field: Name of a field of `DataConfig`, e.g. "glob".
@@ -69,7 +69,7 @@ def _reads(field: str) -> ReadIf:
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """Returns the condition that a field is read: the optimizer has the option.
+  """Returns the condition under which an optimizer reads a field, its option.
 
   An optimizer that is not in `OPTIMIZER_OPTIONS` counts as having every option.
 
@@ -178,8 +178,9 @@ class DataConfig(Section):
 class ModelConfig(Section):
   """The model. A field that is None has the value of the preset.
 
-  Exceptions are `compute_dtype` and the four fields after it that set how a
-  device computes: if they are None or "auto", the device decides.
+  Exceptions are `compute_dtype`, `scan_unroll`, `attention`, `remat` and
+  `loss_chunk_tokens`: if they are None or "auto", the kind of the device
+  decides.
   """
 
   # Name of a model; `python -m experiments.fits` shows its leaves.
@@ -254,7 +255,7 @@ class ModelConfig(Section):
     self._check_preset_is_read()
 
   def _check_preset_is_read(self) -> None:
-    """Checks that at least one size of the preset is used.
+    """Checks that the run reads something of the preset.
 
     Raises:
       ValueError: If the user sets every field in which the preset differs from

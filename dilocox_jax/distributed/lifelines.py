@@ -44,7 +44,8 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 class Lifelines:
   """Notices by open connections that another process of the run has gone.
 
-  A process that leaves the run says goodbye first. It does not count as gone."""
+  A process that leaves the run says goodbye first, and does not count as gone.
+  """
 
   def __init__(self, on_lost: Callable[[], None]):
     """Watches nothing yet.

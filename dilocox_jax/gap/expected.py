@@ -188,6 +188,7 @@ def doublings_lost(
   )
   half_range = (power.high - power.low) / 2
   interval_error = value * math.expm1(half_range * log_distance)
+  # Three independent errors: of the lines, of the power of H, of the factor.
   low = value - math.hypot(
     value - min(lows),
     interval_error,

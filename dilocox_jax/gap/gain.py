@@ -158,6 +158,7 @@ def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
   )
   largest = max(points, key=lambda point: point.parameters)
   ratio = parameters / largest.parameters
+  # By how much s changes: with the fitted power, not at all, and as published.
   growths = [ratio**p for p in (float(power), 0.0, -law().size_gain["power"])]
   value = largest.gain.value * growths[0]
   return Estimate(

@@ -141,6 +141,8 @@ def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
     parts = []
     for fragment, group in enumerate(groups):
       part = group_trees[group]
+      # With the groups 0, 1, 1, 1, fragment 2 is entry 1 of the stack of group
+      # 1, which begins with fragment 1.
       index = fragment - groups.index(group)
       if groups.count(group) > 1:
         part = jax.tree.map(lambda leaf, index=index: leaf[index], part)

@@ -196,6 +196,8 @@ def timeline(
   free_s = [0.0] * pipeline.num_stages
   start_s = {}
   end_s = {}
+  # Each stage runs its next passes until one of them depends on a pass that
+  # has no time yet. Then the next stage has its turn.
   while any(remaining):
     for stage, ticks in enumerate(remaining):
       while ticks:

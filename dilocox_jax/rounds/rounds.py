@@ -305,6 +305,7 @@ class Rounds:
     shares = participation.windows if participation else [None] * len(windows)
     pairs = list(zip(windows, shares, strict=True))
     if self.runtime.splits_windows:
+      # A window becomes up to three: its inner steps, its apply and its send.
       pairs = [(part, share) for each, share in pairs for part in each.parts]
     fragments = list(state.fragments)
     drifts = []

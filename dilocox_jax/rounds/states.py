@@ -426,6 +426,8 @@ class RoundStates:
       step=state.step,
     )
 
+    # `choose` takes the new values of the replicas that begin again. `begins`
+    # [M] gets as many axes as the leaf [M, ...].
     def choose(old: Array, new: Array) -> Array:
       other_axes = tuple(range(1, old.ndim))
       return jnp.where(jnp.expand_dims(begins, other_axes), new, old)

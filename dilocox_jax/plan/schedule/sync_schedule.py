@@ -410,11 +410,11 @@ class SyncSchedule:
       for event in self._pending(step)
       if event.fragment == fragment
     ]
-    is_sent = any(
+    was_just_sent = any(
       event.kind == "send" and event.fragment == fragment
       for event in self.events(step - 1, step)
     )
-    if step == 0 or is_sent:
+    if step == 0 or was_just_sent:  # There is no unsent progress.
       yield from pending
       return
     send_event = Event(step, "send", fragment=fragment, send_step=step)
