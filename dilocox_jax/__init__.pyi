@@ -293,7 +293,8 @@ def delayed(
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -343,7 +344,8 @@ def diloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -403,7 +405,8 @@ def dilocox(
     rule: "continue" or "reset".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'low_rank(rank=16)+int(bits=4)', as
       in the recipe of the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -458,7 +461,8 @@ def eager(
     num_fragments: Number of fragments, P; the paper has 1.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -512,7 +516,8 @@ def muloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'int(bits=2)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -565,7 +570,8 @@ def open_diloco(
     sync_interval: H (inner steps); the paper has 500.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float16', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -630,7 +636,8 @@ def overlap_loco(
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'int(bits=1)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -682,7 +689,8 @@ def sparse_loco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None:
       'top_k(fraction=0.015625,block_size=4096)+int(bits=2,scale=tensor)', as
       in the recipe of the method.
@@ -745,7 +753,8 @@ def streaming_diloco(
       "strided" and "sequential".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'e3m0', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the

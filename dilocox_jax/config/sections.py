@@ -60,7 +60,9 @@ DEVICES = "mesh.num_stages*num_data_shards*num_tensor_shards"
 
 
 def _reads(field: str) -> ReadIf:
-  """Returns the condition under which the source of the text reads a field.
+  """Returns the condition under which a field of `DataConfig` is read.
+
+  It is read if the source of the text (`data.source`) needs it.
 
   Args:
     field: Name of a field of `DataConfig`, e.g. "glob".
@@ -69,13 +71,14 @@ def _reads(field: str) -> ReadIf:
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """Returns the condition under which an optimizer reads a field, its option.
+  """Returns the condition under which a field for an optimizer is read.
 
-  An optimizer that is not in `OPTIMIZER_OPTIONS` counts as having every option.
+  It is read if the optimizer of the section has the option. An optimizer that
+  is not in `OPTIMIZER_OPTIONS` counts as having every option.
 
   Args:
     section: "inner" or "outer".
-    option: Name of the option.
+    option: Name of the option, which is also the name of the field.
   """
 
   def has_option(optimizer: str) -> bool:
@@ -662,7 +665,7 @@ class MailboxConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """How the low rank and H follow the measured rank of the averaged update."""
+  """How a codec's low rank, and H, follow the rank of the averaged update."""
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)

@@ -46,10 +46,10 @@ def policy(config: RunConfig) -> Policy:
 
 
 def codec(config: RunConfig) -> Codec:
-  """Returns the codec of the first exchange.
+  """Returns the codec with which a run begins.
 
-  If the low rank adapts during the run, the codec's states have room for the
-  first rank, which is the largest.
+  If the low rank adapts during the run, the arrays in the codec's state have
+  room for the first rank, which is the largest.
 
   Args:
     config: Config of the run.

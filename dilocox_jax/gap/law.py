@@ -135,7 +135,7 @@ class Law:
 
 @functools.cache
 def law() -> Law:
-  """Returns the constants in `law.json`."""
+  """Returns the constants of the law of the gap, read from `law.json`."""
   return law_of(json_file(PATH))
 
 

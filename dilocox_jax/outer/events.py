@@ -76,15 +76,16 @@ def measure_apply_send(
 
 
 def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
-  """Returns an `Apply` for tau = 0, where the replica waits for the exchange.
-
-  The function averages the new pseudo-gradient over replicas, and applies the
-  mean.
+  """Returns the argument `apply` of `measure_apply_send` for tau = 0.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     weight: Factor of this replica in the mean, a float scalar; 0 leaves the
       replica out. None: all replicas have the same weight.
+
+  Returns:
+    Function that averages the new pseudo-gradient over replicas, waits for the
+    mean, and applies it.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
@@ -95,12 +96,15 @@ def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
 
 
 def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
-  """Returns an `Apply` that applies a mean that has already arrived.
+  """Returns the argument `apply` of `measure_apply_send` for a mean at hand.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     arrived: The result of the exchange, which contains the mean, and the
       aggregator's new state.
+
+  Returns:
+    Function that applies this mean.
   """
   result, exchange = arrived
 
@@ -113,14 +117,17 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
 
 
 def apply_nothing_yet(outer: OuterStep) -> Apply:
-  """Returns an `Apply` for the first send, when no mean has arrived yet.
+  """Returns the argument `apply` of `measure_apply_send` for the first send.
 
-  Under most rules the function changes nothing. A rule that applies at the
-  first send (`ApplyRule.applies_at_first_send`) gets a mean of zeros, so that
-  only the replica's new pseudo-gradient changes the parameters.
+  No mean has arrived then.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
+
+  Returns:
+    Function that changes nothing under most rules. A rule that applies at the
+    first send (`ApplyRule.applies_at_first_send`) gets a mean of zeros, so that
+    only the replica's new pseudo-gradient changes the parameters.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:

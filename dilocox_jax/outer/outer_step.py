@@ -109,7 +109,7 @@ class OuterStep:
 
   @functools.cached_property
   def rule(self) -> ApplyRule:
-    """The apply rule of the method, by its name `method.rule`."""
+    """The apply rule that `method.rule` names, as an object."""
     return loaded(RULES[self.method.rule].build)(self.method, self.axis_name)
 
   @property

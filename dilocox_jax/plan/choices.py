@@ -37,7 +37,7 @@ class Registry(dict[str, Part]):
     self._kind = kind
 
   def add(self, name: str, part: Part) -> None:
-    """Adds a part.
+    """Registers a part, such as a codec, under the name that a config gives.
 
     Args:
       name: Name by which a config chooses the part, e.g. "low_rank".

@@ -59,7 +59,12 @@ class WaitingTimes:
     return result
 
   def take(self) -> Waits:
-    """Returns the records since the last call, and forgets them."""
+    """Returns when inner steps waited for exchanges since the last call.
+
+    Returns:
+      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds. They
+      are then forgotten.
+    """
     waits = self._waits
     self._waits = []
     return waits

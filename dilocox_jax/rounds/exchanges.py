@@ -61,7 +61,7 @@ class LocalExchange:
   def enter(self, method: Method, num_replicas: int) -> None:
     """Does nothing, because no other programs belong to the run.
 
-    `MailboxExchange.enter` joins the run here.
+    In contrast, `MailboxExchange.enter` joins a run of several programs.
 
     Args:
       method: Not read.

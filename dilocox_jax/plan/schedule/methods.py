@@ -242,7 +242,8 @@ def diloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -269,7 +270,8 @@ def open_diloco(
     sync_interval: H (inner steps); the paper has 500.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -291,7 +293,8 @@ def sparse_loco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -314,7 +317,8 @@ def muloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -345,7 +349,8 @@ def streaming_diloco(
       "strided" and "sequential".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -381,7 +386,8 @@ def eager(
     num_fragments: Number of fragments, P; the paper has 1.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -417,7 +423,8 @@ def dilocox(
     rule: "continue" or "reset".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -456,7 +463,8 @@ def delayed(
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -503,7 +511,8 @@ def overlap_loco(
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   if num_fragments is None:
     num_fragments = min(16, first_interval or sync_interval)
