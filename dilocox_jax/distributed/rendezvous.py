@@ -394,7 +394,7 @@ class _Reception:
   def _accept(self) -> None:
     """Accepts a connection.
 
-    It is closed at once if too many connections have not greeted yet.
+    It is closed at once if too many connections have not sent a line yet.
     """
     try:
       connection, _ = self._server.accept()

@@ -164,7 +164,7 @@ def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
-  """Returns the average in an optimizer's state, or else `params`.
+  """Returns the average of the parameters in a state, if any, or else `params`.
 
   Unlike `parameters_to_keep`, it leaves the dtypes as they are. So leaves may
   be anything, such as arrays that are not in memory.
@@ -180,12 +180,12 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def check_outermost(optimizer: Tree) -> None:
-  """Raises ValueError if an average is not the outermost transformation.
+  """Raises ValueError if an averaging optimizer is inside another one.
 
-  Inside another transformation `parameters_to_keep` would not find the average,
-  and the other transformation may change the updates from which the average was
-  computed. A schedule-free optimizer that is not wrapped in `schedule_free` is
-  refused as well.
+  The average of the parameters must belong to the outermost transformation.
+  Otherwise `parameters_to_keep` would not find it, and the outer transformation
+  may change the updates from which the average was computed. A schedule-free
+  optimizer that is not wrapped in `schedule_free` is refused as well.
 
   Args:
     optimizer: State of any optimizer.

@@ -48,6 +48,9 @@ def stretch_ends(
 def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
   """Yields how many inner steps run during each turn of an exchange.
 
+  A turn is the messages of an exchange that can be sent at the same time. A
+  later turn needs the result of the turn before it.
+
   Args:
     num_steps: Number of inner steps that run during the whole exchange: an int,
       or a traced integer. The results are of the same kind.

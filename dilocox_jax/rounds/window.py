@@ -220,7 +220,7 @@ class WindowProgram:
 
   @property
   def _applied_group(self) -> int:
-    """Group of the fragment that is applied."""
+    """Number of the group of fragments to which the applied one belongs."""
     assert self.kind.applied_group is not None, "nothing is applied"
     return self.kind.applied_group
 

@@ -160,7 +160,10 @@ class Division:
 
   @property
   def sizes(self) -> dict[str, int]:
-    """Number of shards along each mesh axis of a replica, outermost first."""
+    """Number of shards along the mesh axes "data", "stage" and "tensor".
+
+    This is the order of the axes in the mesh, outermost first.
+    """
     return {
       DATA_AXIS: self.num_data_shards,
       STAGE_AXIS: self.num_stages,
