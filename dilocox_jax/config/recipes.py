@@ -88,7 +88,7 @@ RECIPES: Registry[Mapping[str, Any]] = Registry("recipe")
 def register_recipe(method: str, values: Mapping[str, Any]) -> None:
   """Registers the config fields that a method sets besides its schedule.
 
-  These fields are the method's *recipe*: codec, error feedback and optimizers,
+  These fields are the method's "recipe": codec, error feedback and optimizers,
   for example. A value that the user sets wins over the recipe.
 
   Args:

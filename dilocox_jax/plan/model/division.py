@@ -126,7 +126,7 @@ _TOKEN_DIMENSIONS = {"embed/embedding": 0, "head/kernel": 1}
 class Division:
   """The division of a replica's arrays among its devices.
 
-  A *spec* has an entry for each dimension of an array: the names of the mesh
+  A "spec" has an entry for each dimension of an array: the names of the mesh
   axes ("data", "stage", "tensor") that divide this dimension.
 
   Attributes:
