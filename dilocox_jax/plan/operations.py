@@ -67,9 +67,6 @@ class Operation:
   def sends(self, num_replicas: int) -> list[Send]:
     """Returns the messages of the operation, in the order of sending.
 
-    A message is sent after the message before it has arrived, except in
-    `AllToAll`.
-
     Args:
       num_replicas: Number of replicas, M. A single replica sends nothing.
     """
