@@ -217,7 +217,9 @@ def cocktail_sgd(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Averages the gradients of every step. Its recipe has a codec for them.
+  """Averages compressed gradients in every step.
+
+  The codec is in `config.recipes`: it sends the largest of some random values.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
 
@@ -268,7 +270,7 @@ def delayed(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Combines any schedule with any rule that allows the schedule.
+  """Combines any schedule with any apply rule that works with the schedule.
 
   Source: the combination is ours, and every rule has its own source. With
   rule="continue" and outer SGD with learning rate 1 it is delayed model
@@ -284,13 +286,15 @@ def delayed(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
     num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps). It may exceed H under "continue".
-    rule: One of `RULES`.
-    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1.
+    overlap_steps: tau (inner steps). It may exceed H if `rule` is "continue".
+    rule: How a replica goes on when a mean arrives, one of `RULES`.
+    mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
+      to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -340,7 +344,8 @@ def diloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -376,14 +381,17 @@ def dilocox(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Applies a result one round late, so the next H steps hide the exchange.
+  """Applies a mean one round late, so the next H steps hide the exchange.
+
+  The compression of the method, low-rank factors with error feedback, is in
+  `config.recipes`.
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
   Differs: the paper does not say what happens to the progress that a replica
-  makes during the delay. "reset" drops it from the replica, "continue" keeps it
-  (docs/methods.md). The recipe of this method has the compression. It measures
-  the residual against the replica's own message, while the paper's Algorithm 2
-  measures it against the mean (recalled).
+  makes during the delay. The rule "reset" drops it from the replica, "continue"
+  keeps it (docs/methods.md). The residual of error feedback is what is missing
+  from the replica's own message. In the paper's Algorithm 2 it is what is
+  missing from the mean (recalled).
 
   The low rank and H do not change during training; only runs of a config can
   adapt them. A transform cannot hide transfers behind later steps; the rounds
@@ -397,7 +405,8 @@ def dilocox(
     rule: "continue" or "reset".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'low_rank(rank=16)+int(bits=4)', as
       in the recipe of the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -433,7 +442,10 @@ def eager(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Applies a replica's own part of the mean at once, the others a round later.
+  """Applies a replica's own pseudo-gradient at once, the others' a round late.
+
+  The newest pseudo-gradient of the replica takes the place of its older one in
+  the mean of the round before (`outer.rules.eager_rule`).
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
@@ -449,7 +461,8 @@ def eager(
     num_fragments: Number of fragments, P; the paper has 1.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -484,7 +497,11 @@ def muloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Has DiLoCo's schedule; MuLoCo's recipe has Muon and its codec.
+  """Averages pseudo-gradients of Muon every H steps, in few bits.
+
+  The schedule is DiLoCo's. The other parts of the method are in
+  `config.recipes`: Muon as the inner optimizer, a codec of 2 bits, and error
+  feedback.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
@@ -499,7 +516,8 @@ def muloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'int(bits=2)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -534,7 +552,10 @@ def open_diloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Has DiLoCo's schedule; OpenDiLoCo's recipe has an fp16 all-reduce.
+  """Averages pseudo-gradients every H steps as DiLoCo does, but in fp16.
+
+  The schedule is DiLoCo's. The codec and the outer optimizer are in
+  `config.recipes`.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
@@ -549,7 +570,8 @@ def open_diloco(
     sync_interval: H (inner steps); the paper has 500.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'float16', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -586,14 +608,15 @@ def overlap_loco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Sends equal slices of all leaves in turn, so that the link is never idle.
+  """Sends equal slices of the parameters in turn, so the link is never idle.
 
   While a slice is exchanged, the replicas take the H / P inner steps until the
-  next slice is sent. So each result is only H / P steps late, and replicas keep
-  the progress that they make meanwhile. A delay of one step costs next to
-  nothing, a delay of a quarter round a lot (measured). The recipe of this
-  method has Muon as inner optimizer, one bit per value with error feedback, and
-  an outer step that goes to the mean.
+  next slice is sent. So each mean is applied only H / P steps late, and
+  replicas keep the progress that they make meanwhile. A delay of one step costs
+  next to nothing, a delay of a quarter round a lot (measured). The other parts
+  of the method are in `config.recipes`: Muon as inner optimizer, one bit per
+  value with error feedback, and SGD with learning rate 1 as outer optimizer,
+  which moves the outer parameters to the mean of the replicas.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
@@ -608,12 +631,13 @@ def overlap_loco(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. None: `optax.sgd(1.0)`.
     sync_interval: H (inner steps), best a multiple of P.
-    num_fragments: Number of fragments, P; None: 16, or the length of the
-      first rounds if that is less.
+    num_fragments: Number of slices, P. None: 16, or the length of the first
+      rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'int(bits=1)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -648,7 +672,10 @@ def sparse_loco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Has DiLoCo's schedule; SparseLoCo's recipe has its codec and feedback.
+  """Averages the largest values of pseudo-gradients every H steps.
+
+  The schedule is DiLoCo's. The codec, the error feedback and the outer
+  optimizer (SGD without momentum) are in `config.recipes`.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
@@ -662,7 +689,8 @@ def sparse_loco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None:
       'top_k(fraction=0.015625,block_size=4096)+int(bits=2,scale=tensor)', as
       in the recipe of the method.
@@ -702,9 +730,10 @@ def streaming_diloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Sends one fragment after the other; each exchange takes tau inner steps.
+  """Averages one fragment after the other, tau inner steps after it is sent.
 
-  At an apply, a replica mixes its own parameters with the outer parameters.
+  A fragment is one of P parts of the parameters. When its mean arrives, a
+  replica mixes its own parameters with the new outer parameters.
 
   Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
 
@@ -719,12 +748,13 @@ def streaming_diloco(
     sync_interval: H (inner steps) between sends of one fragment.
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
-    mixing_alpha: Weight of the replica's own value at an apply, 0 to 1.
+    mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
     codec: Codec or name of a codec. None: 'e3m0', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the

@@ -1,9 +1,9 @@
 """Computes the memory that a run needs on one device, from its config.
 
 The bytes of the state that a run keeps between two steps are exact. They follow
-from the shapes of the parameters, and from how devices divide them: a device
-has its share of every copy of the parameters, and of the factors that the
-low-rank codec keeps between exchanges.
+from the shapes of the parameters, and from how devices divide them. Besides the
+parameters, a replica keeps trees of the same shapes, such as the moments of
+Adam, and the factors of the low-rank codec. A device has its part of each.
 
 The memory that a step needs in addition is an estimate (`config.step_memory`).
 """
@@ -59,13 +59,13 @@ def device_memory(
 ) -> DeviceMemory:
   """Returns the memory that one replica needs on one of its devices.
 
-  The estimate does not know what a compiler adds or saves. Optimizers other
-  than Adam, Muon, Lion and SGD count as Adam.
+  The part that a step needs is an estimate, which does not know what a compiler
+  adds or saves. Optimizers other than Adam, Muon, Lion and SGD count as Adam.
 
   Args:
     config: Config of the run.
-    device_bytes: Memory of a device (bytes). It decides what
-      `mesh.gather="auto"` means (`chosen_gather`).
+    device_bytes: Memory of a device (bytes); infinity if it is not known. It
+      decides what `mesh.gather="auto"` means (`chosen_gather`).
     platform: Kind of the accelerators: "gpu" or "tpu".
   """
   gather = chosen_gather(config, device_bytes, platform)
@@ -138,9 +138,9 @@ def num_copies(config: RunConfig) -> float:
   The copies are: the parameters, the state of the inner optimizer, the residual
   of error feedback, the average of the parameters, the outer parameters, the
   outer momentum, and the pseudo-gradients in flight. A schedule-free outer
-  optimizer keeps two copies in place of the outer momentum. The result counts
-  the largest number that are in flight at the same time. Example: with P = H =
-  16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
+  optimizer keeps two copies in place of the outer momentum. Pseudo-gradients
+  count with the largest number that is in flight at the same time. Example:
+  with P = H = 16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
 
   Args:
     config: Config of the run.
@@ -185,9 +185,9 @@ def optimizer_copies(config: RunConfig) -> float:
 
 
 def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
-  """Returns a device's share of the factors of a low-rank codec (bytes).
+  """Returns a device's share of what a low-rank codec keeps (bytes).
 
-  A replica keeps the right factors of an exchange, because the power iteration
+  The codec keeps the right factors of an exchange, because the power iteration
   of the next exchange starts from them.
 
   Args:

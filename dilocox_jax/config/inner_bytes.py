@@ -1,4 +1,4 @@
-"""Computes the bytes that devices of one replica wait for in a step.
+"""Computes the bytes that devices of one replica wait for in an inner step.
 
 A step needs the parameters of every layer once, and sums their gradients once.
 These bytes can travel while devices compute, so they are not counted here. Two
@@ -25,7 +25,8 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
   """Returns the bytes that a device receives and waits for in a step.
 
   They come from other devices of the same replica. Bytes that can travel while
-  devices compute are not counted (the module's docstring says which these are).
+  devices compute are not counted: the parameters of every layer once in a step,
+  and the sum of their gradients once.
 
   Args:
     config: Config of the run.
@@ -39,14 +40,15 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
 
 
 def _collected_values(config: RunConfig, gather: str) -> float:
-  """Returns how many values a device receives in a step for whole layers.
+  """Returns how many values a device receives to collect layers in a step.
 
-  They are parameters that it collects and gradients that it sums. Only the
-  micro-batches after the first one are counted.
+  They are the parameters of layers, and the gradients that are summed over data
+  shards. Only the micro-batches after the first one are counted.
 
   Args:
     config: Config of the run.
-    gather: When data shards collect layers: "stage" or "layer".
+    gather: When data shards collect layers: "stage" (all layers of the pipeline
+      stage once in each step) or "layer" (one layer at a time).
   """
   mesh = config.mesh
   if mesh.num_stages > 1 and gather == "stage":
@@ -59,10 +61,13 @@ def _collected_values(config: RunConfig, gather: str) -> float:
 
 
 def _summed_values(config: RunConfig) -> float:
-  """Returns how many values a device receives in a step for tensor shards.
+  """Returns how many values a device receives in a step from tensor shards.
 
   Tensor shards sum the residual stream of their tokens. To sum n values over T
   tensor shards, a ring sends 2 n (T - 1) / T values to each of them.
+
+  Args:
+    config: Config of the run.
   """
   mesh = config.mesh
   num_sums = _SUMS_OF_A_LAYER

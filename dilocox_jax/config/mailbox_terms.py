@@ -1,8 +1,10 @@
 """Computes what replicas must have in common to exchange through a mailbox.
 
-`dilocox_jax.Mailbox` compares these terms of a run, field by field. They follow
-from the file `config.json` in the work directory of a run. So a program without
-JAX can read that file and take part in the run.
+A mailbox is a folder or a bucket through which replicas that are separate
+programs exchange. What they must have in common are the *terms* of the run.
+`dilocox_jax.Mailbox` compares them field by field. The terms follow from the
+file `config.json` in the work directory of a run. So a program without JAX can
+read that file and take part in the run.
 """
 
 import dataclasses
@@ -30,14 +32,14 @@ _FIELD_OF_RULE = {
 
 @dataclasses.dataclass(frozen=True)
 class MailboxTerms:
-  """What replicas of a run must have in common.
+  """What the replicas of a run must have in common to exchange by a mailbox.
 
   Attributes:
     fields: All fields of the run's config, by dotted name.
     config: The settings that must be equal in all replicas, by dotted name.
       They are the argument `config` of `dilocox_jax.Mailbox`.
-    rules: The rules of the run. They are the argument `rules` of
-      `dilocox_jax.Mailbox`.
+    rules: The rules of the exchange, such as how long to wait for a replica.
+      They are the argument `rules` of `dilocox_jax.Mailbox`.
     method: Schedule and apply rule of the run's method.
   """
 
@@ -47,9 +49,9 @@ class MailboxTerms:
   method: Method
 
   def check_computed(self, computed: Mapping[str, Collection[Any]]) -> None:
-    """Checks that a program other than this package's can take part in the run.
+    """Checks that a program that supports only some settings can take part.
 
-    Such a program, e.g. a replica in PyTorch, supports only some settings.
+    Such a program is, for example, a replica in PyTorch.
 
     Args:
       computed: For each field that the program reads, by dotted name, the
@@ -70,7 +72,9 @@ class MailboxTerms:
 def mailbox_terms(
   values: Mapping[str, Any], override_names: Collection[str] = ()
 ) -> MailboxTerms:
-  """Returns the terms of a run that `experiments.train --mailbox` trains.
+  """Returns what a replica must have in common with a run to take part in it.
+
+  The run is one that `experiments.train --mailbox` trains.
 
   Args:
     values: All fields of the run's config, nested by section, as in the file
@@ -111,7 +115,7 @@ def mailbox_terms(
 
 
 def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
-  """Returns the mailbox rules of a run.
+  """Returns the rules of a run by which its replicas exchange messages.
 
   Args:
     fields: All fields of the run's config, by dotted name.

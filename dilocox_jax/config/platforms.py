@@ -64,12 +64,11 @@ _CUDNN_WIDTH = 128  # Widest head that the kernel supports on every GPU.
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """How one kind of devices computes a run.
+  """The values of those config fields that decide how a device computes.
 
-  The attributes are the fields of the config sections `model` and `mesh` that a
-  config may leave to the devices (`stacked_by` is of `mesh`, all others are of
-  `model`). If the user supplies the model, fields of `model` may still have the
-  values "auto" or None.
+  `stacked_by` is a field of the config section `mesh`. All others are fields of
+  the section `model`, where their meaning is explained. If the user supplies
+  the model, fields of `model` may still have the values "auto" or None.
   """
 
   attention: str
@@ -85,7 +84,8 @@ def on_platform(
 ) -> Computation:
   """Returns how a kind of devices computes a run.
 
-  A field that the config leaves open has the value of `chosen_values`.
+  The config may leave fields to the device ("auto" or None). These fields get
+  the values that are fast on this kind of device (`chosen_values`).
 
   Args:
     config: Config of a run.

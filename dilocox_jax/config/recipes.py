@@ -86,7 +86,10 @@ RECIPES: Registry[Mapping[str, Any]] = Registry("recipe")
 
 
 def register_recipe(method: str, values: Mapping[str, Any]) -> None:
-  """Registers the recipe of a method.
+  """Registers the config fields that a method sets besides its schedule.
+
+  These fields are the method's "recipe": codec, error feedback and optimizers,
+  for example. A value that the user sets wins over the recipe.
 
   Args:
     method: Name of the method.
@@ -123,9 +126,10 @@ def resolved(
 ) -> dict[str, Any]:
   """Fills in the fields that a config leaves to its method.
 
-  A field of the recipe that the run would not read gets its default instead.
-  Examples: DiLoCoX with `exchange.codec=int` has no rank to adapt, and with the
-  codec float32 nothing is lost that could be fed back.
+  They get the values of the method's recipe (`register_recipe`). Exception: a
+  field that the run would not read gets its default. For example, DiLoCoX with
+  `exchange.codec=int` has no rank to adapt, and with the codec float32 nothing
+  is lost that could be fed back.
 
   Args:
     settings: All fields of a run by their dotted names; None for a field that
@@ -134,10 +138,10 @@ def resolved(
       dotted name.
 
   Returns:
-    The same fields. None is replaced in the fields of `DEFAULTS`, and in the
-    fields that follow from `total_steps`: the warm-up, the intervals of
-    evaluations and checkpoints, and `sync.steps_per_dispatch`. If adapters are
-    trained, it is also replaced in `sync.fragment_order`.
+    All fields by their dotted names. None is replaced in the fields of
+    `DEFAULTS`, and in the fields that follow from `total_steps`: the warm-up,
+    the intervals of evaluations and checkpoints, and `sync.steps_per_dispatch`.
+    If adapters are trained, it is also replaced in `sync.fragment_order`.
   """
   name, _ = method_parts(settings["sync.method"])
   recipe = {
@@ -169,8 +173,9 @@ def resolved(
     if values[path] is None:
       values[path] = value
   values |= recipe
-  # After one field of the recipe was dropped, the run may not read another one
-  # any more. So this is repeated until the run reads all fields of the recipe.
+  # Fields of the recipe that the run would not read are set to their defaults.
+  # After that the run may not read another field of the recipe any more. So
+  # this is repeated until the run reads all that are left.
   while True:
     unread = unread_fields(values, DEFAULTS, facts)
     unread_of_recipe = recipe.keys() & unread.keys()
@@ -182,9 +187,9 @@ def resolved(
 
 
 def _interval(total_steps: int, num_parts: int) -> int:
-  """Divides a run into equal parts. Returns the steps of a part, rounded up.
+  """Returns the steps of one part if a run is divided into equal parts.
 
-  Example: 128 steps in 10 parts give 13 steps for each part.
+  The number is rounded up: 128 steps in 10 parts give 13 steps for each part.
 
   Args:
     total_steps: Number of inner steps of the run.
@@ -206,8 +211,8 @@ def unread_fields(
       dotted name.
 
   Returns:
-    By its dotted name, an error message for each field that differs from its
-    default and is not read.
+    An error message for each field that differs from its default and is not
+    read, by the dotted name of the field.
   """
   preset = MODEL_PRESETS[values["model.preset"]]
   deciding_values = {

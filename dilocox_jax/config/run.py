@@ -92,7 +92,7 @@ class RunConfig:
     )
 
   def __post_init__(self):
-    """Fills in the fields that are derived from others, and checks all fields.
+    """Fills in the fields that are left to the method, and checks all fields.
 
     Raises:
       ValueError: One line, if a field is wrong, or if a field was changed that
@@ -221,7 +221,7 @@ class RunConfig:
       _ = self.stage_layers
 
   def _check_unsent(self) -> None:
-    """Refuses `keep_unsent` for a method that cannot keep unsent values."""
+    """Refuses `exchange.keep_unsent` for methods that do not allow it."""
     method = self.sync.named
     require(
       not self.exchange.keep_unsent or method.can_keep_unsent,
@@ -309,7 +309,7 @@ class RunConfig:
 
   @functools.cached_property
   def fragments(self) -> Fragments:
-    """How the method divides the model into fragments."""
+    """How the method divides the parameters into fragments, sent one by one."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,
@@ -404,10 +404,10 @@ class RunConfig:
 
 
 def check_config(config: Any) -> None:
-  """Checks that a value is a `RunConfig`.
+  """Raises TypeError unless a value is a `RunConfig`.
 
-  Raises:
-    TypeError: If it is not.
+  Args:
+    config: The value to check.
   """
   if not isinstance(config, RunConfig):
     raise TypeError(
@@ -499,7 +499,7 @@ def _defaults() -> dict[str, Any]:
 def field_facts() -> dict[str, Facts]:
   """Returns what is declared about each field of all sections.
 
-  For example, the facts say whether a field may change on resume.
+  For example, the facts say whether a field may change if a run is resumed.
 
   Returns:
     The facts by dotted name.
@@ -542,7 +542,7 @@ def changed_settings(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def free_on_resume() -> tuple[str, ...]:
-  """Returns the dotted names of fields that may change on resume."""
+  """Returns the dotted names of fields that may change if a run is resumed."""
   facts = field_facts().items()
   return tuple(path for path, fact in facts if fact.is_free_on_resume)
 
@@ -550,10 +550,10 @@ def free_on_resume() -> tuple[str, ...]:
 def may_differ() -> tuple[str, ...]:
   """Returns the dotted names of fields that may differ between replicas.
 
-  It is for replicas that are separate programs and use a mailbox. For example,
-  they may have different batch sizes; their weights in the mean then differ.
-  The fields that name the text may also differ, because the digests of the
-  texts are compared instead.
+  Only replicas that are separate programs and use a mailbox have configs of
+  their own. For example, they may have different batch sizes; their weights in
+  the mean then differ. The fields that name the text may also differ, because
+  the digests of the texts are compared instead.
   """
   facts = field_facts().items()
   return tuple(path for path, fact in facts if fact.may_differ)

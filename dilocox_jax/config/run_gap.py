@@ -1,4 +1,4 @@
-"""The expected gap of a run, from its config and s."""
+"""Predicts how far a run's loss ends above AllReduce's, from its config."""
 
 import dataclasses
 
@@ -14,16 +14,17 @@ _WARM_START = (
 
 
 def run_gap(config: RunConfig, gain: Estimate) -> ExpectedGap | None:
-  """Returns the expected gap of a run.
+  """Predicts the gap of a run: its loss divided by AllReduce's, minus 1.
 
   Args:
     config: Config of the run.
-    gain: s, the share by which AllReduce's loss falls from half of the
-      sequences that all replicas take in a step to all of them.
+    gain: s, the share by which AllReduce's loss falls if its batch doubles from
+      half of the sequences that all replicas take in a step to all of them.
 
   Returns:
-    The gap; None for a run of one replica, and for a method that exchanges
-    gradients at every step, because the law is about rounds of local steps.
+    The expected gap. None for a run of one replica, and for a method that
+    averages gradients at every step: the prediction is only for rounds of
+    several inner steps.
   """
   method = config.sync.named
   if config.mesh.num_replicas < 2 or method.exchanged == "gradient":

@@ -1,7 +1,8 @@
 """Defines the sections of a run's config and their fields.
 
 A field is declared with its limits (`limited`) or with more facts, e.g. whether
-it may change on resume (`setting`). Each section checks its own fields.
+it may change when a run is resumed (`setting`). Each section checks its own
+fields.
 `config.run.RunConfig` checks that the sections fit together. If the user leaves
 a field at None, the preset of the model, the method, or the number of steps
 decides its value.
@@ -59,7 +60,9 @@ DEVICES = "mesh.num_stages*num_data_shards*num_tensor_shards"
 
 
 def _reads(field: str) -> ReadIf:
-  """Returns the condition that the source of the text reads a field.
+  """Returns the condition under which a field of `DataConfig` is read.
+
+  It is read if the source of the text (`data.source`) needs it.
 
   Args:
     field: Name of a field of `DataConfig`, e.g. "glob".
@@ -68,13 +71,14 @@ def _reads(field: str) -> ReadIf:
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """Returns the condition that a section's optimizer has an option.
+  """Returns the condition under which a field for an optimizer is read.
 
-  An optimizer that is not in `OPTIMIZER_OPTIONS` counts as having every option.
+  It is read if the optimizer of the section has the option. An optimizer that
+  is not in `OPTIMIZER_OPTIONS` counts as having every option.
 
   Args:
     section: "inner" or "outer".
-    option: Name of the option.
+    option: Name of the option, which is also the name of the field.
   """
 
   def has_option(optimizer: str) -> bool:
@@ -177,8 +181,9 @@ class DataConfig(Section):
 class ModelConfig(Section):
   """The model. A field that is None has the value of the preset.
 
-  Exceptions are `compute_dtype` and the four fields after it that set how a
-  device computes: if they are None or "auto", the device decides.
+  Exceptions are `compute_dtype`, `scan_unroll`, `attention`, `remat` and
+  `loss_chunk_tokens`: if they are None or "auto", the kind of the device
+  decides.
   """
 
   # Name of a model; `python -m experiments.fits` shows its leaves.
@@ -253,7 +258,7 @@ class ModelConfig(Section):
     self._check_preset_is_read()
 
   def _check_preset_is_read(self) -> None:
-    """Checks that at least one size of the preset is used.
+    """Checks that the run reads something of the preset.
 
     Raises:
       ValueError: If the user sets every field in which the preset differs from
@@ -381,9 +386,11 @@ class MeshConfig(Section):
     may_differ=True,
     is_left_to_device=True,
   )
-  # Number of devices that share the work of a stage.
+  # Number of devices, of a replica or of each pipeline stage, that read
+  # different sequences of the batch.
   num_data_shards: int = setting(1, at_least=1, is_free_on_resume=True)
-  # Number of devices that share the matrix products of a layer.
+  # Number of devices that share the matrix products of a layer, and read the
+  # same sequences.
   num_tensor_shards: int = setting(1, at_least=1, is_free_on_resume=True)
   # Number of pipeline stages of a replica.
   num_stages: int = setting(1, at_least=1, is_free_on_resume=True)
@@ -412,13 +419,14 @@ class MeshConfig(Section):
     is_free_on_resume=True,
     is_left_to_device=True,
   )
-  # Memory of the outer state: device or pinned_host.
+  # Where the outer parameters and their optimizer's state are kept: device, or
+  # pinned_host (memory of the host).
   outer_memory: str = setting(
     "device", choices=choices.MEMORIES, is_free_on_resume=True
   )
-  # What starts a delayed exchange: round (the program of a window), thread (a
-  # second thread, so that CPUs overlap it with steps) or auto (a thread if it
-  # is needed).
+  # What starts a delayed exchange: round (the program that takes the inner
+  # steps), thread (a second thread, so that CPUs overlap it with steps) or auto
+  # (a thread if it is needed).
   exchange_dispatch: str = setting(
     "auto", choices=choices.DISPATCHES, is_free_on_resume=True
   )
@@ -509,12 +517,12 @@ class SyncConfig(Section):
   steps_per_doubling: int | None = None
   # P: number of fragments that the parameters are cut into.
   num_fragments: int | None = None
-  # tau: inner steps from when a fragment is sent to when its update is applied.
+  # tau: inner steps from when a fragment is sent to when its mean is applied.
   overlap_steps: int | None = None
-  # How a replica applies an update: reset, continue, mix or eager
+  # How a replica goes on when a mean arrives: reset, continue, mix or eager
   # (docs/methods.md).
   rule: str | None = None
-  # Rule mix: weight of the replica's own value, 0 to 1.
+  # Rule mix: weight of the replica's own parameters, 0 to 1.
   mixing_alpha: float | None = None
   # Content of a fragment: whole layers (strided or sequential), or rows of
   # every leaf (sliced or interleaved).
@@ -657,7 +665,7 @@ class MailboxConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """How the low rank and H follow the measured rank of the averaged update."""
+  """How a codec's low rank, and H, follow the rank of the averaged update."""
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)
@@ -667,7 +675,8 @@ class AdaptiveConfig(Section):
     at_least=1,
     read_if=ReadIf("adaptive.mode", lambda mode: mode != "off"),
   )
-  # Share of the squared norm that the chosen rank must hold.
+  # Share of an update's squared norm. The measured rank is the number of
+  # directions that hold this share.
   energy: float = setting(0.95, above=0, at_most=1, read_if=HAS_LOW_RANK)
 
 

@@ -46,7 +46,7 @@ _LAYERS_AT_A_TIME = 2
 
 
 def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
-  """Returns the memory that a step needs in addition to the state (bytes).
+  """Returns the memory that an inner step needs besides the state (bytes).
 
   It is the memory of one device, for one replica.
 
@@ -55,8 +55,8 @@ def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
     gather: When data shards collect layers: "stage" (all layers of the pipeline
       stage once in each step) or "layer" (one layer at a time). It is only read
       if there are several stages.
-    platform: Kind of the accelerators, for fields that the config leaves to the
-      devices (`config.platforms`).
+    platform: Kind of the accelerators, "gpu" or "tpu", for fields that the
+      config leaves to the devices (`config.platforms`).
   """
   computation = on_platform(config, platform)
   if config.mesh.num_stages > 1:
@@ -67,7 +67,7 @@ def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
 
 
 def share_bytes(shapes: Shapes, division: Division) -> int:
-  """Returns a device's share of some leaves in fp32 (bytes).
+  """Returns the size of what one device holds of some leaves, in fp32 (bytes).
 
   Args:
     shapes: Shapes of the leaves by path.
@@ -79,7 +79,7 @@ def share_bytes(shapes: Shapes, division: Division) -> int:
 
 
 def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
-  """Returns a device's share of a leaf in fp32 (bytes).
+  """Returns the size of what one device holds of a leaf, in fp32 (bytes).
 
   Args:
     division: How a replica is divided among its devices.
@@ -90,9 +90,10 @@ def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
 
 
 def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
-  """Returns a device's share of a copy of leaves in the compute dtype (bytes).
+  """Returns what one device holds of a copy in the compute dtype (bytes).
 
-  The result is 0 if the compute dtype is float32, because no copy is needed.
+  Some leaves are copied from fp32 to the compute dtype. The result is 0 if this
+  is float32, because no copy is needed.
 
   Args:
     shapes: Shapes of the copied leaves, by path.
@@ -227,12 +228,13 @@ def _bytes_of_stage(
 
 
 def _or_muon(config: RunConfig, activation_bytes: int) -> int:
-  """Returns the larger of two: the activations, or the layers of Muon (bytes).
+  """Returns the larger memory: of the backward, or of Muon's update (bytes).
 
-  For Muon, the devices of a replica swap their shares of all layers for some
-  whole layers. Example: of 78 layers on 128 devices, 78 devices get one layer
-  each, and the other 50 devices get a layer of zeros. With another optimizer
-  the result is `activation_bytes`.
+  Muon updates after the backward, when the activations are free again. For it,
+  the devices of a replica swap their parts of all layers for some whole layers.
+  Example: of 78 layers on 128 devices, 78 devices get one layer each, and the
+  other 50 devices get a layer of zeros. With another optimizer the result is
+  `activation_bytes`.
 
   Args:
     config: Config of the run, whose replicas have several devices.
@@ -282,6 +284,9 @@ def _collected_tables_size(config: RunConfig) -> int:
 
   These are all leaves outside of layers that data shards divide, except for
   tables that they divide by token.
+
+  Args:
+    config: Config of the run.
   """
   division = config.division
   divided = division.divided_tables(config.model.shape)

@@ -1,7 +1,8 @@
 """Builds the plan, the codec and the traffic of a run from its config.
 
-The trainer and the simulator use the same plan. So the simulator computes the
-time of exactly the run that is trained.
+The plan says what the run computes and sends, and when. The trainer and the
+simulator use the same plan. So the simulator computes the time of exactly the
+run that is trained.
 
 The objects that this module returns have the low rank and the H of the first
 rounds. An adaptive run changes both during training
@@ -23,7 +24,7 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 
 
 def policy(config: RunConfig) -> Policy:
-  """Returns the policy that chooses the low rank and H of the rounds.
+  """Returns what chooses the codec's low rank and H during an adaptive run.
 
   The first rounds have the rank and the H of the config. A codec without a low
   rank counts as rank 0.
@@ -45,10 +46,10 @@ def policy(config: RunConfig) -> Policy:
 
 
 def codec(config: RunConfig) -> Codec:
-  """Returns the codec of the first exchange.
+  """Returns the codec with which a run begins.
 
-  If the low rank adapts during the run, the codec's states have room for the
-  first rank, which is the largest.
+  If the low rank adapts during the run, the arrays in the codec's state have
+  room for the first rank, which is the largest.
 
   Args:
     config: Config of the run.
@@ -60,7 +61,7 @@ def codec(config: RunConfig) -> Codec:
 
 
 def run_plan(config: RunConfig) -> RunPlan:
-  """Returns the plan of a run: its segments, and the replicas in each of them.
+  """Returns the plan of a run: its rounds, and the replicas in each of them.
 
   Args:
     config: Config of the run.
@@ -81,7 +82,11 @@ def run_plan(config: RunConfig) -> RunPlan:
 
 
 def _collective(config: RunConfig) -> str | Collective:
-  """Returns the collective of a run: its name, or the object for a mailbox."""
+  """Returns the collective of a run: an object for a mailbox, otherwise a name.
+
+  Args:
+    config: Config of the run.
+  """
   if config.uses_mailbox:
     return MailboxMean(config.mailbox.shares)
   return config.exchange.collective

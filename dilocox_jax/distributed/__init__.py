@@ -1,1 +1,1 @@
-"""Devices and processes: what parts of replicas they hold, how they connect."""
+"""Assigns the parts of replicas to devices, and connects processes."""

@@ -54,7 +54,7 @@ def look_up(address: str) -> list[Endpoint]:
 
 
 def own_address(address: str) -> str:
-  """Returns this machine's own address on the way to another machine.
+  """Returns the address from which this machine would call another machine.
 
   A machine may have several addresses. Nothing is sent to the other machine.
 

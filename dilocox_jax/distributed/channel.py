@@ -1,8 +1,9 @@
 """Sends bytes between the processes of a run, without the devices.
 
 A channel uses the key-value store of JAX's coordinator, as `coordinator_store`
-does. Every process numbers the messages of every sender, so that a key names
-one message. For example, this is message 7 of a sender to two receivers:
+does. Sender and receivers count the messages of the sender, and the number is a
+part of the key. For example, this is message 7 of a sender to the processes 1
+and 2:
 
   sender     sets 7, waits for 7/read/1 and 7/read/2, deletes all keys of 7
   receivers  wait for 7, and set 7/read/1 and 7/read/2
@@ -26,9 +27,10 @@ _channels = itertools.count()
 
 
 class Channel:
-  """Sends and receives messages, independently of all other channels.
+  """Sends and receives messages between the processes of a run.
 
-  In each process only one thread may use a channel.
+  Channels are independent of each other. In each process only one thread may
+  use a channel.
 
   Attributes:
     others: Numbers of all other processes.
@@ -64,7 +66,8 @@ class Channel:
     Args:
       content: Content of the message, at least one byte.
       receivers: Numbers of the processes that call `receive`.
-      waits: Whether to wait. If not, the message stays in the store for ever.
+      waits: Whether to wait and then delete the message. If not, it stays in
+        the store until the run ends.
     """
     key = self._next_key(self._process)
     self._store.key_value_set_bytes(f"{key}/content", content)

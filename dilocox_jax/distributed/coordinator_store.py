@@ -50,7 +50,7 @@ _at_end: list[Callable[[], None]] = []  # See `at_end`.
 
 
 def allgather(value: Any) -> list[Any]:
-  """Returns the values of all processes, in every process.
+  """Collects a value from every process, and returns all values everywhere.
 
   All processes must make the same calls in the same order. Each call waits for
   the slowest process. Process 0 collects the values, so a call takes the other
@@ -123,7 +123,7 @@ def arrays_to_host(tree: Tree) -> Tree:
 
 
 def is_divided(leaf: Any) -> bool:
-  """Returns whether this process lacks a part of an array's values.
+  """Returns whether some of an array's values are only in other processes.
 
   The result is False for anything that is not a JAX array.
   """
@@ -144,7 +144,7 @@ def parts_to_send(array: jax.Array) -> list[jax.Shard]:
 def _to_message(
   number: int, index: tuple[slice, ...], part: np.ndarray
 ) -> tuple[int, list[tuple[int | None, int | None]], str]:
-  """Converts a part of an array to values of JSON.
+  """Converts a part of an array to values that JSON can store.
 
   Args:
     number: Number of the array among the leaves of its tree.
@@ -164,7 +164,7 @@ def _to_message(
 def _from_message(
   number: int, bounds: list[list[int | None]], text: str
 ) -> tuple[int, tuple[slice, ...], np.ndarray]:
-  """Reads a part of an array from values of JSON. It reverses `_to_message`.
+  """Converts the result of `_to_message` back to a part of an array.
 
   numpy's file format does not know dtypes such as bfloat16. Values of such a
   dtype are returned as raw bytes of the same width. The caller must view them
@@ -188,10 +188,11 @@ def _from_message(
 
 
 def at_end(function: Callable[[], None]) -> None:
-  """Lets a function be called when all processes have come to the end.
+  """Registers a function for the end of the run.
 
   Args:
-    function: The function.
+    function: Function without arguments. `wait_for_end` calls it when all
+      processes have reached the end.
   """
   _at_end.append(function)
 
@@ -218,8 +219,10 @@ def wait_for_end() -> None:
 def key_value_store() -> Any:
   """Returns this process's client of the coordinator's key-value store.
 
-  The result is None if there is only one process. JAX has no public function
-  for the client.
+  JAX has no public function for it.
+
+  Returns:
+    The client, or None if there is only one process.
   """
   from jax._src import distributed
 

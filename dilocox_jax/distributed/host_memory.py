@@ -1,9 +1,9 @@
 """Moves arrays between the memory of devices and the memory of the host.
 
-The outer state of a fragment (its outer parameters and outer optimizer) is only
-needed in the windows that send or apply the fragment. To save memory of the
-accelerator, it can be kept in host memory (config field `mesh.outer_memory`).
-It is then moved to the devices for these windows.
+The outer state of a fragment (its outer parameters and the state of the outer
+optimizer) is only needed when the fragment is sent or applied. To save memory
+of the accelerator, it can be kept in host memory (config field
+`mesh.outer_memory`). It is then moved to the devices when it is needed.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ def with_memory_kind(shardings: Tree, kind: str) -> Tree:
 
 
 def unsupported(kind: str, devices: Iterable[Any]) -> str | None:
-  """Returns why devices cannot keep arrays in a memory.
+  """Returns why devices cannot keep arrays in a memory, or None if they can.
 
   Args:
     kind: The memory, "device" or "pinned_host".

@@ -16,8 +16,8 @@ connections on which the processes have greeted it (`rendezvous`). These are its
 operating system checks lifelines and relays when nothing is sent, so a machine
 that vanishes is noticed, too.
 
-JAX's own heartbeats still find a process that is there and does not move. Then
-JAX's runtime aborts.
+JAX's own heartbeats still find a process that is there but hangs. Then JAX's
+runtime aborts.
 """
 
 import contextlib
@@ -32,8 +32,9 @@ from dilocox_jax.threads import in_thread
 _GOODBYE = b"bye\n"
 _CONNECT_S = 5.0
 _MOST_BYTES = 2**20  # Read at once by a relay.
-# A process whose own work fails because of the loss, or that was asked to stop,
-# says so itself. It has this long for that.
+# How long to wait before `on_lost` is called. In this time the process may end
+# with a message of its own: its work may fail because of the loss, or it may
+# have been asked to stop.
 _OWN_WORDS_S = 1.0
 # The other machine counts as gone if it has answered nothing for 25 s. JAX's
 # service waits for 30 s.
@@ -41,7 +42,10 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class Lifelines:
-  """The connections by which this process notices that another has gone."""
+  """Notices by open connections that another process of the run has gone.
+
+  A process that leaves the run says goodbye first, and does not count as gone.
+  """
 
   def __init__(self, on_lost: Callable[[], None]):
     """Watches nothing yet.
@@ -56,10 +60,11 @@ class Lifelines:
     self._connections: list[socket.socket] = []
 
   def watch(self, connections: Mapping[int, socket.socket]) -> None:
-    """Watches connections that the rendezvous has kept.
+    """Starts to watch connections to other processes.
 
     Args:
-      connections: Connections by number of the other process.
+      connections: Open connections by the number of the other process, as
+        `rendezvous.wait_for_processes` returns them.
     """
     self._is_watching = True
     for connection in connections.values():
@@ -69,10 +74,14 @@ class Lifelines:
       in_thread(self._watch_one, connection)
 
   def relay(self, coordinator: str) -> str:
-    """Starts a relay to process 0, and returns its address, host:port.
+    """Starts a relay: a thread that forwards bytes to process 0 and back.
 
     Args:
-      coordinator: Address of JAX's service, host:port.
+      coordinator: Address of JAX's service in process 0, host:port.
+
+    Returns:
+      Address of the relay on this machine, host:port. JAX's client connects to
+      it instead of `coordinator`.
     """
     server = socket.create_server(("127.0.0.1", 0))
     in_thread(self._accept, server, coordinator)
@@ -80,7 +89,10 @@ class Lifelines:
     return f"{host}:{port}"
 
   def leave(self) -> None:
-    """Leaves the run: this process and the others may end from now on."""
+    """Says goodbye to the other processes, and stops watching them.
+
+    From now on this process and the others may end without an error.
+    """
     with self._lock:
       was_watching = self._is_watching
       self._is_watching = False
@@ -91,7 +103,10 @@ class Lifelines:
         connection.sendall(_GOODBYE)
 
   def _watch_one(self, connection: socket.socket) -> None:
-    """Waits until the other end says goodbye, or has gone."""
+    """Waits until the other process says goodbye, or has gone.
+
+    In the second case `on_lost` is called.
+    """
     text = b""
     with contextlib.suppress(OSError):
       while text != _GOODBYE:
@@ -104,14 +119,19 @@ class Lifelines:
       self._lost()
 
   def _lost(self) -> None:
-    """Calls `on_lost`, unless this process leaves the run meanwhile."""
+    """Calls `on_lost` after a second, unless this process leaves the run."""
     time.sleep(_OWN_WORDS_S)
     with self._lock:
       if self._is_watching:
         self._on_lost()
 
   def _accept(self, server: socket.socket, coordinator: str) -> None:
-    """Forwards each connection of this process to process 0."""
+    """Runs the relay: forwards each connection to it to process 0.
+
+    Args:
+      server: The socket to which JAX's client of this process connects.
+      coordinator: Address of JAX's service in process 0, host:port.
+    """
     while True:
       inner, _ = server.accept()
       try:
@@ -129,7 +149,7 @@ class Lifelines:
   def _forward_to_main(
     self, inner: socket.socket, outer: socket.socket
   ) -> None:
-    """Forwards what JAX's client sends, until it closes its connection.
+    """Forwards what this process's JAX client sends, until the client closes.
 
     Args:
       inner: Connection to JAX's client.
@@ -152,14 +172,24 @@ class Lifelines:
     """
     _forward(outer, inner)
     if self._is_watching:
-      self._lost()  # JAX's client must not see before that what has happened.
+      # JAX's client would abort this process as soon as it saw the loss. So its
+      # connection is closed only afterwards.
+      self._lost()
     with contextlib.suppress(OSError):
       inner.shutdown(socket.SHUT_RDWR)
     outer.close()
 
 
 def _forward(source: socket.socket, target: socket.socket) -> bool:
-  """Forwards bytes. Returns whether the source has ended; else the target."""
+  """Forwards bytes from one connection to another until one of them ends.
+
+  Args:
+    source: Connection to read from.
+    target: Connection to write to.
+
+  Returns:
+    True if the source has ended, and False if the target has.
+  """
   buffer = memoryview(bytearray(_MOST_BYTES))
   while True:
     try:

@@ -52,7 +52,8 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
   """Converts a spec of a `Division` to a `jax.sharding.PartitionSpec`.
 
   Args:
-    spec: For each dimension of an array, the mesh axes that divide it.
+    spec: For each dimension of an array, the names of the mesh axes that divide
+      it.
     axes: Mesh axes that the result may have. Other axes are left out.
   """
 
@@ -63,11 +64,15 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
 
 
 def current_division() -> Division:
-  """Returns how the replica whose code JAX traces now is divided among devices.
+  """Returns how many shards and stages the replica has that is traced now.
 
-  The result has only the numbers of shards and stages. It is `Division()` if
-  the replica has one device. It is also `Division()` inside a mesh that a user
-  has set up, where JAX's partitioner divides the work.
+  It reads them from the mesh in which JAX traces the code.
+
+  Returns:
+    A `Division` with only the numbers of data shards, stages and tensor shards.
+    It is `Division()`, with one device, if the replica has one device, or
+    inside a mesh that a user has set up, where JAX's partitioner divides the
+    work.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not set(INNER_AXES) <= set(mesh.auto_axes):
@@ -128,8 +133,8 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 
   Args:
     function: Function (*arrays) -> arrays. All arrays have the shape
-      [layers, groups, ...], where the remaining axes are a row. A row of a
-      result must depend only on the same rows of the arguments.
+      [layers, groups, ...]. The values of one group in one layer are a row. A
+      row of a result must depend only on the same rows of the arguments.
     *arrays: Arguments for the function.
 
   Returns:
@@ -143,7 +148,7 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 
 
 def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
-  """Chooses the mesh axes that divide the axes [layers, groups] evenly.
+  """Chooses mesh axes that divide the first two axes, [layers, groups], evenly.
 
   If possible, all devices are used, and layers stay on the stage on which the
   pipeline keeps them.

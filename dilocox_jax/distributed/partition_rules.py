@@ -57,6 +57,9 @@ def divide_model(
       parameter over the mesh axes "data" and "tensor". If it returns None, or
       is None, the data shards divide the parameter's largest dimension.
 
+  Returns:
+    The division, which has the partition of every parameter.
+
   Raises:
     ValueError: If a partition is wrong, or if there are tensor shards and no
       `partition`. The message is one line.
@@ -72,7 +75,7 @@ def divided_by_rule(
   shapes: Mapping[str, tuple[int, ...]],
   rule: PartitionRule | None,
 ) -> Division:
-  """Returns a division that knows how every parameter of a model is divided.
+  """Adds the partition of every parameter of a model to a division.
 
   Args:
     division: Numbers of data shards and of tensor shards.
@@ -82,10 +85,10 @@ def divided_by_rule(
 
   Raises:
     ValueError: If the partition of a parameter is wrong: it is not a
-      `PartitionSpec`, names another axis than "data" and "tensor" or an axis
-      twice, has more entries than the parameter has dimensions, or does not
-      divide the parameter evenly. Also if there are pipeline stages, which a
-      user's model cannot have, or if there are tensor shards but no rule. The
+      `PartitionSpec`, names another axis than "data" and "tensor", names an
+      axis twice, has more entries than the parameter has dimensions, or does
+      not divide the parameter evenly. Also if there are pipeline stages, which
+      a user's model cannot have, or if there are tensor shards but no rule. The
       message is one line.
   """
   require(

@@ -1,10 +1,10 @@
-"""One run in several processes, by JAX's multi-controller runtime.
+"""Connects the processes of a run (JAX's multi-controller runtime).
 
 Every process builds the same programs over all devices and goes through the
 same plan. With the functions of this module, processes tell each other the
-values that they must agree on, and notice that another process is gone. They
-also work in a run of one process, so the rest of the project need not ask how
-many processes there are.
+values that they must agree on, and notice that another process is gone. The
+functions also work in a run of one process, so the rest of the project need not
+ask how many processes there are.
 """
 
 import atexit
@@ -149,7 +149,12 @@ def start(
 
 
 def _end(error: LostProcessError, number: int) -> NoReturn:
-  """Prints an error, and ends this process with the code for "try again"."""
+  """Prints an error, and ends this process with exit code 75 ("try again").
+
+  Args:
+    error: The error to print.
+    number: Number of this process.
+  """
   print(f"error: process {number}: {error}", file=sys.stderr)
   exit_now(_TRY_AGAIN)
 
@@ -316,7 +321,7 @@ def from_main(value: Any) -> Any:
 
 
 def share_directory(directory: pathlib.Path) -> bool:
-  """Returns whether all processes see the same directory.
+  """Returns whether a directory is the same one in all processes.
 
   Process 0 writes a file there, and all others look for it. All processes must
   call it, and each waits for all others.
@@ -366,7 +371,9 @@ def check_equal(**values: Any) -> None:
 
 @contextlib.contextmanager
 def detect_lost_process() -> Iterator[None]:
-  """Converts errors that a lost process causes inside a `with` statement.
+  """Turns an error that a lost process causes into a `LostProcessError`.
+
+  It is a context manager: it handles the errors of its `with` statement.
 
   Raises:
     LostProcessError: In place of an error that a lost process has caused. Other

@@ -95,9 +95,9 @@ def wait_for_processes(
     In the other processes: the connection to process 0.
 
   Raises:
-    ValueError: If an address is unknown or does not lead to process 0, or if
-      process 0 is of another run or expects another number of processes. The
-      message is one line.
+    ValueError: If an address is unknown or does not lead to process 0, if
+      process 0 is of another run or expects another number of processes, or if
+      another process has the same number. The message is one line.
     TimeoutError: If a process did not come in time. The message is one line.
   """
   wait = _Wait(timeout_s)
@@ -116,7 +116,7 @@ def wait_for_processes(
 
 
 class _Wait:
-  """A time limit, and a log of what the process waits for.
+  """A time limit, which also logs now and then what the process waits for.
 
   Attributes:
     timeout_s: Seconds from when the object was made to the limit.
@@ -208,12 +208,16 @@ def _listen(address: str) -> socket.socket:
 
 
 def _greeting(process: Process) -> bytes:
-  """Returns the line with which a process greets process 0."""
+  """Returns the line by which a process tells process 0 who it is.
+
+  Args:
+    process: The process that sends the line.
+  """
   return f"{_VERSION} {process.run} {process.count} {process.number}\n".encode()
 
 
 def _names(numbers: Collection[int], count: int) -> str:
-  """Returns words for some processes of a run.
+  """Returns how a message calls some processes of a run.
 
   Examples: "process 1 of 2", "processes 1, 2 and 9 others of 12".
 
@@ -234,7 +238,11 @@ def _names(numbers: Collection[int], count: int) -> str:
 
 
 class _Reception:
-  """Accepts and checks the greetings of all processes, in process 0."""
+  """Accepts the connections of all processes, in process 0.
+
+  Each process greets: it sends a line with its run, the number of processes and
+  its own number. A connection with a wrong greeting is closed.
+  """
 
   def __init__(self, process: Process, coordinator: str, server: socket.socket):
     """Accepts no connection yet.
@@ -257,7 +265,7 @@ class _Reception:
   def wait_for_all(
     self, endpoints: list[Endpoint], wait: _Wait
   ) -> dict[int, socket.socket]:
-    """Waits until all processes have greeted, and then tells them to go on.
+    """Waits until all processes have connected, and then tells them to go on.
 
     Args:
       endpoints: Socket addresses of the coordinator.
@@ -296,7 +304,10 @@ class _Reception:
       )
 
   def _released(self) -> dict[int, socket.socket]:
-    """Returns the connections to the others, which then stay open."""
+    """Returns the connections to the other processes.
+
+    They stay open when `_close` closes the rest.
+    """
     released = {
       number: connection
       for number, connection in self._present.items()
@@ -322,13 +333,13 @@ class _Reception:
     return f" (here {address}, which no other machine reaches)"
 
   def _close(self) -> None:
-    """Closes all connections."""
+    """Closes all connections that this object still has."""
     for connection in (*self._present.values(), *self._strangers):
       connection.close()
     self._selector.close()
 
   def _greet_itself(self, endpoints: list[Endpoint]) -> socket.socket:
-    """Connects process 0 to itself and sends its greeting.
+    """Connects process 0 to itself, to check the coordinator's address.
 
     Args:
       endpoints: Socket addresses of the coordinator.
@@ -359,7 +370,7 @@ class _Reception:
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
-    """Waits for connections and greetings, and handles them.
+    """Waits for new connections or their bytes, and handles what has come.
 
     Args:
       timeout_s: Seconds to wait for the first of them.
@@ -381,7 +392,10 @@ class _Reception:
         self._drop(connection)
 
   def _accept(self) -> None:
-    """Accepts a connection, and closes it if too many lack a greeting."""
+    """Accepts a connection.
+
+    It is closed at once if too many connections have not sent a line yet.
+    """
     try:
       connection, _ = self._server.accept()
     except OSError:  # The other side has gone, or too many files are open.
@@ -406,9 +420,10 @@ class _Reception:
     connection.close()
 
   def _read_greeting(self, connection: socket.socket) -> None:
-    """Reads bytes of a greeting, and checks the greeting if it is complete.
+    """Reads a connection's first line, its greeting, and checks it.
 
-    A connection that has ended, or has sent too many bytes, is dropped.
+    If the line is not complete yet, its bytes are kept for the next call. A
+    connection that has ended, or has sent too many bytes, is dropped.
 
     Args:
       connection: A connection whose greeting is not complete yet.
@@ -427,10 +442,10 @@ class _Reception:
       self._strangers[connection] = (text, latest_s)
 
   def _answer(self, connection: socket.socket, text: bytes) -> None:
-    """Keeps a connection whose greeting is right, and drops any other.
+    """Keeps a connection whose greeting is right, and closes any other.
 
     If the process is of another run, expects another number of processes, or
-    has a number that is taken, it gets an answer before it is dropped.
+    has a number that is taken, it gets an answer before that.
 
     Args:
       connection: The connection.
@@ -482,7 +497,7 @@ def _send(connection: socket.socket, answer: str) -> None:
 def _greet_until_all_are_there(
   process: Process, coordinator: str, endpoints: list[Endpoint], wait: _Wait
 ) -> socket.socket:
-  """Greets process 0 again and again until all processes are there.
+  """Connects to process 0, again and again, until all processes are there.
 
   Args:
     process: This process.
@@ -530,7 +545,7 @@ def _greet_until_all_are_there(
 
 
 def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
-  """Sends the greeting, and waits for the answer of process 0.
+  """Tells process 0 which process this is, and waits for the answer.
 
   Args:
     connection: Connection to process 0.
@@ -538,8 +553,8 @@ def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
     wait: Time limit for all processes to come.
 
   Returns:
-    The answer; "" if there was none before the limit, or if the connection
-    broke.
+    The answer: "go" if all processes are there, or the reason why not. "" if
+    there was no answer before the limit, or if the connection broke.
   """
   text = b""
   try:

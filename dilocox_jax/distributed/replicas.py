@@ -42,7 +42,7 @@ ALONE_AXIS = "alone"
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-  """Places values on the devices of all replicas, and maps functions over them.
+  """Places values on the devices of replicas, maps functions over replicas.
 
   Attributes:
     num_replicas: Number of replicas, M.
@@ -167,7 +167,7 @@ class Replicas:
     ]
 
   def place(self, tree: Tree, axes: Tree) -> Tree:
-    """Copies the whole arrays of each replica to every device of the replica.
+    """Copies the arrays of each replica as a whole to each of its devices.
 
     Args:
       tree: Tree of arrays, which must have the same values in every process; or
@@ -260,8 +260,9 @@ class Replicas:
       axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
         replicas, None for leaves that all replicas share.
 
-    Raises:
-      ValueError: If `Division` has no rule for a leaf.
+    Returns:
+      A tree like `tree` with a sharding for each leaf. It divides the leaf
+      among the replicas and, as `division` says, among a replica's devices.
     """
     if self.layout == "stacked":
       return jax.tree.map(lambda _: self._first_device, tree)
@@ -283,7 +284,7 @@ class Replicas:
     )
 
   def whole(self, axis: int | None) -> Sharding:
-    """Returns the sharding of values that each device of a replica holds whole.
+    """Returns the sharding that gives each device of a replica whole arrays.
 
     Args:
       axis: 0 for values [M, ...], None for values that all replicas share.

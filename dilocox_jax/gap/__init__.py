@@ -1,5 +1,6 @@
-"""What M replicas cost: the expected gap to AllReduce, without training them.
+"""Predicts how far M replicas end above AllReduce's loss, without training.
 
-`expected.expected_gap` gives the gap, `gain` the one number that it needs of a
-text and a model, and `law` the constants of the law with their sources.
+`expected.expected_gap` predicts this gap. `gain` has the one number that the
+prediction needs of a text and a model. `law` has the constants of the law with
+their sources.
 """

@@ -1,4 +1,4 @@
-"""The expected gap of M replicas: how far their loss ends above AllReduce's."""
+"""Predicts the gap of M replicas: how far their loss ends above AllReduce's."""
 
 import dataclasses
 import math
@@ -13,19 +13,22 @@ from dilocox_jax.gap.law import Estimate, Law, Line, law
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedGap:
-  """The expected gap of M replicas, and what it follows from.
+  """The expected gap of M replicas to AllReduce, and what it follows from.
 
-  A gap is the loss of the replicas over that of AllReduce, less one: 0.02 is a
-  loss that is 2 % higher.
+  A gap is the loss of the replicas divided by that of AllReduce, minus 1: 0.02
+  is a loss that is 2 % higher.
 
   Attributes:
     gap: The expected gap.
     low: Lower end of its range.
     high: Upper end of its range.
-    doublings: D, how many times AllReduce's batch may be halved until its loss
-      is that of the replicas, if all that they lose shrinks with s.
-    gain: s, the share by which AllReduce's loss falls from B / 2 to B.
-    notes: What lies outside of the runs behind the law, one sentence each.
+    doublings: D: the replicas reach the loss of AllReduce with a batch that is
+      halved D times. This holds if everything that the replicas lose is in
+      proportion to `gain`.
+    gain: s, the share by which AllReduce's loss falls if its batch doubles from
+      B / 2 to B sequences in a step.
+    notes: In which respects the prediction goes beyond the runs to which the
+      law was fitted, one sentence each.
   """
 
   gap: float
@@ -47,30 +50,33 @@ def expected_gap(
 ) -> ExpectedGap:
   """Predicts how far the loss of M replicas ends above that of AllReduce.
 
-  All replicas together take B sequences in a step. AllReduce with B sequences
-  in a step is what they are compared with, after the same number of steps, each
-  at its best rates.
+  All replicas together take B sequences in a step. They are compared with
+  AllReduce, which also takes B sequences in a step and as many steps. Both have
+  their best learning rates.
 
-  The law was fitted to small models (59 thousand to 0.86 million parameters),
-  and its lines do not agree well. So the range is wide: it covers all of them.
+  The gap follows from s, the share by which AllReduce's loss falls if its batch
+  doubles from B / 2 to B. The law that connects them was fitted to runs of
+  small models (59 thousand to 0.86 million parameters). The lines that were
+  fitted to different runs do not agree well. So the range is wide: it covers
+  all of them.
 
-  What another method loses more than DiLoCo, by its codec or its delay, was
-  measured at one size only. It may shrink with s, or stay. DiLoCoX's paper has
-  gaps of 5 and 8 % with 1.3 and 107 billion parameters (recalled), between the
-  two. So the expected gap lies in the middle, and the range covers both.
+  A method other than DiLoCo may lose more, by its codec or its delay. This
+  excess was measured at one size of model only. In larger models it may shrink
+  in proportion to s, or stay as it is. DiLoCoX's paper has gaps of 5 and 8 %
+  with 1.3 and 107 billion parameters (recalled), which lie between these two
+  cases. So the expected gap lies in the middle, and the range covers both.
 
   Args:
     losses: Two losses of AllReduce after the same number of steps: with B / 2
-      sequences in a step, and with B. Each should have the best rate for its
-      batch.
+      sequences in a step, and with B. Each should have the best learning rate
+      for its batch.
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
-    method: Name of a method with rounds. The expected gap of a method whose gap
-      was not measured has a wider range.
-    steps: Number of inner steps of the run. It matters only for runs that are
-      longer than those behind the law; None: no longer.
-    gain: s, the share by which AllReduce's loss falls from B / 2 to B, in place
-      of `losses`. A number counts as exact.
+    method: Name of a method with rounds. If the gap of the method was not
+      measured, the range is wider.
+    steps: Number of inner steps of the run. It matters only if the run is
+      longer than the runs to which the law was fitted. None: it is not longer.
+    gain: s, in place of `losses`. A number counts as exact.
 
   Returns:
     The expected gap with its range.
@@ -107,10 +113,14 @@ def expected_gap(
 def _gain(
   losses: Sequence[float] | None, gain: float | Estimate | None
 ) -> Estimate:
-  """Returns s from the arguments of `expected_gap`.
+  """Returns s, the share by which AllReduce's loss falls if its batch doubles.
+
+  Args:
+    losses: Two losses of AllReduce, as for `expected_gap`; or None.
+    gain: s itself; or None. A number counts as exact.
 
   Raises:
-    ValueError: One line, if there are neither or both, or one is wrong.
+    ValueError: One line, if neither or both are given, or a value is wrong.
   """
   require(
     (losses is None) != (gain is None),
@@ -133,19 +143,21 @@ def doublings_lost(
   method: str = "diloco",
   steps: int | None = None,
 ) -> Estimate:
-  """Returns D, the doublings of AllReduce's batch that M replicas lose.
+  """Returns D: M replicas train as AllReduce with a batch halved D times.
 
-  The value is a mean over the lines of the law that extend the last doubling,
-  with one vote for each size of the model. The range covers all lines with two
-  standard errors. The uncertainties of the power of H and of the method's
-  factor are added to it in quadrature.
+  The law of the gap (`Law`) has several lines, each fitted to other runs. The
+  value is the mean over the lines that count every doubling of the batch like
+  the last one (`Line.doublings`), with one vote for each size of the model. The
+  range covers all lines with two standard errors. The uncertainties of the
+  power of H and of the method's factor are added to it in quadrature. For runs
+  that are longer than those behind the lines, the lower end falls.
 
   Args:
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds.
-    steps: Number of inner steps of the run; None: at most as many as in the
-      runs behind the law.
+    steps: Number of inner steps of the run. None: no more than in the runs
+      behind the lines.
 
   Raises:
     ValueError: One line, if an argument is wrong.
@@ -168,13 +180,15 @@ def doublings_lost(
     if line.doublings == "last":
       by_size.setdefault(line.parameters, []).append(lost.value * growth)
   value = float(np.mean([np.mean(lost) for lost in by_size.values()]))
-  # How far H lies from that of the nearest line, as a logarithm.
+  # The farther H lies from that of the nearest line, the more the uncertain
+  # power of H matters. The distance is |log(H / H0)|.
   log_distance = min(
     abs(math.log(sync_interval / line.sync_interval))
     for line in constants.lines
   )
   half_range = (power.high - power.low) / 2
   interval_error = value * math.expm1(half_range * log_distance)
+  # Three independent errors: of the lines, of the power of H, of the factor.
   low = value - math.hypot(
     value - min(lows),
     interval_error,
@@ -192,11 +206,14 @@ def doublings_lost(
 
 
 def _on_line(line: Line, num_replicas: int) -> Estimate:
-  """Returns the doublings that a line gives, with two standard errors.
+  """Returns the doublings a log2(M) - b that a line gives.
 
   Args:
-    line: The line.
+    line: A line of the law, with slope a and offset b.
     num_replicas: M.
+
+  Returns:
+    The doublings, with a range of two standard errors on either side.
   """
   doublings_of_replicas = math.log2(num_replicas)
   lost = line.slope * doublings_of_replicas - line.offset
@@ -214,25 +231,26 @@ def _on_line(line: Line, num_replicas: int) -> Estimate:
 
 
 def _growth(line: Line, sync_interval: int, power: float) -> float:
-  """Returns the factor by which H changes the doublings of a line.
+  """Returns (H / H0)^power, by which H changes the doublings of a line.
 
   Args:
-    line: The line, whose runs have an H of their own.
+    line: A line of the law. Its runs have H0 inner steps in a round.
     sync_interval: H.
-    power: Power of H.
+    power: How the doublings grow with H.
   """
   return (sync_interval / line.sync_interval) ** power
 
 
 def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
-  """Returns the logarithm of one plus the gap, with its range.
+  """Returns log(1 + gap), with its range.
 
-  Each doubling that is lost multiplies the loss by 1 / (1 - s). The errors of D
-  and of s are independent, so they are added in quadrature.
+  Each doubling of the batch that is lost multiplies the loss by 1 / (1 - s), so
+  the result is -D log(1 - s). The errors of D and of s are independent, so they
+  are added in quadrature.
 
   Args:
-    lost: D.
-    gain: s.
+    lost: D, the number of doublings that the replicas lose.
+    gain: s, the share by which the loss falls with a doubling.
   """
   doubling, doubling_low, doubling_high = (
     -math.log1p(-share) for share in (gain.value, gain.low, gain.high)
@@ -254,12 +272,14 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Returns a logarithm of one plus the gap if the method's excess stays.
+  """Returns log(1 + gap) of a method, if its excess over DiLoCo is constant.
+
+  The excess is what the method lost more than DiLoCo in the runs in which this
+  was measured. It is added as it is, and not scaled with the model.
 
   Args:
-    diloco: The same of DiLoCo.
-    method: Name of the method. What it lost more than DiLoCo, where that was
-      measured, is added.
+    diloco: log(1 + gap) of DiLoCo.
+    method: Name of the method.
   """
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
@@ -290,14 +310,17 @@ def _notes(
   method: str,
   steps: int | None,
 ) -> tuple[str, ...]:
-  """Returns what lies outside of the runs behind the law, as sentences.
+  """Says in which respects a prediction goes beyond the runs behind the law.
 
   Args:
-    constants: The law.
+    constants: The constants of the law.
     num_replicas: M.
     sync_interval: H.
     method: Name of the method.
     steps: Number of inner steps of the run, or None.
+
+  Returns:
+    A sentence for each such respect.
   """
   notes = []
   if num_replicas > constants.most_replicas:

@@ -1,8 +1,9 @@
-"""s, the share by which AllReduce's loss falls when its batch doubles.
+"""Computes s, the share by which AllReduce's loss falls when its batch doubles.
 
-s is measured from B / 2 to B sequences in a step, at the same number of steps,
-where B counts the sequences of all replicas together. It is the only number of
-a text and a model that the law of the gap needs.
+The batch doubles from B / 2 to B sequences in a step, at the same number of
+steps, where B counts the sequences of all replicas together. If the loss falls
+from 2.00 to 1.96, s is 0.02. The law of the gap (`gap.law`) needs no other
+number of a text and a model.
 """
 
 import math
@@ -19,11 +20,12 @@ NUM_ERRORS = 2.0
 
 
 class SizeGain(NamedTuple):
-  """s of a model.
+  """The size of a model, and how much it gains from a larger batch.
 
   Attributes:
     parameters: Number of parameters of the model.
-    gain: s.
+    gain: s, the share by which the model's loss falls under AllReduce when the
+      batch doubles.
   """
 
   parameters: int
@@ -33,7 +35,7 @@ class SizeGain(NamedTuple):
 def gain_of_losses(
   losses: Sequence[float], error: float | None = None
 ) -> Estimate:
-  """Returns s from two losses of AllReduce.
+  """Returns s, the share by which AllReduce's loss falls if its batch doubles.
 
   Args:
     losses: Loss with B / 2 sequences in a step and loss with B sequences, after
@@ -43,7 +45,7 @@ def gain_of_losses(
       small models.
 
   Returns:
-    s as an `Estimate`, with two standard errors on either side, at least 0.
+    s, with a range of two standard errors on either side, cut at 0 and at 0.99.
 
   Raises:
     ValueError: If there are not two losses, if a loss is not a positive number,
@@ -68,20 +70,23 @@ def gain_of_losses(
 
 
 def seed_error(gain: float) -> float:
-  """Returns the standard error of an s that comes from one seed.
+  """Returns the standard error of s if it was measured with one seed.
 
   Args:
-    gain: s.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   return min(law().seed_share * gain, law().seed_most)
 
 
 def with_error(gain: float, error: float) -> Estimate:
-  """Returns s with a range of two standard errors, at least 0 and below 1.
+  """Returns s with a range of two standard errors on either side.
 
   Args:
-    gain: s.
-    error: Its standard error.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles.
+    error: Standard error of s.
+
+  Returns:
+    s, with a range that is cut at 0 and at 0.99.
   """
   return Estimate(
     value=gain,
@@ -91,19 +96,20 @@ def with_error(gain: float, error: float) -> Estimate:
 
 
 def gain_of_size(parameters: float) -> Estimate:
-  """Returns s by the size of a model, for want of losses: an extrapolation.
+  """Guesses s from the size of a model alone, if no losses are known.
 
-  s falls as the third root of the number of parameters. This line was fitted to
-  published gaps of models of 35 million to 2.4 billion parameters, each at its
-  own best batch (arXiv 2503.09799, table 4). Smaller models have an s of at
-  most 10 % (measured with 0.86 million parameters). s depends on the batch and
-  on the text as well, which the line does not know.
+  s is the share by which AllReduce's loss falls when its batch doubles. It is
+  taken to fall as the third root of the number of parameters, as in published
+  gaps of models of 35 million to 2.4 billion parameters, each at its own best
+  batch (arXiv 2503.09799, table 4). The result is at most 10 %, which was
+  measured with 0.86 million parameters. s also depends on the batch and on the
+  text, which this function does not know.
 
   Args:
     parameters: Number of parameters of the model.
 
   Returns:
-    s. The truth may be half or twice as large.
+    s, with a range from half of it to twice as much.
   """
   within_limits("parameters", parameters, above=0, below=math.inf)
   line = law().size_gain
@@ -114,16 +120,21 @@ def gain_of_size(parameters: float) -> Estimate:
 
 
 def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
-  """Extends s from smaller models to a larger model.
+  """Extrapolates s from smaller models to a larger model.
 
-  s is taken to be a power of the number of parameters, fitted to the points.
-  The range of the result covers three powers: the fitted one, none (s of the
-  largest point), and the third root at which s falls in published runs. It
-  covers the error of s at the largest point as well.
+  s is the share by which AllReduce's loss falls when its batch doubles. It is
+  taken to be a power of the number of parameters, which is fitted to the
+  points. The extrapolation starts from the largest of the points.
 
   Args:
     points: s of at least two models of different sizes.
     parameters: Number of parameters of the larger model.
+
+  Returns:
+    s of the larger model. The range covers three cases: s changes with the
+    fitted power, it stays as in the largest point, or it falls as the third
+    root of the size, as in published runs. It also covers the error of s at the
+    largest point.
 
   Raises:
     ValueError: If there are fewer than two sizes, or an s is not positive.
@@ -147,6 +158,7 @@ def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
   )
   largest = max(points, key=lambda point: point.parameters)
   ratio = parameters / largest.parameters
+  # By how much s changes: with the fitted power, not at all, and as published.
   growths = [ratio**p for p in (float(power), 0.0, -law().size_gain["power"])]
   value = largest.gain.value * growths[0]
   return Estimate(

@@ -1,7 +1,8 @@
 """The constants of the law of the gap, with their sources.
 
-The law: M replicas that take H inner steps in a round lose some *doublings* of
-AllReduce's batch,
+The gap is the loss of M replicas divided by that of AllReduce, minus 1. The
+law: M replicas that take H inner steps in a round train as AllReduce does with
+a batch that is halved D times,
 
   D = (a log2 M - b) (H / H0)^p f.
 
@@ -10,8 +11,8 @@ inner steps in a round. The power p says how D grows with H. The factor f
 belongs to the method, and is 1 for DiLoCo. If AllReduce's loss falls by a share
 s when its batch doubles, the gap is (1 - s)^-D - 1.
 
-What a method loses more than DiLoCo, by its codec or its delay, need not shrink
-with s. `expected.expected_gap` says what is done about this.
+What a method loses more than DiLoCo, by its codec or its delay, need not be in
+proportion to s. `expected.expected_gap` says what is done about this.
 
 The constants are in `law.json`. `python -m experiments.fit_gaps --write` writes
 the file from the committed runs, and keeps the lines that come from elsewhere.
@@ -45,19 +46,24 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """A line of the doublings lost in the logarithm of M.
+  """A line D = a log2(M) - b, which was fitted to runs with M replicas.
+
+  D is how many times AllReduce's batch would have to be halved to raise its
+  loss to that of the replicas.
 
   Attributes:
     name: The runs behind the line, in a few words.
     parameters: Number of parameters of their model; 0: several models.
     steps: Number of inner steps of a run.
     sync_interval: H0, inner steps of a round.
-    doublings: "last": each doubling of the batch counts as much as the last
-      one, from B / 2 to B. "curve": each counts what AllReduce gains from it,
-      as far as AllReduce was trained with smaller batches.
-    slope: a, doublings lost for each doubling of M.
+    doublings: How the gaps of the runs were turned into doublings D. "last":
+      every doubling of AllReduce's batch is taken to lower the loss by the same
+      share as the last one, from B / 2 to B. "curve": each doubling counts with
+      the share that was measured for it, as far as AllReduce was trained with
+      smaller batches.
+    slope: a, how much D grows if M doubles.
     slope_error: Standard error of a.
-    offset: b, in doublings.
+    offset: b, in the unit of D.
     offset_error: Standard error of b.
     correlation: Correlation of the errors of a and b.
     kind: "fitted" from rows of this repository, "derived" from a few of its
@@ -82,26 +88,31 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-  """The constants of the law.
+  """The constants of the law of the gap.
+
+  The law is D = (a log2 M - b) (H / H0)^p f for M replicas with H inner steps
+  in a round, and gap = (1 - s)^-D - 1. Here s is the share by which AllReduce's
+  loss falls when its batch doubles.
 
   Attributes:
-    lines: The lines.
+    lines: Lines with a, b and H0, each fitted to other runs.
     interval_power: p, the power of H.
-    interval_range: Smallest and largest H of the runs behind p.
-    most_replicas: Largest number of replicas of the runs behind the lines.
-    length_power: Power of the number of steps by which the lower end of the
-      range falls in runs that are longer than those behind all lines.
+    interval_range: Smallest and largest H of the runs to which p was fitted.
+    most_replicas: Largest number of replicas in the runs behind the lines.
+    length_power: Runs with n times as many steps as the longest run behind the
+      lines have a range of D whose lower end is n^length_power times as high.
     factors: f of each method whose gap was measured, by its name.
     unmeasured_factor: f of any other method.
-    diloco_log_gap: Logarithm of one plus the gap of DiLoCo in the runs behind
-      the factors. What a method lost more than DiLoCo there is f - 1 times
-      this.
-    seed_share: Standard error of s from one seed, as a share of s.
-    seed_most: Largest such error, in units of s.
-    size_gain: s by the size of the model (`gain.gain_of_size`): "parameters",
-      "value", "power", "smallest" and "largest" size of the runs behind it,
-      "most", which is the largest s that it gives, and "factor", by which the
-      truth may be lower or higher.
+    diloco_log_gap: log(1 + gap) of DiLoCo in the runs behind the factors. A
+      method with the factor f lost f - 1 times this more than DiLoCo there.
+    seed_share: If s was measured with one seed, its standard error is
+      `seed_share` times s, but at most `seed_most`.
+    seed_most: Largest standard error of s from one seed.
+    size_gain: How to guess s from the number of parameters alone
+      (`gain.gain_of_size`). A model of "parameters" has s = "value", which
+      falls with the "power" of the number of parameters. "smallest" and
+      "largest" are the sizes of the runs behind this. "most" is the largest s
+      that is guessed. The true s may be "factor" times lower or higher.
   """
 
   lines: tuple[Line, ...]
@@ -124,15 +135,15 @@ class Law:
 
 @functools.cache
 def law() -> Law:
-  """Returns the constants in `law.json`."""
+  """Returns the constants of the law of the gap, read from `law.json`."""
   return law_of(json_file(PATH))
 
 
 def law_of(content: Mapping[str, Any]) -> Law:
-  """Returns the constants in the content of a file like `law.json`.
+  """Builds a `Law` from the content of a file like `law.json`.
 
   Args:
-    content: The content of the file.
+    content: The content of the file, as JSON is read.
   """
   smallest, largest = content["interval_power"]["tried"]
   seeds = content["seed_error"]
@@ -157,5 +168,9 @@ def law_of(content: Mapping[str, Any]) -> Law:
 
 
 def _estimate(values: Mapping[str, Any]) -> Estimate:
-  """Returns the number and the range of an object of the file."""
+  """Returns an `Estimate` from the keys "value", "low" and "high" of the file.
+
+  Args:
+    values: An object of `law.json` that has these keys.
+  """
   return Estimate(values["value"], values["low"], values["high"])

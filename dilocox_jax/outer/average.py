@@ -1,4 +1,4 @@
-"""Keeps an average of an optimizer's parameters over its updates.
+"""Keeps a running average of the parameters that an optimizer updates.
 
 While the learning rate is high, the parameters jump from side to side in a
 valley of the loss, and the average of many of them lies nearer to the floor of
@@ -20,12 +20,12 @@ from dilocox_jax.trees import Array, Index, Tree
 
 
 class AverageState(NamedTuple):
-  """State of `averaged`.
+  """State of an optimizer that also averages the parameters it updates.
 
   Attributes:
     count: Number of updates taken (int32 scalar).
     average: Weighted average of the parameters after these updates, in fp32 or
-      wider.
+      wider; the weights are those of `averaged` or `schedule_free`.
     optimizer: State of the optimizer that makes the updates.
   """
 
@@ -37,14 +37,17 @@ class AverageState(NamedTuple):
 def averaged(
   optimizer: optax.GradientTransformation, power: float
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets an optimizer average its parameters, newer ones with more weight.
+  """Wraps an optimizer so that it also averages the parameters it updates.
 
-  The parameters x_s after update s have the weight s (s + 1) ... (s + power -
-  1), which is about s^power. So the average lags behind the newest parameters
-  by a fraction of about 1 / (power + 2) of the run, and the same power serves
-  runs of all lengths. Update t moves the average by (power + 1) / (t + power)
-  of its distance to x_t. For power = 1, the first three updates move it by 1,
-  2/3 and 2/4 of the distance, and the weights are then 1/6, 2/6 and 3/6.
+  The updates stay the same. Newer parameters have more weight in the average.
+
+  Update t moves the average by (power + 1) / (t + power) of its distance to the
+  new parameters x_t. For power = 1, the first three updates move it by 1, 2/3
+  and 2/4 of the distance, so x_1, x_2 and x_3 then have the weights 1/6, 2/6
+  and 3/6. In general x_s has a weight in proportion to s (s + 1) ... (s + power
+  - 1), which is about s^power. So the average lags behind the newest parameters
+  by about 1 / (power + 2) of the run, and the same power serves runs of all
+  lengths.
 
   Args:
     optimizer: Makes the updates, and does not see the average. No other
@@ -57,7 +60,8 @@ def averaged(
     The transformation, with an `AverageState`. Its update needs `params`.
 
   Raises:
-    ValueError: If `power` is negative. The update raises it without `params`.
+    ValueError: If `power` is negative. The update raises ValueError if it does
+      not get `params`.
 
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
   """
@@ -90,12 +94,12 @@ def averaged(
 def schedule_free(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets the average of a schedule-free optimizer be evaluated and kept.
+  """Wraps a schedule-free optimizer so that the run evaluates its average.
 
   A schedule-free optimizer takes its steps at z, keeps an average x of all z,
   and measures gradients at y = (1 - b1) z + b1 x. As an outer optimizer it has
   y as the outer parameters, so replicas begin their rounds at y. The model to
-  evaluate is x. Without this function the run would evaluate y.
+  evaluate is x. Without this wrapper the run would evaluate y.
 
   Args:
     optimizer: Result of `optax.contrib.schedule_free`, `schedule_free_sgd` or
@@ -106,8 +110,8 @@ def schedule_free(
     the outermost one. Its update needs `params`.
 
   Raises:
-    ValueError: If `optimizer` is not schedule-free. The update raises it
-      without `params`.
+    ValueError: If `optimizer` is not schedule-free; `init` raises it. The
+      update raises ValueError if it does not get `params`.
 
   Source: Defazio et al., 2024, arXiv 2405.15682.
   """
@@ -144,10 +148,13 @@ def _precise(leaf: Array) -> Array:
 
 
 def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
-  """Returns the average in an optimizer's state; without one, the parameters.
+  """Returns the average of the parameters, if the optimizer keeps one.
+
+  Without an average it returns the newest parameters.
 
   Args:
-    optimizer: State of any optimizer.
+    optimizer: State of any optimizer. It has an average if it is an
+      `AverageState`.
     params: The optimizer's newest parameters. The average gets their dtypes.
   """
   kept = tree_to_keep(optimizer, params)
@@ -157,12 +164,14 @@ def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
-  """Selects what `parameters_to_keep` returns, before the dtypes are changed.
+  """Returns the average of the parameters in a state, if any, or else `params`.
 
-  Leaves may be anything, such as arrays that are not in memory.
+  Unlike `parameters_to_keep`, it leaves the dtypes as they are. So leaves may
+  be anything, such as arrays that are not in memory.
 
   Args:
-    optimizer: State of any optimizer.
+    optimizer: State of any optimizer. It has an average if it is an
+      `AverageState`.
     params: The optimizer's newest parameters.
   """
   if isinstance(optimizer, AverageState):
@@ -171,10 +180,12 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def check_outermost(optimizer: Tree) -> None:
-  """Raises ValueError if an average is kept inside another transformation.
+  """Raises ValueError if an averaging optimizer is inside another one.
 
-  `parameters_to_keep` would not find the average there, and the outer
-  transformation may change the updates that the average was computed from.
+  The average of the parameters must belong to the outermost transformation.
+  Otherwise `parameters_to_keep` would not find it, and the outer transformation
+  may change the updates from which the average was computed. A schedule-free
+  optimizer that is not wrapped in `schedule_free` is refused as well.
 
   Args:
     optimizer: State of any optimizer.

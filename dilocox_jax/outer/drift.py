@@ -1,9 +1,10 @@
-"""How far replicas have drifted apart, from two scalars per replica.
+"""Measures how far replicas have drifted apart, from a few scalars of each.
 
-The cosines of single pairs would need all pseudo-gradients in one place, which
-would cost a second exchange. But the sum of the dot products over all pairs
-follows from the mean, which the exchange has already computed. Let d_i be the
-pseudo-gradient that replica i has sent, as the others decode it:
+The cosine between two replicas' pseudo-gradients would need both of them in one
+place, which would cost a second exchange. But the sum of the dot products over
+all pairs follows from the mean, which the exchange has already computed. Let
+d_i be the pseudo-gradient that replica i of M has sent, as the others decode
+it:
 
     |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
     sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2
@@ -32,15 +33,15 @@ from dilocox_jax.trees import Scalar, Tree
 
 
 class Drift(NamedTuple):
-  """Squared norms that a replica reports about one exchange of a fragment.
+  """Squared norms that a replica reports when a fragment was averaged.
 
   In the code of one replica the norms are scalars. In the result of the mapped
   program `own_squared` and `apart_squared` have a replica axis, [M].
 
   Attributes:
-    own_squared: |sent|^2, where `sent` is the replica's part of the mean
-      (`ExchangeResult.sent`). It is not finite if the replica's pseudo-gradient
-      was not finite. The replica was then left out of the mean.
+    own_squared: |sent|^2, where `sent` is the replica's pseudo-gradient as the
+      other replicas decode it (`ExchangeResult.sent`). It is not finite if the
+      pseudo-gradient was not finite. The replica was then left out of the mean.
     apart_squared: |sent - mean|^2.
     mean_squared: |mean|^2, a scalar; [M] if the exchange gives each replica a
       mean of its own.
@@ -54,10 +55,13 @@ class Drift(NamedTuple):
 
 
 def drift_axes(is_shared: bool) -> Drift:
-  """Returns the replica axis of every field: 0, or None if it has none.
+  """Returns the replica axis of every field, for `out_axes` of `jax.vmap`.
 
   Args:
     is_shared: Whether all replicas have the same mean.
+
+  Returns:
+    A `Drift` with 0 for a field that has a replica axis, and None for others.
   """
   per_replica: Any = 0
   shared: Any = None
@@ -79,10 +83,10 @@ def squared_norm(tree: Tree) -> Scalar:
 
 
 def measure_drift(result: ExchangeResult) -> Drift:
-  """Computes one replica's drift in an exchange, without sending anything.
+  """Computes the norms of one replica's `Drift`, without sending anything.
 
   Args:
-    result: Result of the exchange, for one replica.
+    result: The result of averaging a fragment, for one replica.
   """
   difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
   return Drift(
@@ -94,14 +98,15 @@ def measure_drift(result: ExchangeResult) -> Drift:
 
 
 class Disagreement(NamedTuple):
-  """Disagreement of the replicas about one fragment.
+  """How much the replicas' pseudo-gradients of one fragment differ.
 
   Attributes:
     cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
       product of their norms. It is None if no pair has a cosine (there is only
       one replica, or at most one pseudo-gradient is not zero, or one is not
       finite), or if each replica has a mean of its own.
-    disagreement: Root mean square over replicas of |sent - mean|.
+    disagreement: Root mean square, over the replicas, of the distance between a
+      replica's pseudo-gradient (as it was sent) and the mean.
     pseudo_gradient_norm: Norm of the mean pseudo-gradient. If each replica has
       a mean of its own, the root mean square of their norms.
   """
@@ -114,9 +119,9 @@ class Disagreement(NamedTuple):
 def disagreement(
   own_squared: ArrayLike, apart_squared: ArrayLike, mean_squared: ArrayLike
 ) -> Disagreement:
-  """Computes the disagreement about one fragment from all replicas' scalars.
+  """Computes how much the pseudo-gradients of one fragment differ, on the host.
 
-  This runs on the host. The module's docstring has the formula of the cosine.
+  The module's docstring has the formula of the cosine.
 
   Args:
     own_squared: Squared norm of what each replica sent, [M].

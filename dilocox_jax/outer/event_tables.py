@@ -1,8 +1,9 @@
-"""Says which fragment is sent or applied after an inner step of a program.
+"""Tables of which fragment is sent or applied after an inner step.
 
-The program of one inner step is the same for all steps, so its step is data. It
-looks up the fragment in two tables: one of the first rounds, which may differ,
-and one of a round that repeats for ever.
+A transform is compiled once for all inner steps, so the number of the step is a
+traced value. The program looks up the fragment in two tables: one of the first
+rounds, which may differ from each other, and one of a round that repeats for
+ever.
 """
 
 import dataclasses
@@ -20,23 +21,23 @@ _MOST_STEPS = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class EventTable:
-  """The fragments of one kind of event, by inner step.
+  """Which fragment is sent after each inner step, or which one is applied.
 
   Attributes:
-    first: Fragment after inner steps 0, 1, 2, ... up to the step at which
-      rounds begin to repeat; -1: there is no event. int32 [steps + 1].
-    repeated: Fragment after steps 1, 2, 3, ... of a round that repeats, in the
-      same way. int32 [H].
+    first: Index of the fragment after inner steps 0, 1, 2, ... up to the step
+      at which rounds begin to repeat. -1: none. int32 [steps + 1].
+    repeated: Index of the fragment after steps 1, 2, 3, ... of a round that
+      repeats. -1: none. int32 [H].
   """
 
   first: np.ndarray
   repeated: np.ndarray
 
   def fragment_at(self, step: Index) -> Index:
-    """Returns the number of the fragment after a step; -1 if there is none.
+    """Returns the index of the fragment after a step; -1 if there is none.
 
     Args:
-      step: Number of inner steps done (traced, at least 1).
+      step: Number of inner steps done (traced int32 scalar, at least 1).
     """
     num_first = len(self.first)
     in_round = jnp.asarray(self.repeated)[
@@ -52,13 +53,13 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
   """Returns the table of a schedule's sends, or of its applies.
 
   Args:
-    schedule: The schedule.
+    schedule: Says after which inner steps fragments are sent and applied.
     kind: "send" or "apply".
 
   Raises:
     ValueError: If the schedule does not say from which round on its rounds are
-      alike, if more than one fragment has such an event after one step, or if
-      the rounds become alike too late.
+      alike, if they become alike too late (after about a million steps), or if
+      more than one fragment is sent, or applied, after one step.
   """
   require(
     schedule.steady_round is not None,

@@ -1,11 +1,12 @@
-"""The events of a fragment after an inner step: measure, apply, send.
+"""What happens to a fragment after an inner step: measure, apply, send.
 
-Only this module decides their order. Both the windows of rounds
+Only this module decides this order. Both the windows of rounds
 (`rounds.window`) and the transform of single steps (`outer.step_transform`)
-call it. First the replica measures its new pseudo-gradient. Then it applies the
-result of the exchange that has arrived, so the outer step can read the new
-pseudo-gradient. Then the new pseudo-gradient is in flight. With tau = 0 the new
-pseudo-gradient is exchanged and applied at once, so it is never in flight.
+call it. First the replica measures its new pseudo-gradient of the fragment.
+Then it applies the mean of an earlier one, if such a mean has arrived, so the
+outer step can read the new pseudo-gradient. Then the new pseudo-gradient counts
+as sent: it is in flight until its own mean is applied. With tau = 0 the new
+pseudo-gradient is averaged and applied at once, so it is never in flight.
 
 In this module `inner` is always the replica's own parameters of the fragment,
 and `fresh` is the pseudo-gradient that the replica has just measured.
@@ -29,9 +30,9 @@ from dilocox_jax.trees import Scalar, Tree
 Arrived = tuple[ExchangeResult, Tree]
 
 # Function (state, inner, fresh) -> (new state, the replica's new parameters of
-# the fragment, the result that was applied or None). The caller of
-# `measure_apply_send` may have its function return another value in the second
-# place; `measure_apply_send` only passes it on.
+# the fragment, the result that was applied or None). `measure_apply_send` only
+# passes the second value on. So a caller may pass a function that returns
+# another value there.
 Apply = Callable[
   [FragmentState, Tree, Tree],
   tuple[FragmentState, Tree, ExchangeResult | None],
@@ -47,7 +48,10 @@ def measure_apply_send(
   apply: Apply,
   num_arrived: int,
 ) -> tuple[FragmentState, Tree, ExchangeResult | None]:
-  """Runs the events of a fragment that is sent.
+  """Measures a pseudo-gradient, applies an earlier mean, and then sends.
+
+  To send means here only to put the new pseudo-gradient in flight. Its exchange
+  runs later.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -55,10 +59,11 @@ def measure_apply_send(
     inner: The replica's own parameters of the fragment.
     in_flight: Pseudo-gradients of the fragment in flight, the oldest first. The
       one that is applied now is still among them.
-    apply: Function that applies between measuring and sending, such as the
-      result of `apply_arrived`.
-    num_arrived: How many of `in_flight` and the new pseudo-gradient are no
-      longer in flight after this, counted from the oldest.
+    apply: Function that is called after measuring, and applies a mean, such as
+      the result of `apply_arrived`, `exchange_at_once` or `apply_nothing_yet`.
+    num_arrived: How many pseudo-gradients are no longer in flight afterwards,
+      counted from the oldest. It is 1 if one is applied, also if this is the
+      new one.
 
   Returns:
     The new state, and the other two values that `apply` returned: the replica's
@@ -66,18 +71,21 @@ def measure_apply_send(
   """
   fresh = outer.measure(state, in_flight, inner)
   state, inner, result = apply(state, inner, fresh)
-  left = (*in_flight, fresh)[num_arrived:]
-  return state._replace(in_flight=left), inner, result
+  still_in_flight = (*in_flight, fresh)[num_arrived:]
+  return state._replace(in_flight=still_in_flight), inner, result
 
 
 def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
-  """Returns an `Apply` that exchanges the new pseudo-gradient and applies it.
-
-  The replica waits for the exchange.
+  """Returns the argument `apply` of `measure_apply_send` for tau = 0.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
-    weight: Factor of this replica in the mean, as for `OuterStep.exchange`.
+    weight: Factor of this replica in the mean, a float scalar; 0 leaves the
+      replica out. None: all replicas have the same weight.
+
+  Returns:
+    Function that averages the new pseudo-gradient over replicas, waits for the
+    mean, and applies it.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
@@ -88,11 +96,15 @@ def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
 
 
 def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
-  """Returns an `Apply` that applies the result of an exchange that has ended.
+  """Returns the argument `apply` of `measure_apply_send` for a mean at hand.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
-    arrived: Result of the exchange, and the aggregator's new state.
+    arrived: The result of the exchange, which contains the mean, and the
+      aggregator's new state.
+
+  Returns:
+    Function that applies this mean.
   """
   result, exchange = arrived
 
@@ -105,14 +117,17 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
 
 
 def apply_nothing_yet(outer: OuterStep) -> Apply:
-  """Returns the `Apply` of the first send, when no exchange has ended.
+  """Returns the argument `apply` of `measure_apply_send` for the first send.
 
-  Most rules apply nothing then. A rule that applies at the first send
-  (`ApplyRule.applies_at_first_send`) gets a result of zeros, so that only the
-  replica's new pseudo-gradient changes the parameters.
+  No mean has arrived then.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
+
+  Returns:
+    Function that changes nothing under most rules. A rule that applies at the
+    first send (`ApplyRule.applies_at_first_send`) gets a mean of zeros, so that
+    only the replica's new pseudo-gradient changes the parameters.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
@@ -125,9 +140,14 @@ def apply_nothing_yet(outer: OuterStep) -> Apply:
 
 
 def no_measurement(state: FragmentState) -> Tree:
-  """Returns zeros, for an apply on a step without a new pseudo-gradient.
+  """Returns zeros in the place of a new pseudo-gradient.
+
+  A mean may be applied after a step at which nothing is measured.
 
   Args:
     state: State of the fragment.
+
+  Returns:
+    A tree of zeros like the fragment's parameters.
   """
   return jax.tree.map(jnp.zeros_like, state.params)

@@ -1,17 +1,21 @@
 """Cuts fragments out of a parameter tree, and puts them back.
 
-`plan.schedule.fragments` divides the tree in one of four ways. A fragment is
-the whole tree; a slice of every leaf; some layers of the leaves that are
-stacked below "blocks", or, as fragment 0, everything outside of "blocks"; or
-some whole leaves. A fragment is a tree like the caller's, in which
-`optax.MaskedNode()` stands for the leaves of other fragments, as in
-`optax.masked`. So optax's functions for states work, such as
-`optax.tree.map_params`.
+A fragment is a part of the parameters that is sent at once.
+`plan.schedule.fragments` divides the tree in one of four ways:
 
-Fragments with the same shapes make a *group*. Only data tells the fragments of
-a group apart: their *index*, such as the numbers of their layers. So one
-program serves all of them. Slices are one group, and so are the fragments of
-layers.
+- The whole tree is the only fragment.
+- Every fragment is a slice of every leaf.
+- Fragment 0 is everything outside of "blocks". Each other fragment is some
+  layers of the leaves that are stacked below "blocks".
+- Every fragment is some whole leaves.
+
+A fragment is a tree like the caller's, in which `optax.MaskedNode()` stands for
+the leaves of other fragments, as in `optax.masked`. So optax's functions for
+states work, such as `optax.tree.map_params`.
+
+Fragments with the same shapes make a *group*. Slices are one group, and so are
+the fragments of layers. One program serves all fragments of a group. It gets
+their *index* as data, such as the numbers of their layers.
 
 Some fragments have fewer layers than others. For example, 5 layers and P = 3
 with the order "strided" give the indices
@@ -65,7 +69,7 @@ Fragmentation = Callable[[str], int] | Fragments
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FragmentView:
-  """Cuts fragments out of trees and puts them back.
+  """Cuts fragments (parts of the parameters) out of trees, puts them back.
 
   A view is a pytree without leaves, so it can be a part of a transform's state.
   Views with equal settings are equal, so a saved state fits a transform that is
@@ -73,27 +77,32 @@ class FragmentView:
 
   Attributes:
     count: Number of fragments, P.
-    fragments: How the tree is divided. None: into whole leaves, such that the
-      fragments have about equal sizes.
+    fragments: How the tree is divided: a function from a leaf's path to the
+      number of its fragment, or a `Fragments`, which divides layers or slices
+      leaves. None: into whole leaves, such that the fragments have about equal
+      sizes.
   """
 
   count: int
   fragments: Fragmentation | None = None
 
   def __post_init__(self):
-    """Makes states with a view storable by flax, if flax is loaded."""
+    """Lets flax store states that contain a view, if flax is loaded."""
     _register_with_flax()
 
   @property
   def _by_rows(self) -> Fragments | None:
-    """The division if it cuts leaves (slices or layers); otherwise None."""
+    """`fragments` if a leaf may belong to several fragments; otherwise None.
+
+    This is so if fragments are slices or layers.
+    """
     if self.count > 1 and isinstance(self.fragments, Fragments):
       return self.fragments
     return None
 
   @property
   def _slices(self) -> Fragments | None:
-    """The division if every fragment is a slice of all leaves, or None."""
+    """`fragments` if every fragment is a slice of all leaves, else None."""
     division = self._by_rows
     if division is not None and division.is_sliced:
       return division
@@ -101,10 +110,12 @@ class FragmentView:
 
   @property
   def groups(self) -> list[int]:
-    """The group of every fragment, [P].
+    """The number of the group to which each fragment belongs, [P].
 
-    Slices have the groups 0, 0, ..., 0. Layers have 0, 1, ..., 1: fragment 0 is
-    everything outside of "blocks". Whole leaves have 0, 1, ..., P - 1.
+    Fragments of one group have the same shapes, so one program serves them. If
+    fragments are slices, the groups are 0, 0, ..., 0. If they are layers, the
+    groups are 0, 1, ..., 1, as fragment 0 is everything outside of "blocks". If
+    they are whole leaves, the groups are 0, 1, ..., P - 1.
     """
     if self._slices:
       return [0] * self.count
@@ -113,14 +124,15 @@ class FragmentView:
     return list(range(self.count))
 
   def index(self, fragment: int) -> np.ndarray | None:
-    """Returns the data that tell a fragment from others of its group.
+    """Returns what `extract` needs to find a fragment among those of its group.
 
     Args:
       fragment: Number of the fragment, from 0.
 
     Returns:
-      The number of a slice (int32 scalar); the numbers of K layers, [K] int32;
-      None if the fragment is alone in its group.
+      If fragments are slices, the number of the slice (int32 scalar). If the
+      fragment is K layers, their numbers, [K] int32. None for whole leaves, and
+      for everything outside of the layers.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -133,9 +145,13 @@ class FragmentView:
     """Returns one fragment of a tree.
 
     Args:
-      tree: Parameters of one replica.
-      group: Group of the fragment.
+      tree: Parameters of one replica, or a tree like them.
+      group: Group of the fragment (`groups`).
       index: Result of `index` for the fragment; it may be traced.
+
+    Returns:
+      A tree like `tree`. Leaves are slices, or have K layers, or are whole; an
+      `optax.MaskedNode` stands for leaves of other fragments.
     """
     owner = self.divided(shapes_by_path(tree))
 
@@ -157,8 +173,8 @@ class FragmentView:
     """Returns the tree with one fragment replaced.
 
     Args:
-      tree: Parameters of one replica.
-      group: Group of the fragment.
+      tree: Parameters of one replica, or a tree like them.
+      group: Group of the fragment (`groups`).
       index: Result of `index` for the fragment; it may be traced.
       values: New values of the fragment, a tree like the result of `extract`.
     """
@@ -183,12 +199,12 @@ class FragmentView:
     )
 
   def merge(self, like: Tree, parts: Sequence[Tree]) -> Tree:
-    """Returns the tree that consists of all fragments.
+    """Puts all fragments together into one tree.
 
     Args:
-      like: A tree with the shapes of the result, masked where no fragment has a
-        leaf.
-      parts: The fragments as from `extract`, in order.
+      like: A tree with the shapes of the result, with `optax.MaskedNode` for
+        leaves that no fragment has.
+      parts: All P fragments in order, as `extract` returns them.
     """
     if slices := self._slices:
 
@@ -207,7 +223,7 @@ class FragmentView:
     return whole
 
   def check(self, params: Tree) -> None:
-    """Checks that a tree can be trained, and divided as the view says.
+    """Checks that a tree can be trained, and divided as `fragments` says.
 
     Args:
       params: Parameters of one replica, or their shapes and types.
@@ -230,10 +246,10 @@ class FragmentView:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group of every leaf, by path.
+    """Returns the group of fragments to which every leaf belongs, by path.
 
-    The result is empty if fragments are slices: then every fragment has rows of
-    every leaf.
+    The result is empty if fragments are slices, as then every fragment has rows
+    of every leaf.
 
     Args:
       shapes: Leaf shapes by path.
@@ -252,11 +268,11 @@ class FragmentView:
 
 
 def _register_with_flax() -> None:
-  """Tells flax how to store a view, if the program uses flax.
+  """Tells `flax.serialization` to store nothing for a `FragmentView`.
 
-  A view has no arrays, so `flax.serialization` stores nothing for it. This
-  function does not import flax, because most programs do without. So a program
-  that stores states with flax imports flax before it makes the transform.
+  A view has no arrays. Nothing is done if flax is not imported yet: most
+  programs do without flax, so this function does not import it. A program that
+  stores states with flax has to import flax before it makes the transform.
   """
   serialization = sys.modules.get("flax.serialization")
   if serialization is None:
@@ -298,7 +314,7 @@ def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
 
 
 def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
-  """Returns a leaf in slices, padded with zeros.
+  """Pads a leaf with zeros, and reshapes it so that slices have an axis.
 
   Args:
     path: Key path of the leaf.
@@ -318,10 +334,10 @@ def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
 
 
 def _whole(rows: Array, axis: int, shape: Shape) -> Array:
-  """Returns a leaf from its slices, without padding; undoes `_in_slices`.
+  """Puts the slices of a leaf together, without padding; undoes `_in_slices`.
 
   Args:
-    rows: The leaf in slices, [..., parts, P, rows of a part, ...].
+    rows: The leaf with an axis of slices, [..., parts, P, rows of a part, ...].
     axis: Index of the axis `parts`.
     shape: Shape of the leaf.
   """
@@ -331,10 +347,10 @@ def _whole(rows: Array, axis: int, shape: Shape) -> Array:
 
 
 def _joined(array: Array, axis: int, num_axes: int) -> Array:
-  """Returns an array in which neighboring axes have become one.
+  """Reshapes an array so that neighboring axes become one.
 
   Args:
-    array: The array, which may be of zero size.
+    array: The array, which may have no values.
     axis: Index of the first of these axes.
     num_axes: Number of these axes.
   """

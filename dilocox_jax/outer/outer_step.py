@@ -41,14 +41,14 @@ from dilocox_jax.trees import Array, Scalar, Tree
 
 
 class FragmentState(NamedTuple):
-  """State of the outer step of one fragment.
+  """State of the outer step of one fragment, which is a part of the parameters.
 
   Attributes:
     params: Outer parameters of the fragment. All replicas share them, unless
       each replica has its own (`OuterStep.is_shared`).
     optimizer: State of the outer optimizer, shared like `params`.
-    exchange: State of the aggregator. All replicas share the state of the
-      codec. Each replica has its own residual.
+    exchange: State of the aggregator. The part of the codec in it is the same
+      on all replicas. Each replica has its own residual of error feedback.
     in_flight: This replica's pseudo-gradients that were sent and whose mean is
       not applied yet, the oldest first.
   """
@@ -61,24 +61,28 @@ class FragmentState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OuterStep:
-  """Measures, exchanges and applies a fragment of one replica.
+  """Takes the outer step of a fragment: `measure`, `exchange`, `apply`.
+
+  The methods are the code of one replica, and use collectives over the axis
+  `axis_name`. A fragment is a part of the parameters.
 
   If the pseudo-gradient of a replica is not finite, every aggregator leaves
   this replica out of the mean, so that the other replicas stay finite. The host
-  notices the problem in the drift: `Drift.own_squared` of this replica is not
+  notices the problem in `Drift.own_squared` of this replica, which is not
   finite then. The replica's parameters would not show the problem under a rule
   that replaces them by finite outer parameters.
 
   Attributes:
-    method: Schedule and rule.
+    method: The schedule and the apply rule.
     optimizer: Any optax optimizer or chain. Its gradient is the averaged
       pseudo-gradient of a fragment.
     aggregator: Averages pseudo-gradients over replicas.
     axis_name: Axis over which replicas are mapped.
 
   Raises:
-    ValueError: One line, if the rule does not go with the schedule or with the
-      aggregator.
+    ValueError: One line, if the function registered for the rule does not
+      return an `ApplyRule`, or if the rule applies at the first send and tau is
+      not H.
   """
 
   method: Method
@@ -105,7 +109,7 @@ class OuterStep:
 
   @functools.cached_property
   def rule(self) -> ApplyRule:
-    """The apply rule of the method, by its name `method.rule`."""
+    """The apply rule that `method.rule` names, as an object."""
     return loaded(RULES[self.method.rule].build)(self.method, self.axis_name)
 
   @property
@@ -120,7 +124,11 @@ class OuterStep:
 
   @property
   def axes(self) -> FragmentState:
-    """Replica axes of the state as a tree prefix: 0, or None where shared."""
+    """Replica axis of every part of the state, for `in_axes` of `jax.vmap`.
+
+    It is 0 where each replica has its own values, and None where all replicas
+    share them.
+    """
     shared: Any = None if self.is_shared else 0
     per_replica: Any = 0
     return FragmentState(shared, shared, self.aggregator.axes, per_replica)
@@ -132,8 +140,8 @@ class OuterStep:
       params: Parameters of the fragment.
 
     Raises:
-      ValueError: If the optimizer keeps an average inside another
-        transformation (`outer.average.check_outermost`).
+      ValueError: If the optimizer keeps an average of its parameters that
+        `outer.average.check_outermost` refuses.
     """
     optimizer = self.optimizer.init(params)
     check_outermost(optimizer)
@@ -146,8 +154,8 @@ class OuterStep:
 
     Args:
       state: State of the fragment.
-      pending: Earlier pseudo-gradients of the replica that are not applied yet.
-        A rule may leave their sum out of the new one.
+      pending: Earlier pseudo-gradients of the replica whose means are not
+        applied yet. A rule may leave their sum out of the new one.
       inner: The replica's own parameters of the fragment.
     """
     zeros = jax.tree.map(jnp.zeros_like, state.params)
@@ -181,7 +189,7 @@ class OuterStep:
     pseudo_gradient: Tree,
     weight: Scalar | None = None,
   ) -> Coroutine:
-    """Runs `exchange` with stops for inner steps.
+    """Runs `exchange` in parts, so that inner steps can run in between.
 
     Args:
       state: State of the fragment.
@@ -189,7 +197,9 @@ class OuterStep:
       weight: Factor of the pseudo-gradient in the mean, as in `exchange`.
 
     Returns:
-      A coroutine that returns the result of `exchange`.
+      A coroutine. It yields arrays before and after each collective, and the
+      caller sends them back (`Aggregator`). At the end it returns the result of
+      `exchange`.
     """
     values = pseudo_gradient
     if weight is not None:
@@ -212,12 +222,12 @@ class OuterStep:
   def apply(
     self, state: FragmentState, inner: Tree, result: ExchangeResult, fresh: Tree
   ) -> tuple[FragmentState, Tree]:
-    """Takes the outer step, and moves the replica as the rule says.
+    """Updates the outer parameters, and then the replica as the rule says.
 
     Args:
       state: State of the fragment.
       inner: The replica's own parameters of the fragment.
-      result: Result of the exchange.
+      result: Result of `exchange`.
       fresh: Pseudo-gradient that was measured after the same inner step; zeros
         if there is none. Of the rules of this package only "eager" reads it.
 
@@ -225,8 +235,9 @@ class OuterStep:
       The new state and the replica's new parameters of the fragment.
 
     Raises:
-      ValueError: If the exchange leaves a part with the replica
-        (`keep_unsent=True`), and the rule would count this part twice.
+      ValueError: If a part of the pseudo-gradient was not sent and stays with
+        the replica (`keep_unsent=True`), but the method does not allow this
+        (`Method.can_keep_unsent`).
     """
     old = state.params
     gradient = self.rule.gradient(result, fresh)
@@ -249,7 +260,10 @@ class OuterStep:
     return state, inner
 
   def first_correction(self, params: Tree) -> Tree | None:
-    """Returns the first correction, zeros; None if the rule corrects nothing.
+    """Returns zeros as the first correction; None if the rule has none.
+
+    A correction is added to a replica's parameters after each inner step
+    (`ApplyRule.correct`).
 
     Args:
       params: Parameters of one replica.
@@ -259,15 +273,16 @@ class OuterStep:
     return jax.tree.map(jnp.zeros_like, params)
 
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
-    """Returns the new correction of a fragment (`ApplyRule.correct`).
+    """Returns what is added to a replica's fragment after each inner step.
 
-    The correction stays as it was if this replica's pseudo-gradient is not in
-    the mean, because its values were not finite or came too late. Then the
-    result does not say how far the replica is from the other replicas.
+    The rule computes this correction (`ApplyRule.correct`). It stays as it was
+    if this replica's pseudo-gradient is not in the mean, because its values
+    were not finite or came too late. Then the result does not say how far the
+    replica is from the other replicas.
 
     Args:
       correction: The correction before, a tree like the fragment.
-      result: Result of the exchange.
+      result: Result of `exchange`.
     """
     assert self.rule.correct is not None, "the rule corrects nothing"
     norm = squared_norm(result.sent)
@@ -280,10 +295,11 @@ class OuterStep:
 
 
 def zero_result(params: Tree) -> ExchangeResult:
-  """Returns a result of zeros, for an apply before the first exchange ends.
+  """Returns an exchange result of zeros, for the time before the first one.
 
   Args:
-    params: Outer parameters of the fragment.
+    params: Outer parameters of the fragment. The trees of the result have their
+      shapes.
   """
   zeros = jax.tree.map(jnp.zeros_like, params)
   return ExchangeResult(mean=zeros, own=zeros, sent=zeros)
@@ -292,8 +308,8 @@ def zero_result(params: Tree) -> ExchangeResult:
 def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
   """Scales a pseudo-gradient by a weight; a weight of 0 makes it NaN.
 
-  Every aggregator leaves a replica out of the mean, and clears its residual, if
-  its values are not finite.
+  NaN leaves a replica out: every aggregator excludes a replica with values that
+  are not finite from the mean, and clears its residual.
 
   Args:
     pseudo_gradient: Pseudo-gradient of one replica.
@@ -306,12 +322,12 @@ def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
 
 
 def _unweighted(retained: Tree, weight: Scalar) -> Tree:
-  """Returns the retained part of a replica's values without their weight.
+  """Divides what stays with a replica by the replica's weight.
 
   Args:
-    retained: The part of the weighted values that stays with the replica.
-    weight: Factor that the values were scaled by. With 0 the replica was left
-      out, and the result is zeros.
+    retained: The part of the weighted pseudo-gradient that was not sent.
+    weight: Factor by which the pseudo-gradient was scaled. With 0 the replica
+      was left out, and the result is zeros.
   """
 
   def unscaled(leaf: Array) -> Array:

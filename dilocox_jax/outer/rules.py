@@ -1,9 +1,10 @@
-"""Apply rules: what a replica does with the result of an exchange.
+"""Apply rules: what a replica does with an averaged pseudo-gradient.
 
 The papers differ mainly in these rules (docs/methods.md, "Apply rules"). A rule
 says how a replica measures its pseudo-gradient, which gradient the outer
 optimizer gets, and from which parameters the replica goes on. A rule consists
-of pure functions of trees of one fragment, for one replica.
+of pure functions in the code of one replica. Their trees are those of one
+fragment, which is a part of the parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +18,13 @@ from dilocox_jax.trees import Array, Tree
 
 
 class ExchangeResult(NamedTuple):
-  """Result of an exchange of one fragment.
+  """Result of averaging the pseudo-gradients of one fragment, for one replica.
 
   Attributes:
-    mean: Averaged pseudo-gradient (`Averaged.mean`).
+    mean: Mean pseudo-gradient of the replicas (`Averaged.mean`).
     own: Pseudo-gradient of this replica, as it was measured.
-    sent: This replica's part of the mean, as the other replicas decode it. A
-      codec makes it differ from `own`.
+    sent: Pseudo-gradient of this replica, as the other replicas decode it. It
+      differs from `own` if a codec loses something.
     retained: The part of `own` that was not sent and stays in the replica's
       parameters; None: nothing stays.
     observed: Arrays that the aggregator wants recorded, by name; None: none.
@@ -37,10 +38,10 @@ class ExchangeResult(NamedTuple):
 
 
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
-  """Returns the pseudo-gradient of a replica, outer minus inner parameters.
+  """Returns the pseudo-gradient of a replica: outer minus inner parameters.
 
-  An optimizer descends along its gradient. So the outer parameters move toward
-  the replica.
+  An optimizer that takes it as a gradient subtracts it, and so moves the outer
+  parameters toward those of the replica.
 
   Args:
     outer: Outer parameters.
@@ -52,44 +53,50 @@ def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
 
 
 def _from_outer(outer: Tree, unapplied: Tree, inner: Tree) -> Tree:
-  """Measures from the newest outer parameters (`ApplyRule.measure`)."""
+  """Returns outer minus inner: the default of `ApplyRule.measure`."""
   del unapplied
   return pseudo_gradient(outer, inner)
 
 
 def _averaged(result: ExchangeResult, fresh: Tree) -> Tree:
-  """Takes the mean as the outer gradient (`ApplyRule.gradient`)."""
+  """Returns the mean: the default of `ApplyRule.gradient`."""
   del fresh
   return result.mean
 
 
 def _adopt(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
-  """Goes on from the new outer parameters (`ApplyRule.rejoin`)."""
+  """Returns the new outer parameters: the default of `ApplyRule.rejoin`."""
   del inner, old, own
   return new
 
 
 class ApplyRule(NamedTuple):
-  """An apply rule. Its defaults are the rule "reset".
+  """What a replica does with an averaged pseudo-gradient, as pure functions.
+
+  The functions are written for one replica, and get trees of one fragment (a
+  part of the parameters). The defaults are the rule "reset": the replica goes
+  on from the new outer parameters.
 
   Attributes:
-    measure: Function (outer, unapplied, inner) -> pseudo-gradient. `outer` and
-      `inner` are the outer parameters and the replica's own. `unapplied` is the
-      sum of the replica's pseudo-gradients that are still in flight.
+    measure: Function (outer, unapplied, inner) -> pseudo-gradient. `outer` are
+      the outer parameters, and `inner` the replica's own. `unapplied` is the
+      sum of the pseudo-gradients that the replica has sent, and whose means are
+      not applied yet.
     gradient: Function (result, fresh) -> gradient for the outer optimizer.
-      `result` is an `ExchangeResult`. `fresh` is the pseudo-gradient that was
-      measured after the same inner step, zeros if there is none.
+      `result` is the `ExchangeResult` that is applied. `fresh` is the
+      pseudo-gradient that was measured after the same inner step, zeros if
+      there is none.
     rejoin: Function (inner, old, new, own) -> the replica's parameters after
-      the apply. `old` and `new` are the outer parameters before and after it;
-      `own` is `ExchangeResult.own`.
+      the outer step. `inner` are its parameters before; `old` and `new` are the
+      outer parameters before and after; `own` is `ExchangeResult.own`.
     is_shared: Whether all replicas have the same outer parameters.
     correct: Function (correction, result) -> new correction, a tree like the
-      fragment. The function is called at every apply, and the correction is
-      added to the replica's parameters after each inner step. So a rule can
+      fragment. The function is called at every outer step, and the correction
+      is added to the replica's parameters after each inner step. So a rule can
       correct the drift of replicas whose data differ. The first correction is
       zeros. None: nothing is added.
     applies_at_first_send: Whether the outer step is also taken at the first
-      send of a fragment, when no exchange has ended yet. `result` is then all
+      send of a fragment, when no mean has arrived yet. `result` is then all
       zeros, so only `fresh` changes the parameters. This needs tau = H.
   """
 
@@ -104,9 +111,9 @@ class ApplyRule(NamedTuple):
 def reset_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica takes over the new outer parameters.
 
-  With tau = H, the replica's progress since the send is dropped from its
-  parameters. This progress was measured just before the apply, so its mean
-  comes back a round later.
+  If the mean comes a round late (tau = H), the replica drops the progress of
+  this round from its parameters. The progress is not lost: it is measured just
+  before, so it comes back in the mean that is applied a round later.
 
   Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263 (tau =
   H), in one of the two ways in which that paper can be read.
@@ -120,29 +127,29 @@ def reset_rule(method: Method, axis_name: str) -> ApplyRule:
 
 
 def continue_rule(method: Method, axis_name: str) -> ApplyRule:
-  """Returns the rule by which a replica keeps progress not averaged yet.
+  """Returns the rule by which a replica keeps what it learned since it sent.
 
   The outer parameters move from a to b. The replica at w makes the same move,
-  b - a. It takes back its own pseudo-gradient d, because the move already has
-  it, and goes on from w + (b - a) + d.
+  b - a. The move already contains the progress that the replica has sent, so
+  the replica takes this progress back by adding its pseudo-gradient d. It goes
+  on from w + (b - a) + d.
 
   Example in one dimension, with outer learning rate 1: the outer parameter is
   a = 10. At the send the replica is at 8, so d = 10 - 8 = 2. The mean of all
   replicas is 3, so b = 7. Meanwhile the replica has gone on to w = 7.5. It goes
-  on from 7.5 + (7 - 10) + 2 = 6.5, which is the outer parameter 7 and the
+  on from 7.5 + (7 - 10) + 2 = 6.5, which is the outer parameter 7 plus the
   replica's progress of -0.5 since the send.
 
-  With tau >= H the replica measures again before this apply. The new
-  measurement must leave out the pseudo-gradient that is still in flight: at
-  w = 7.5 it is (10 - 2) - 7.5 = 0.5. With tau = 0 there is no progress since
-  the send, and the rule is `reset_rule`.
+  With tau >= H the replica measures its next pseudo-gradient before this mean
+  is applied. The next one must leave out d, which is still in flight: at w =
+  7.5 it is (10 - 2) - 7.5 = 0.5. With tau = 0 there is no progress since the
+  send, and the rule is `reset_rule`.
 
   Source: LOSCAR-SGD, Maziane et al., 2026, arXiv 2605.20866, with a proof of
   convergence: its "delay-corrected merge" of a shared subset of coordinates
   (recalled). At tau = H, DiLoCoX, arXiv 2506.21263, in the second of the two
   ways in which that paper can be read.
-  Differs: with tau >= H, a new measurement leaves out the pseudo-gradients in
-  flight.
+  Differs: with tau >= H, a new pseudo-gradient leaves out those in flight.
 
   Args:
     method: Its schedule tells whether tau is 0.
@@ -187,7 +194,7 @@ def mix_rule(method: Method, axis_name: str) -> ApplyRule:
 
 
 def eager_rule(method: Method, axis_name: str) -> ApplyRule:
-  """Returns the rule in which only the other replicas' part is a round old.
+  """Returns the rule of eager updates: only the others' part is a round old.
 
   In round t, replica m of M has the pseudo-gradient d_m(t), and its outer
   optimizer gets the gradient
@@ -195,8 +202,9 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
     g_m(t) = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 
   which is the mean of the round before, with the replica's own part replaced by
-  its newest one. Neither of the replica's own terms is compressed. So in the
-  sum over many rounds all of them cancel except the first and the last one.
+  its newest one. The two terms in parentheses are never compressed, only the
+  mean is. So in the sum over many rounds they cancel, except for the first and
+  the last one.
 
   Source: Kale et al., 2025, arXiv 2502.12996.
 

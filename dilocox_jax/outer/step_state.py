@@ -1,12 +1,13 @@
-"""The states of this package's transforms, and the model that they hold.
+"""The states of this package's transforms, and the model that they contain.
 
 A transform trains the leaves of real floats in a caller's tree. Integers and
 booleans, such as a counter, have no gradient: each replica keeps its own values
 unchanged, no optimizer sees them, and they are not sent. Leaves of any other
 type are refused.
 
-The tree is divided into fragments, each with an outer state of its own.
-`outer_params` puts the fragments' outer parameters back into one tree.
+The tree is divided into fragments, which are sent one by one. Each fragment has
+outer parameters and an outer optimizer's state of its own. `outer_params` puts
+the outer parameters of all fragments together into one tree.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,13 +32,14 @@ from dilocox_jax.trees import (
 
 
 class StepState(NamedTuple):
-  """State of one replica between two inner steps.
+  """State of a transform that exchanges pseudo-gradients, for one replica.
 
   Attributes:
     step: Number of inner steps done (int32 scalar).
     inner: State of the inner optimizer.
-    fragments: State of every group of fragments (`fragment_view`). A group of
-      several fragments has one state, with an axis of fragments in front.
+    fragments: Outer state of every group of fragments. Fragments of the same
+      shapes make a group (`FragmentView.groups`). A group of several fragments
+      has one state, whose leaves have an axis of fragments in front.
     view: Cuts fragments out of the tree.
     correction: Tree like the parameters that is added to them after each inner
       step (`ApplyRule.correct`); None: nothing is added.
@@ -51,7 +53,7 @@ class StepState(NamedTuple):
 
 
 class GradientState(NamedTuple):
-  """State of a method that averages gradients.
+  """State of a transform that averages gradients, for one replica.
 
   Attributes:
     inner: State of the inner optimizer.
@@ -106,14 +108,17 @@ def outer_params(state: Tree, params: Tree) -> Tree:
 
 
 def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
-  """Returns the model that the state of one transform holds.
+  """Returns the outer parameters, or their average, in one transform's state.
 
   Args:
     state: State of one replica, or of all replicas with a replica axis.
-    params: Parameters, masked where no transform trains them.
+    params: Parameters, with `optax.MaskedNode` for leaves that no transform
+      trains.
 
   Returns:
-    A tree like `params`, also masked where this transform has no leaf.
+    A tree like `params`, which also has an `optax.MaskedNode` for each leaf
+    that this transform does not train. For a state of averaged gradients, it is
+    the average that the optimizer keeps, or else `params` itself.
   """
   if isinstance(state, GradientState):
     has_average = isinstance(state.inner, AverageState)
@@ -136,6 +141,8 @@ def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
     parts = []
     for fragment, group in enumerate(groups):
       part = group_trees[group]
+      # With the groups 0, 1, 1, 1, fragment 2 is entry 1 of the stack of group
+      # 1, which begins with fragment 1.
       index = fragment - groups.index(group)
       if groups.count(group) > 1:
         part = jax.tree.map(lambda leaf, index=index: leaf[index], part)
@@ -150,7 +157,9 @@ def on_trained_leaves(
   transform: optax.GradientTransformationExtraArgs,
   trainable: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Hides leaves that are not trained from a transform, as `optax.masked` does.
+  """Hides untrained leaves from a transform, as `optax.masked` does.
+
+  Untrained leaves are integers, booleans, and those that `trainable` excludes.
 
   Args:
     transform: A transform for trees in which `optax.MaskedNode()` stands for
@@ -185,14 +194,16 @@ def on_trained_leaves(
 def trained(
   tree: Tree, params: Tree, trainable: Callable[[str], bool] | None = None
 ) -> Tree:
-  """Returns a tree as the transform sees it, with hidden leaves masked.
+  """Replaces the leaves that are not trained by `optax.MaskedNode()`.
 
   Args:
-    tree: Values like the parameters.
-    params: Parameters. Where they have a count (an integer or boolean), the
-      leaf of `tree` becomes an `optax.MaskedNode`.
-    trainable: As in `on_trained_leaves`. Leaves that are not trained become an
-      `optax.MaskedNode` too.
+    tree: A tree like the parameters, such as their updates.
+    params: Parameters. Integers and booleans are not trained.
+    trainable: Function from the path of a leaf of real floats to whether it is
+      trained; None: each is.
+
+  Returns:
+    `tree`, in which an `optax.MaskedNode` stands for each untrained leaf.
   """
 
   def mask_if_hidden(path: Any, param: Any, leaf: Any) -> Any:
@@ -206,13 +217,13 @@ def trained(
 
 
 def _zero_if_hidden(update: Any, param: Any) -> Any:
-  """Returns the update of a leaf; zeros if the transform did not see it.
+  """Returns the update of a leaf; zeros if the transform did not see the leaf.
 
   A leaf that the caller has masked already stays masked.
 
   Args:
-    update: Update of the transform, or an `optax.MaskedNode`.
-    param: The caller's leaf, which may be an `optax.MaskedNode`.
+    update: Update of the leaf, or an `optax.MaskedNode` if it was hidden.
+    param: The caller's leaf, which may be an `optax.MaskedNode` itself.
   """
   is_hidden = is_masked(update) and not is_masked(param)
   return jnp.zeros_like(param) if is_hidden else update

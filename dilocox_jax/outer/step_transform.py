@@ -1,15 +1,19 @@
 """DiLoCo and its relatives as an optax transform of one inner step.
 
-The state of the transform holds everything: the inner optimizer's state, and
-for every fragment the outer parameters, the outer optimizer's state, and the
-pseudo-gradients in flight. On a step without an event of the schedule, only the
-inner optimizer runs. The exchange and the outer step stand under a
-`jax.lax.switch`: one switch if a fragment is applied on the steps on which it
-is sent (tau is a multiple of H), otherwise one for the applies and one for the
-sends.
+A fragment is a part of the parameters that is sent at once. Its mean is applied
+tau inner steps after the send. The state of the transform has everything: the
+inner optimizer's state, and for every fragment the outer parameters, the outer
+optimizer's state, and the pseudo-gradients in flight (sent, but their mean not
+applied yet).
 
-The fragments of a group (`fragment_view`) have one state, stacked, and a switch
-has one branch for each group.
+Most steps run the inner optimizer only. The exchange and the outer step are in
+branches of a `jax.lax.switch`, which run if a fragment is sent or applied after
+the step. If tau is a multiple of H, a fragment is applied after the same steps
+after which it is sent, so one switch does both. Otherwise there are two
+switches, first one for the applies and then one for the sends.
+
+Fragments of the same shapes make a group (`fragment_view`). The states of a
+group's fragments are stacked, and a switch has one branch for each group.
 """
 
 import functools
@@ -32,31 +36,31 @@ from dilocox_jax.trees import Array, Index, Tree, has_values
 
 
 class Moves(NamedTuple):
-  """The changes of a replica's parameters; each is a tree like them.
+  """What is added to a replica's parameters; each is a tree like them.
 
   Attributes:
-    updates: Added to the parameters after this step.
-    correction: Added after this inner step and every later one
-      (`ApplyRule.correct`); None: nothing is.
+    updates: Added to the parameters after this inner step.
+    correction: Added after this inner step and every later one, until it
+      changes (`ApplyRule.correct`). None: nothing is added.
   """
 
   updates: Tree
   correction: Tree | None
 
 
-# The changes of a replica's parameters, and the states of all groups of
-# fragments.
+# What an event (a send or an apply) may change: what is added to a replica's
+# parameters, and the states of all groups of fragments.
 Operand = tuple[Moves, tuple[FragmentState, ...]]
-# The changes of a replica's parameters, and the state of one fragment.
+# The same for one fragment: the additions, and the state of this fragment.
 Changed = tuple[Moves, FragmentState]
-# A fragment: its group, and its index in the group (`FragmentView.index`).
+# Which fragment: its group, and its index in it (`FragmentView.index`).
 Cut = tuple[int, Any]
 
 
 def pseudo_gradient_steps(
   outer: OuterStep, inner: optax.GradientTransformation, view: FragmentView
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds the transform of a method that exchanges pseudo-gradients.
+  """Builds the optax transform of a method that averages pseudo-gradients.
 
   Args:
     outer: Measures, exchanges and applies a fragment.
@@ -69,8 +73,8 @@ def pseudo_gradient_steps(
     if it does not get the parameters, or is not mapped.
 
   Raises:
-    ValueError: If the events of the schedule cannot be written down in a table
-      (`outer.event_tables`).
+    ValueError: If no table can say which fragment the schedule sends and
+      applies after each inner step (`outer.event_tables`).
   """
   inner = optax.with_extra_args_support(inner)
   fragment_events = _FragmentEvents(outer, view)
@@ -113,20 +117,21 @@ def pseudo_gradient_steps(
 
 
 class _FragmentEvents:
-  """Runs the events that the schedule has after an inner step.
+  """Sends and applies fragments after an inner step, as the schedule says.
 
   Attributes:
     outer: Measures, exchanges and applies a fragment.
     view: Cuts fragments out of a tree like the parameters.
-    schedule: Says after which steps a fragment is sent and applied.
-    sends: Fragment that is sent after each step.
-    applies: Fragment that is applied after each step.
-    groups: Group of every fragment, [P].
-    members: Numbers of the fragments of every group, in ascending order.
+    schedule: Says after which inner steps fragments are sent and applied.
+    sends: Table of the fragment that is sent after each inner step.
+    applies: Table of the fragment that is applied after each inner step.
+    groups: Number of the group of every fragment, [P]. Fragments of a group
+      have equal shapes.
+    members: Numbers of the fragments of every group, ascending.
   """
 
   def __init__(self, outer: OuterStep, view: FragmentView):
-    """Finds the members of the groups.
+    """Looks up the schedule's sends and applies, and the groups of fragments.
 
     Args:
       outer: Measures, exchanges and applies a fragment.
@@ -144,7 +149,7 @@ class _FragmentEvents:
     ]
 
   def init(self, params: Tree) -> tuple[FragmentState, ...]:
-    """Returns the first states of all groups.
+    """Returns the first outer state of every group of fragments.
 
     Args:
       params: Parameters of one replica.
@@ -158,10 +163,12 @@ class _FragmentEvents:
     return tuple(self._first_state(params, group) for group in self.members)
 
   def _first_state(self, params: Tree, members: list[int]) -> FragmentState:
-    """Returns the first state of a group, stacked if it has several fragments.
+    """Returns the first outer state of a group of fragments.
 
-    `in_flight` always has `depth` pseudo-gradients, the oldest first. They are
-    zeros at the beginning. A send drops the first one and appends the new one.
+    If the group has several fragments, their states are stacked. The tuple
+    `in_flight` of a state always has `SyncSchedule.depth` pseudo-gradients, the
+    oldest first, which are zeros at the beginning. A send drops the first one
+    and appends the new one.
 
     Args:
       params: Parameters of one replica.
@@ -180,7 +187,7 @@ class _FragmentEvents:
     return jax.vmap(first_state)(indices)
 
   def _indices(self, members: list[int]) -> Any:
-    """Returns the indices of a group's fragments, stacked.
+    """Returns `FragmentView.index` of a group's fragments, stacked.
 
     Args:
       members: Numbers of the fragments. The index of a single fragment is not
@@ -198,7 +205,7 @@ class _FragmentEvents:
     moves: Moves,
     fragments: tuple[FragmentState, ...],
   ) -> Operand:
-    """Runs the events after an inner step.
+    """Sends and applies what is due after an inner step.
 
     Args:
       step: Number of inner steps done, including this one.
@@ -207,8 +214,8 @@ class _FragmentEvents:
       fragments: States of all groups of fragments.
 
     Returns:
-      The updates of `params` that also hold the effect of the events, the new
-      correction, and the new states.
+      The new `moves` and the new states. The updates in `moves` turn `params`
+      into the parameters after the inner step, the apply and the send.
     """
     operand = moves, fragments
     applied = self.applies.fragment_at(step)
@@ -221,16 +228,18 @@ class _FragmentEvents:
   def _switch(
     self, number: Index, event: Callable, operand: Operand
   ) -> Operand:
-    """Runs an event of a fragment.
+    """Runs an event for the fragment of a traced number, with `lax.switch`.
 
     Args:
-      number: Number of the fragment; -1: nothing happens.
+      number: Number of the fragment (traced); -1: nothing happens.
       event: Function (cut, moves, state of the fragment) -> (new moves, new
-        state).
-      operand: The values that the event changes.
+        state), which sends or applies a fragment. A cut is the fragment's group
+        and its index in the group.
+      operand: A `Moves` and the states of all groups of fragments. The event
+        may change them.
 
     Returns:
-      The changed values; the same values if nothing happens.
+      The changed operand; the same operand if nothing happens.
     """
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
@@ -245,17 +254,19 @@ class _FragmentEvents:
   def _change(
     self, event: Callable, group: int, number: Index, operand: Operand
   ) -> Operand:
-    """Runs an event of one fragment, on the stacked state of its group.
+    """Runs an event for one fragment of a group, whose states are stacked.
 
     Args:
-      event: As for `_switch`.
+      event: Function (cut, moves, state of the fragment) -> (new moves, new
+        state), as for `_switch`.
       group: Group of the fragment.
       number: Number of the fragment (traced). In a branch that is not taken, it
-        may lie in another group.
-      operand: The values that the event changes.
+        may be the number of a fragment of another group.
+      operand: A `Moves` and the states of all groups of fragments. The event
+        may change them.
 
     Returns:
-      The changed values.
+      The changed operand.
     """
     moves, fragments = operand
     members = self.members[group]
@@ -278,18 +289,21 @@ class _FragmentEvents:
   def _send(
     self, params: Tree, was_sent: Array, cut: Cut, moves: Moves, state: Any
   ) -> Changed:
-    """Measures and sends a fragment; applies a result if tau is whole rounds.
+    """Measures and sends a fragment, and may apply an older send of it.
+
+    It applies one if tau is a multiple of H, as the fragment is then applied
+    after the same steps after which it is sent.
 
     Args:
       params: Parameters before the inner step.
       was_sent: Whether the oldest pseudo-gradient in flight was sent (boolean
         scalar). Otherwise it is still the zeros of the first state.
-      cut: The fragment.
-      moves: Changes of `params` so far.
+      cut: The fragment, as its group and its index in the group.
+      moves: What is added to `params` so far.
       state: State of the fragment.
 
     Returns:
-      The new changes of `params`, and the new state of the fragment.
+      What is added to `params` now, and the new state of the fragment.
     """
     in_flight = state.in_flight
     num_arrived = 1
@@ -314,19 +328,19 @@ class _FragmentEvents:
     return moves, state
 
   def _apply(self, params: Tree, cut: Cut, moves: Moves, state: Any) -> Changed:
-    """Exchanges and applies a fragment on a step on which it is not sent.
+    """Averages and applies a fragment after a step at which it is not sent.
 
-    The oldest pseudo-gradient in flight is exchanged. The next send removes it
-    from the state.
+    The oldest pseudo-gradient in flight is averaged over replicas. It stays in
+    the state until the next send removes it.
 
     Args:
       params: Parameters before the inner step.
-      cut: The fragment.
-      moves: Changes of `params` so far.
+      cut: The fragment, as its group and its index in the group.
+      moves: What is added to `params` so far.
       state: State of the fragment.
 
     Returns:
-      The new changes of `params`, and the new state of the fragment.
+      What is added to `params` now, and the new state of the fragment.
     """
     arrived = self.outer.exchange(state, state.in_flight[0])
     state, inner, result = events.apply_arrived(self.outer, arrived)(
@@ -336,18 +350,20 @@ class _FragmentEvents:
     )
     return self._moved_to(inner, params, moves, cut, result), state
 
-  # The functions that `_apply_at_once` and `_apply_oldest` return have `Moves`
-  # in the place of the replica's new parameters.
+  # The functions that `_apply_at_once` and `_apply_oldest` return give back
+  # `Moves` in the place of the replica's new parameters.
 
   def _apply_at_once(
     self, params: Tree, moves: Moves, cut: Cut
   ) -> events.Apply:
-    """Returns an `Apply` that exchanges and applies a new pseudo-gradient.
+    """Returns a function for `events.measure_apply_send` if tau = 0.
+
+    The function averages the new pseudo-gradient, and applies the mean at once.
 
     Args:
       params: Parameters before the inner step.
-      moves: Changes of `params` so far.
-      cut: The fragment.
+      moves: What is added to `params` so far.
+      cut: The fragment, as its group and its index in the group.
     """
 
     def apply(state: Any, inner: Tree, fresh: Tree) -> Any:
@@ -360,16 +376,18 @@ class _FragmentEvents:
   def _apply_oldest(
     self, params: Tree, moves: Moves, cut: Cut, was_sent: Array
   ) -> events.Apply:
-    """Returns an `Apply` of the oldest pseudo-gradient in flight.
+    """Returns a function for `events.measure_apply_send` if tau is H, 2 H, ...
 
-    The pseudo-gradient is exchanged and its mean applied if it was ever sent.
-    Before that, the rule decides (`events.apply_nothing_yet`).
+    The function averages the oldest pseudo-gradient in flight, and applies its
+    mean. In the first rounds there is none yet, and the rule decides what to do
+    (`events.apply_nothing_yet`).
 
     Args:
       params: Parameters before the inner step.
-      moves: Changes of `params` so far.
-      cut: The fragment.
-      was_sent: As for `_send`.
+      moves: What is added to `params` so far.
+      cut: The fragment, as its group and its index in the group.
+      was_sent: Whether the oldest pseudo-gradient in flight was sent (boolean
+        scalar). Otherwise it is still the zeros of the first state.
     """
 
     def apply(state: Any, inner: Tree, fresh: Tree) -> Any:
@@ -408,14 +426,14 @@ class _FragmentEvents:
     cut: Cut,
     result: ExchangeResult | None,
   ) -> Moves:
-    """Returns the changes that give a fragment new parameters.
+    """Returns what has to be added so that a fragment gets new parameters.
 
     Args:
       inner: The replica's new parameters of the fragment.
       params: Parameters before the inner step.
-      moves: Changes of `params` so far. The updates of the fragment are
-        replaced, and its correction is renewed from `result`.
-      cut: The fragment.
+      moves: What is added to `params` so far. The updates of the fragment are
+        replaced, and its correction is computed anew from `result`.
+      cut: The fragment, as its group and its index in the group.
       result: Result of the exchange that was applied; None if none was.
     """
     # Updates may have a wider dtype than the parameters.
@@ -436,8 +454,8 @@ class _FragmentEvents:
 
     Args:
       params: Parameters before the inner step.
-      updates: Changes of the parameters so far.
-      cut: The fragment.
+      updates: What is added to `params` so far.
+      cut: The fragment, as its group and its index in the group.
     """
     return optax.apply_updates(
       self.view.extract(params, *cut), self.view.extract(updates, *cut)
@@ -457,11 +475,11 @@ def check_axis(axis_name: str) -> None:
 
 
 def _check_is_mapped(step: Array, axis_name: str) -> None:
-  """Raises ValueError unless the update runs as the code of one replica.
+  """Raises ValueError unless the update is mapped over the replicas.
 
   Args:
     step: The step counter of the state. It has an axis if the state of all
-      replicas was passed without a map over them.
+      replicas was passed without `jax.vmap` or `jax.shard_map`.
     axis_name: Axis over which replicas are mapped.
   """
   if step.ndim:
@@ -473,17 +491,17 @@ def _check_is_mapped(step: Array, axis_name: str) -> None:
 
 
 def _unchanged(operand: Operand) -> Operand:
-  """Returns its argument: the branch of a step without an event."""
+  """Returns its argument: the branch of a step without a send or an apply."""
   return operand
 
 
 def _varying_like_operand(function: Callable) -> Callable:
-  """Returns a branch whose results have the same type as its argument.
+  """Wraps a branch so that its results have the same types as its argument.
 
   In `jax.shard_map`, the type of a value says over which mesh axes the value
-  may differ, and all branches of a conditional must have results of one type.
-  The mean of an exchange is the same on all devices. The value that the mean
-  replaces may differ among them.
+  may differ ("varying"), and all branches of a conditional must have results of
+  one type. A mean over replicas is the same on all devices, but the value that
+  it replaces may differ among them. So the mean is marked as varying.
 
   Args:
     function: A branch that takes a tree and returns one of equal shapes.
@@ -520,7 +538,7 @@ def _same_for_all(step: Index) -> Index:
 
 @_same_for_all.def_vmap
 def _(axis_size, in_batched, step):
-  """Takes the first entry of the counter, and says that it is not batched."""
+  """Returns the first entry of the counter, and False: it is not batched."""
   del axis_size
   is_batched = in_batched[0]
   step = _same_for_all(step[0]) if is_batched else step

@@ -1,12 +1,13 @@
-"""Adaptive compression: the rank and the H of the next rounds.
+"""Adaptive compression: chooses the rank and the H of the next rounds.
 
-The rank of each averaged update is measured. After some rounds the mean of the
-measured ranks sets the next rank. Every rank has a program of its own, so the
-next rank is chosen from a short list of ranks, the *ladder*. H follows the
-bytes: at the first rank a transfer takes no longer than H inner steps. A
-transfer at a smaller rank takes less time, so H shrinks in proportion to its
-bytes. All functions here are pure functions of the measurements, so a run that
-is resumed goes on as if it had not been interrupted.
+The codec sends low-rank factors. The rank of each averaged update is measured.
+After some rounds the mean of the measured ranks sets the next rank. Every rank
+needs a compiled program of its own, so the next rank is chosen from a short
+list of ranks, the *ladder*. H follows the bytes: it is assumed that a transfer
+at the first rank takes no longer than H inner steps. A transfer at a smaller
+rank has fewer bytes, so H shrinks in proportion to the bytes. All functions
+here are pure functions of the measurements, so a run that is resumed goes on as
+if it had not been interrupted.
 
 The rank is measured on the factors: if the left factor is orthonormal, the
 right factor and the product of both have the same singular values. The *energy
@@ -26,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-# Nothing adapts, the rank alone, or the rank and H.
+# What adapts: nothing, the rank alone, or the rank and H.
 MODES = ("off", "rank", "rank_and_interval")
 # An update whose energy rank is close to the rank of the factors may have more
 # directions that were not sent. So the next rank is chosen such that at least a
@@ -57,12 +58,13 @@ class Policy:
   quite proportional to the rank.
 
   Attributes:
-    first: The setting of the first rounds: the largest rank, and its H.
+    first: The setting of the first rounds: the largest rank and the largest H.
     mode: Which values adapt: "off" (none; `next_setting` is never called),
       "rank", or "rank_and_interval" (rank and H).
     window_rounds: c, the number of rounds that are measured before each new
       setting.
-    energy: Share of the squared norm that the energy rank must hold.
+    energy: Share of an update's squared norm. The measured rank of an update is
+      the number of directions that hold this share (`energy_rank`).
   """
 
   first: RoundSetting
@@ -72,12 +74,12 @@ class Policy:
 
   @property
   def ladder(self) -> tuple[int, ...]:
-    """The ranks that can be chosen, descending, from the first rank.
+    """The ranks that can be chosen, from the largest, `first.rank`, downward.
 
-    The last rank is an eighth of the first rank, but at least 1. Five ranks are
-    evenly spaced by their ratio, which is the fourth root of 8 (1.68) if the
-    first rank is a multiple of 8. Small ranks that round to the same number
-    count once: a first rank of 4 has the ladder 4, 3, 2, 1.
+    The smallest rank is an eighth of the first rank, but at least 1. The ladder
+    has five ranks with the same ratio between neighbors, up to rounding: 16,
+    10, 6, 3, 2. Small ranks that round to the same number count once: a first
+    rank of 4 has the ladder 4, 3, 2, 1.
     """
     lowest = max(1, self.first.rank // 8)
     rungs = {
@@ -91,15 +93,16 @@ class Policy:
   ) -> RoundSetting:
     """Returns the rank and the H of the next rounds.
 
-    The next rank is the lowest rank of the ladder that is at least the mean of
-    the measured ranks divided by 0.9, so that at least a tenth of the new rank
-    stays unused. If the ladder has no such rank, the next rank is the first
-    one. A measured rank never exceeds the present rank. So a rank that is too
-    small grows by one step of the ladder at a time.
+    The next rank is the lowest rank of the ladder (`ladder`) that is at least
+    the mean of the measured ranks divided by 0.9, so that at least a tenth of
+    the new rank stays unused. If the ladder has no such rank, the next rank is
+    the first one, which is the largest. A measured rank never exceeds the
+    present rank. So a rank that is too small grows by one step of the ladder at
+    a time.
 
     Args:
-      measured: Energy ranks of averaged updates, one for each exchange of the
-        measured rounds. It must not be empty.
+      measured: Energy ranks of averaged updates (`energy_rank`), one for each
+        exchange of the measured rounds. It must not be empty.
       bytes_of: Function from a rank to the bytes that an exchange sends.
     """
     ladder = self.ladder
@@ -107,8 +110,8 @@ class Policy:
     rank = min([rank for rank in ladder if rank >= needed], default=ladder[0])
     interval = self.first.sync_interval
     if self.mode == "rank_and_interval":
-      # The shortest H whose inner steps, for each byte of an exchange, are no
-      # fewer than at the first rank and the first H.
+      # H is proportional to the bytes, rounded up: an exchange of 0.65 times
+      # the bytes turns H = 30 into 20.
       share = bytes_of(rank) / bytes_of(ladder[0])
       interval = max(1, math.ceil(interval * share))
     return RoundSetting(rank, interval)
@@ -117,15 +120,19 @@ class Policy:
 def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Computes the squared singular values of updates from Gram matrices.
 
+  An update is the product of two low-rank factors. If the left factor is
+  orthonormal, the eigenvalues of the Gram matrix of the right factor are the
+  squared singular values of the update.
+
   Args:
-    grams: Gram matrices of the right factors by path, [num_layers, rank, rank].
-      Rows and columns that are not in use are zero. Arrays with another number
-      of axes are left out.
+    grams: Gram matrices of the right factors by path of a leaf,
+      [num_layers, rank, rank]. Rows and columns that are not in use are zero.
+      Arrays with another number of axes are left out.
 
   Returns:
-    Spectra by path, [layers in use, rank in use], descending. Layers of zeros,
-    which fill up short fragments, are left out. A leaf that has only layers of
-    zeros is left out, too.
+    Squared singular values by path, [layers in use, rank in use], descending.
+    Layers of zeros, which are padding, are left out. A leaf that has only
+    layers of zeros is left out, too.
   """
   spectra = {}
   for path, gram in grams.items():
@@ -142,7 +149,11 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def energy_rank(spectra: Mapping[str, np.ndarray], share: float) -> float:
-  """Computes how many directions hold a share of the energy of an update.
+  """Computes how many singular directions hold a share of an update's energy.
+
+  The energy of a matrix is the sum of its squared singular values. For example,
+  the squared singular values 8, 1, 0.5 and 0.5 need two directions for a share
+  of 0.9, and three for a share of 0.95.
 
   Args:
     spectra: Squared singular values by path of a leaf, [num_matrices, rank],
@@ -150,7 +161,8 @@ def energy_rank(spectra: Mapping[str, np.ndarray], share: float) -> float:
     share: Share of the energy, above 0 and at most 1.
 
   Returns:
-    The mean over all matrices of all leaves. A matrix of zeros counts as 0.
+    Number of directions, as the mean over all matrices of all leaves. A matrix
+    of zeros counts as 0.
 
   Raises:
     ValueError: If there are no spectra.

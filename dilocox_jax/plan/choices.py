@@ -37,7 +37,7 @@ class Registry(dict[str, Part]):
     self._kind = kind
 
   def add(self, name: str, part: Part) -> None:
-    """Adds a part.
+    """Registers a part, such as a codec, under the name that a config gives.
 
     Args:
       name: Name by which a config chooses the part, e.g. "low_rank".
@@ -70,10 +70,11 @@ def check_lazy(what: str, reference: Any) -> None:
 
 
 def loaded(reference: Lazy) -> Callable[..., Any]:
-  """Returns the function that a reference names. Imports it if necessary.
+  """Returns a function that is given as itself or by its import path.
 
   Args:
-    reference: A function, which is returned as it is; or "module:name".
+    reference: A function, which is returned as it is; or "module:name", which
+      is imported.
 
   Raises:
     ValueError: If there is no such module or function. The message is one line.
@@ -89,14 +90,16 @@ def loaded(reference: Lazy) -> Callable[..., Any]:
 
 
 def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Parses a text into the name and the settings of each part.
-
-  For example, "low_rank(rank=4)+int" gives ("low_rank", {"rank": 4}) and
-  ("int", {}). The value of a setting is a Python literal. A string that is an
-  identifier needs no quotes.
+  """Parses a text such as "low_rank(rank=4)+int".
 
   Args:
-    text: Names joined by "+". Settings in parentheses may follow a name.
+    text: Names of parts (codecs, for example) joined by "+". Settings in
+      parentheses may follow a name. The value of a setting is a Python literal.
+      A string that is an identifier needs no quotes.
+
+  Returns:
+    Name and settings of each part, in order. The example gives
+    [("low_rank", {"rank": 4}), ("int", {})].
 
   Raises:
     ValueError: If the text has another form.
@@ -108,12 +111,14 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
-  """Writes one part as a text. It is the reverse of `parts_of`.
+  """Returns the text from which `parts_of` reads a name and settings.
 
   Args:
-    name: Name of the part.
-    settings: Values by name of the setting. Without settings the text is the
-      name alone.
+    name: Name of the part, e.g. "low_rank".
+    settings: Values by name of the setting, e.g. {"rank": 4}.
+
+  Returns:
+    For example "low_rank(rank=4)". Without settings the text is the name alone.
   """
   if not settings:
     return name
@@ -122,7 +127,7 @@ def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-  """Returns the text of a setting's value.
+  """Returns the text of a setting's value: its `repr`.
 
   Args:
     value: The value. A string that is an identifier is written without quotes.
@@ -133,10 +138,10 @@ def _text(value: Any) -> str:
 
 
 def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields name and settings of each part in a parsed text.
+  """Yields name and settings of each part of a text such as "a(x=1)+b".
 
   Args:
-    node: The expression of the whole text.
+    node: The text as a Python expression: a name, a call, or a sum of them.
 
   Raises:
     ValueError: If a part is neither a name nor a name with settings.
@@ -159,10 +164,10 @@ def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _value(node: ast.expr) -> Any:
-  """Returns the value of a setting.
+  """Returns the value of a setting from its Python expression.
 
   Args:
-    node: Expression of the value. An identifier stands for its own name.
+    node: A literal, or an identifier, which stands for a string.
 
   Raises:
     ValueError: If the expression is no literal.
@@ -172,35 +177,38 @@ def _value(node: ast.expr) -> Any:
   return ast.literal_eval(node)
 
 
-LAYOUTS = ("stacked", "mesh")  # Replicas share a device, or have their own.
+LAYOUTS = ("stacked", "mesh")  # Replicas share one device, or have their own.
 # "auto" is the best choice for the devices (`config.platforms`).
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTIONS = ("auto", "plain", "blockwise", "cudnn", "splash")
 STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
 OUTER_SCHEDULES = ("constant", "cosine")  # Outer learning rates.
-# A residual is measured against the replica's own message, or the mean of all.
+# The residual of error feedback is the replica's values minus what its own
+# message, or the mean of all replicas, has of them.
 REFERENCES = ("own", "mean")
 # What a backward pass recomputes. "none": nothing; "dots": all but the matrix
 # products; "full": everything.
 REMATS = ("none", "dots", "full")
-# Data shards of a pipeline collect their stage's layers once a step, or a layer
-# for each micro-batch. "auto" is "stage" if its layers fit into a device.
+# Data shards of a pipeline collect all layers of their stage once a step, or
+# one layer at a time for each micro-batch. "auto" is "stage" if all layers of
+# the stage fit into a device.
 GATHERS = ("auto", "stage", "layer")
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
-# A delayed exchange is a part of the window's program ("round"), or runs in a
-# thread of its own.
+# A delayed exchange is a part of the program that takes the inner steps
+# ("round"), or runs in a thread of its own ("thread").
 DISPATCHES = ("auto", "round", "thread")
 
-# The kernel "splash" takes sequences whose length is a multiple of this.
+# The attention kernel "splash" takes sequences whose length is a multiple of
+# this.
 SPLASH_LENGTH = 128
 
 
 def check_splash_length(length: int) -> None:
-  """Raises ValueError unless "splash" takes sequences of a length.
+  """Raises ValueError unless the attention kernel "splash" takes a length.
 
   Args:
-    length: Number of tokens, which must be a multiple of 128.
+    length: Number of tokens of a sequence, which must be a multiple of 128.
   """
   require(
     length % SPLASH_LENGTH == 0,

@@ -10,13 +10,15 @@ from dilocox_jax.plan.choices import Lazy, Registry
 # Stands for all_reduce, all_gather or reduce_scatter: the collective that can
 # carry the codec's messages with the fewest bytes.
 AUTO = "auto"
-# Replicas without a common runtime exchange through a store. Each replica
-# writes its message once, and reads the messages of the others.
+# Replicas that are separate programs exchange through a mailbox: a folder or a
+# bucket. Each replica writes its message once, and reads those of the others.
 MAILBOX = "mailbox"
-# When the mean of such replicas is made in shares (`mailbox_protocol.shares`).
+# Whether the replicas of a mailbox divide the work of averaging: each of them
+# computes one *share* of the mean, and the others read it
+# (`mailbox_protocol.shares`).
 MAILBOX_SHARES = ("auto", "on", "off")
-# Least number of replicas for that, with "auto" and with "on". With three
-# replicas, one reads 4/3 of a message in shares instead of 2, and sends more.
+# Least number of replicas for shares, with "auto" and with "on". With three
+# replicas, each one reads 4/3 of a message instead of 2, but sends more.
 LEAST_AUTO_SHARES = 4
 LEAST_SHARES = 2
 PAIRS = "pairs"  # Each replica exchanges with one other replica at a time.
@@ -39,17 +41,18 @@ COLLECTIVES.update(
 def num_slices(shares: str, num_replicas: int, is_coarse: bool) -> int:
   """Returns into how many slices the messages of a mailbox are cut.
 
-  If messages are cut, each replica computes one share of the mean
-  (`reference.shares`).
+  If messages are cut, each replica averages the slices of one number, and the
+  others read this part of the mean (`reference.shares`).
 
   Args:
-    shares: "on", "off" or "auto" (`MAILBOX_SHARES`).
-    num_replicas: Number of replicas that are expected.
-    is_coarse: Whether the codec loses so much that rounding the mean once more
-      costs a higher loss (`RowCodec.is_coarse`). Then "auto" cuts nothing.
+    shares: "on": cut if there are at least 2 replicas. "auto": cut if there are
+      at least 4, and `is_coarse` is False. "off": do not cut.
+    num_replicas: Number of replicas that are expected to send a message.
+    is_coarse: Whether the codec loses so much that to round the mean once more
+      would raise the loss of training (`RowCodec.is_coarse`).
 
   Returns:
-    The number of replicas. 0 if messages are not cut.
+    `num_replicas` if messages are cut, and 0 otherwise.
   """
   if shares == "off":
     return 0

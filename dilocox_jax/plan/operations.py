@@ -1,6 +1,7 @@
-"""The operations over replicas of which exchanges consist.
+"""Collective operations over replicas, with the bytes that they send.
 
-The class of an operation says how many bytes one replica sends, and in which
+To average a pseudo-gradient, replicas run one or more of these operations. The
+class of an operation says how many bytes one replica sends, and in which
 messages. The trainer and the report count the bytes. The simulator sends the
 messages over links.
 
@@ -22,11 +23,13 @@ from dilocox_jax.checks import one_of
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Messages that are sent at the same time, over one distance.
+  """Messages of equal size that replicas send at the same time.
+
+  Every replica sends one message, or a single replica does.
 
   Attributes:
     hop: Distance of the receiver: replica i sends to replica i + hop (modulo
-      M).
+      the number of replicas).
     size_bytes: Size of each message (bytes).
     sender: Index of the only replica that sends; None if all replicas send.
   """
@@ -38,10 +41,11 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """Base class of the operations over the replica axis.
+  """Base class of the collective operations over replicas.
 
   Attributes:
-    operand_bytes: Size of one replica's operand (bytes).
+    operand_bytes: Size of the array that one replica passes to the operation
+      (bytes).
     turn: Number of earlier messages of the same exchange that the operation has
       to wait for. 0: it can begin at once. With a low-rank codec the left
       factor has turn 0 and the right factor turn 1.
@@ -61,7 +65,7 @@ class Operation:
     raise NotImplementedError
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the messages of the operation, in order.
+    """Returns the messages of the operation, in the order of sending.
 
     Args:
       num_replicas: Number of replicas, M. A single replica sends nothing.
@@ -70,13 +74,13 @@ class Operation:
 
 
 class AllReduce(Operation):
-  """Adds up the operands on a ring. Every replica gets the sum.
+  """Adds up the replicas' operands on a ring. Every replica gets the sum.
 
-  With M - 1 messages each replica passes on the partial sum of a slice that it
-  has just received, so that each has one slice of the sum in the end. With
-  M - 1 more messages these slices are passed on to all replicas. For example,
-  with M = 3 and an operand of 1200 bytes a replica sends four slices of 400
-  bytes.
+  An operand is cut into M slices. With M - 1 messages each replica passes on
+  the partial sum of a slice that it has just received, so that each replica has
+  one slice of the sum in the end. With M - 1 more messages these slices are
+  passed on to all replicas. For example, with M = 3 and an operand of 1200
+  bytes a replica sends four slices of 400 bytes.
 
   Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
   """
@@ -131,10 +135,11 @@ class AllGather(Operation):
 
 
 class AllToAll(Operation):
-  """Sends to each replica its slice of the operand.
+  """Sends one slice of the operand to each replica.
 
-  The messages do not depend on each other. A replica does not send the slice
-  that belongs to itself.
+  An operand is cut into M slices, and slice i belongs to replica i. A replica
+  does not send the slice that belongs to itself. The messages do not depend on
+  each other.
   """
 
   kind = "all_to_all"
@@ -177,7 +182,7 @@ class Broadcast(Operation):
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages, each sent by the next replica.
+    """Returns the M - 1 messages: from replica 0 to 1, then from 1 to 2, ...
 
     Args:
       num_replicas: Number of replicas, M.
@@ -207,7 +212,7 @@ class Permute(Operation):
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the only message; an empty list for a single replica.
+    """Returns one entry, as all replicas send at once; [] for one replica.
 
     Args:
       num_replicas: Number of replicas, M.
@@ -219,11 +224,11 @@ class Permute(Operation):
 
 
 class StoreObject(Operation):
-  """Writes the operand into a store, and reads the operands of the others.
+  """Writes the operand into a store, and reads those of the other replicas.
 
-  The method `sends` is missing, because the messages go to the store and not to
-  a replica. The simulator has a formula of its own for them
-  (`simulate.link_costs`).
+  A store is a folder or a bucket that all replicas can read. The method `sends`
+  is not implemented, because the messages go to the store and not to a replica.
+  The simulator has a formula of its own for them (`simulate.link_costs`).
   """
 
   kind = "mailbox"
@@ -239,12 +244,14 @@ class StoreObject(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class StoreShares(Operation):
-  """Averages operands through a store in shares; each replica computes one.
+  """Averages operands through a store; each replica averages a part of them.
 
-  A replica writes its operand, and reads one slice of the operand of each other
-  replica. Then it writes its share of the mean, with a residual, and reads the
-  other shares. All shares together are as large as an operand. The method
-  `sends` is missing, as for `StoreObject`.
+  A store is a folder or a bucket that all replicas can read. A replica writes
+  its operand, and reads one slice of the operand of each other replica. The
+  mean of these slices is its *share* of the mean. It writes this share,
+  together with the rounding error of the share (the residual), and reads the
+  shares of the others. All shares together are as large as an operand. The
+  method `sends` is not implemented, because nothing is sent to a replica.
 
   Attributes:
     residual_bytes: Size of the residuals of all shares together (bytes).
@@ -256,8 +263,14 @@ class StoreShares(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica writes: operand, share and residual.
 
+    Share and residual have 1 / M of the bytes of the operand and of
+    `residual_bytes`.
+
     Args:
       num_replicas: Number of replicas, M. A single replica writes nothing.
+
+    Returns:
+      The bytes, rounded up to a whole number.
     """
     if num_replicas == 1:
       return 0
@@ -284,7 +297,8 @@ def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
 
   Args:
     kind: One of `OPERATIONS`, e.g. "all_reduce".
-    operand_bytes: Size of one replica's operand (bytes).
+    operand_bytes: Size of the array that one replica passes to the operation
+      (bytes).
     turn: Number of earlier messages of the exchange that the operation waits
       for.
 
@@ -296,7 +310,7 @@ def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
 
 
 def _share(numerator: int, operand_bytes: int, num_replicas: int) -> int:
-  """Returns the bytes of a fraction of an operand, rounded up.
+  """Returns `numerator` M-ths of an operand in bytes, rounded up.
 
   Args:
     numerator: Numerator of the fraction; the denominator is `num_replicas`.

@@ -1,9 +1,10 @@
 """Divides the inner steps that hide an exchange among its messages.
 
-An exchange may have several turns: a message that needs the result of an
-earlier message has a later turn. The inner steps that hide the exchange are
-divided into stretches, one for each turn. A turn that sends more bytes gets
-more steps.
+Some exchanges send several messages one after the other, because a later
+message needs the result of an earlier one. The number of earlier messages that
+a message has to wait for is its *turn*. The inner steps that run during the
+exchange are divided into stretches, one for each turn. A turn that sends more
+bytes gets more steps.
 """
 
 import itertools
@@ -22,8 +23,11 @@ def stretch_ends(
 ) -> tuple[int, ...]:
   """Divides the inner steps that hide an exchange among its turns, by bytes.
 
+  A turn is the messages of an exchange that can be sent at the same time. A
+  later turn needs the result of the turn before it.
+
   Args:
-    operations: Operations of one exchange, in order.
+    operations: Operations of one exchange, in order, each with its turn.
     num_replicas: Number of replicas, M.
 
   Returns:
@@ -42,12 +46,16 @@ def stretch_ends(
 
 
 def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
-  """Yields how many inner steps hide each turn of an exchange.
+  """Yields how many inner steps run during each turn of an exchange.
+
+  A turn is the messages of an exchange that can be sent at the same time. A
+  later turn needs the result of the turn before it.
 
   Args:
-    num_steps: Number of inner steps that hide the whole exchange: an int, or a
-      traced integer. The results are of the same kind.
-    ends: Result of `stretch_ends`.
+    num_steps: Number of inner steps that run during the whole exchange: an int,
+      or a traced integer. The results are of the same kind.
+    ends: Where the steps of each turn end, in 1024ths of all steps
+      (`stretch_ends`). With (768, 1024), 8 steps are divided into 6 and 2.
   """
   start = 0
   for end in ends:

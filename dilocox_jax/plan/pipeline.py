@@ -1,7 +1,7 @@
 """The order in which pipeline stages compute micro-batches.
 
-A schedule is a list of ticks for every stage. A tick is the forward or the
-backward pass of one micro-batch on one stage. The dependencies between ticks
+A tick is the forward or the backward pass of one micro-batch on one stage. A
+schedule has a list of ticks for every stage. The dependencies between ticks
 follow from the model, and the duration of a tick follows from the devices. The
 simulator times these lists (`timeline`), and the train step executes them
 (`Pipeline.timetable`). So the simulator predicts the *bubble* of the program
@@ -79,7 +79,7 @@ class Pipeline:
 
   @property
   def num_output_slots(self) -> int:
-    """Largest number of its own outputs that the last stage keeps at once.
+    """Largest number of the model's outputs that the last stage keeps at once.
 
     The last stage keeps the output of a micro-batch from its forward to its
     backward, which starts from the output.
@@ -112,7 +112,7 @@ class Pipeline:
     )
 
   def order(self, stage: int) -> list[Tick]:
-    """Returns the ticks of a stage in order.
+    """Returns the forward and backward passes of a stage, in order.
 
     Args:
       stage: Index of the stage, s, from 0.
@@ -132,17 +132,17 @@ class Pipeline:
     return ticks
 
   def dependencies(self, stage: int, tick: Tick) -> list[tuple[int, Tick]]:
-    """Lists the ticks that must have ended before a tick may start.
+    """Lists the passes that must have ended before a pass may start.
 
-    If such a tick is on another stage, that stage has to send an activation or
+    If such a pass is on another stage, that stage has to send an activation or
     its gradient.
 
     Args:
-      stage: Index of the stage whose list has the tick.
-      tick: The tick.
+      stage: Index of the stage that runs `tick`.
+      tick: The pass that is to start.
 
     Returns:
-      Pairs of a stage and a tick.
+      Pairs of a stage and the pass on this stage.
     """
     if tick.action == "forward":
       if stage == 0:
@@ -155,14 +155,14 @@ class Pipeline:
 
 
 class Timeline(NamedTuple):
-  """When every tick of a step runs.
+  """When every forward and backward pass of an optimizer step runs.
 
   Attributes:
-    start_s: Start of each tick, by stage and tick (seconds from the start of
+    start_s: Start of each pass, by stage and `Tick` (seconds from the start of
       the step).
     step_s: Time from the start of the step until all stages are done (seconds).
     bubble_fraction: Share of `step_s` in which a stage has nothing to do, 0 to
-      1. It is the same for all stages.
+      1. It is the same for all stages, because all have equally much to do.
   """
 
   start_s: dict[tuple[int, Tick], float]
@@ -175,10 +175,12 @@ class Timeline(NamedTuple):
 def timeline(
   pipeline: Pipeline, forward_s: float, backward_s: float, hop_s: float = 0.0
 ) -> Timeline:
-  """Computes when each tick runs, as early as its dependencies allow.
+  """Computes when each forward and backward pass of an optimizer step runs.
+
+  A pass runs as early as its dependencies and the order of its stage allow.
 
   Args:
-    pipeline: The schedule.
+    pipeline: The order of the passes on every stage.
     forward_s: Duration of a micro-batch's forward through one stage (seconds).
     backward_s: Duration of a micro-batch's backward through one stage
       (seconds).
@@ -194,6 +196,8 @@ def timeline(
   free_s = [0.0] * pipeline.num_stages
   start_s = {}
   end_s = {}
+  # Each stage runs its next passes until one of them depends on a pass that
+  # has no time yet. Then the next stage has its turn.
   while any(remaining):
     for stage, ticks in enumerate(remaining):
       while ticks:
@@ -219,20 +223,23 @@ def timeline(
 
 
 class TickNumbers(NamedTuple):
-  """What each stage does in each tick, and the buffer slots of its data.
+  """Table of what each stage does when, and in which slots it keeps its data.
 
   All devices run the same program, so a stage cannot follow a list of its own.
-  The stages go through this table in lockstep, one row at a time. For example,
-  1F1B with p = 2 stages and m = 2 micro-batches takes six ticks:
+  The stages go through the rows of this table in lockstep. For example, 1F1B
+  with p = 2 stages and m = 2 micro-batches takes six rows (F forward, B
+  backward):
 
-      tick      0   1   2   3   4   5
+      row       0   1   2   3   4   5
       stage 0   F0  F1  .   B0  .   B1
       stage 1   .   F0  B0  F1  B1  .
 
-  Arrays are int32 [num_ticks, num_stages]. At the end of every tick each stage
-  sends its newest activations to the next stage, and its newest gradient to the
-  stage before. In both schedules a stage reads activations before the next
-  activations arrive, and a gradient before the next gradient arrives.
+  At the end of every row each stage sends its newest activations to the next
+  stage, and its newest gradient to the stage before. In both schedules a stage
+  reads activations before the next activations arrive, and a gradient before
+  the next gradient arrives.
+
+  Attributes are int32 arrays [num_rows, num_stages].
 
   Attributes:
     action: Index into `ACTIONS`.

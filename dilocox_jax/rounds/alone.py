@@ -1,10 +1,11 @@
-"""Refuses code that would communicate with replicas of other programs.
+"""Refuses collectives between replicas that are separate programs.
 
-Replicas that meet in a store (`mailbox_protocol`) are programs of their own, so
-they share no axis. A collective over the axis "replica" in an inner step, as in
-SCAFFOLD, cannot reach the other replicas. On an axis of length 1 the collective
-would return its own argument, and the run would silently train by another
-method. So such a replica is mapped over an axis with another name
+Replicas that exchange through a store, a folder or a bucket
+(`mailbox_protocol`), are programs of their own, so they share no axis. A
+collective over the axis "replica" in an inner step, as in SCAFFOLD, cannot
+reach the other replicas. On an axis of length 1 the collective would return its
+own argument, and the run would silently train by another method. So such a
+replica is mapped over an axis with another name
 (`distributed.replicas.ALONE_AXIS`). JAX then raises a NameError when it traces
 the collective, and this module turns the NameError into one line that says what
 to do. The same holds for `axis_index` and `axis_size`, which would say that
@@ -30,8 +31,10 @@ OUTER_STEP = "the outer step (exchange, apply rule or outer optimizer)"
 def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
   """Turns JAX's error about a missing replica axis into one clear line.
 
+  It is a context manager for code that traces an inner or outer step.
+
   Args:
-    what: Name of the code that is traced in this context, for the message.
+    what: Name of the code that is traced, for the message.
     replicas: The replicas of this program.
 
   Raises:
@@ -54,10 +57,13 @@ def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
 def refusing_collectives(
   what: str, function: Callable[..., Any], replicas: Replicas
 ) -> Callable[..., Any]:
-  """Returns a function that runs inside `refuse_collectives`.
+  """Wraps a function so that it runs inside `refuse_collectives`.
+
+  The wrapped function raises a ValueError of one line if it uses the replica
+  axis although the other replicas are programs of their own.
 
   Args:
-    what: Name of the function's code, for the message.
+    what: Name of the function, for the message.
     function: Code of one replica.
     replicas: The replicas of this program.
   """

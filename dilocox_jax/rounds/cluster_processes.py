@@ -1,13 +1,15 @@
-"""Carries the mailbox's answers from process 0 to the others of a replica.
+"""Lets the processes of one replica share a mailbox.
 
-A replica may consist of several processes. Only process 0 reads and writes the
-mailbox. The answers travel through the hosts (`distributed.channel`) and never
-through the devices: an exchange runs in a thread beside the inner steps, and if
-two threads dispatched programs that communicate, their order would differ from
-process to process.
+A mailbox is a folder or a bucket through which replicas exchange messages. A
+replica may consist of several processes. Only its process 0 reads and writes
+the mailbox, and sends what it has read (the answer) to the other processes. The
+answers travel between the hosts (`distributed.channel`) and never between the
+devices: an exchange runs in a thread beside the inner steps, and if two threads
+dispatched programs that communicate, their order would differ from process to
+process.
 
-While process 0 has not answered, it may ask the other processes for their parts
-of an array, e.g. for a snapshot of the shared state:
+Before process 0 answers, it may ask the other processes for their parts of an
+array, e.g. to write a snapshot of the shared state:
 
   process 0        asks the mailbox ... wants array 3 ... has the answer
   other processes  wait ............... send their parts . return the answer
@@ -45,13 +47,15 @@ _Bounds = list[tuple[int, int]]
 
 
 class ClusterProcesses:
-  """The processes of a replica that consists of several processes.
+  """Connects the processes of a replica that use one mailbox together.
 
-  It implements `mailbox_protocol.replica_processes.ReplicaProcesses`.
+  A mailbox is a folder or a bucket through which replicas exchange. The class
+  implements `mailbox_protocol.replica_processes.ReplicaProcesses` for a replica
+  that consists of several processes.
   """
 
   def __init__(self):
-    """Makes the lock. The channel is opened at the first use."""
+    """Makes the lock for sending. The channel is opened at its first use."""
     self._sending = threading.Lock()
 
   @functools.cached_property
@@ -77,14 +81,18 @@ class ClusterProcesses:
   def from_main(
     self, ask: Callable[[], Any], shared: TakeArrays | None = None
   ) -> Any:
-    """Asks the mailbox in process 0, and returns the answer in every process.
+    """Calls a function in process 0, and returns its result in every process.
 
     All processes must make the same calls in the same order.
 
     Args:
-      ask: Function that asks the mailbox. Only process 0 calls it.
-      shared: Function that returns the arrays of which process 0 may want this
-        process's parts. None: process 0 wants none.
+      ask: Function that uses the mailbox. Only process 0 calls it.
+      shared: Function that returns arrays. While `ask` runs, process 0 may read
+        the parts of these arrays that this process has (`collected`). None:
+        process 0 reads none.
+
+    Returns:
+      The result of `ask`.
 
     Raises:
       Exception: The error of `ask`, in every process.
@@ -94,14 +102,14 @@ class ClusterProcesses:
     return _result(in_thread(self._heard, shared))
 
   def _ask_and_tell(self, ask: Callable[[], Any]) -> Any:
-    """Asks the mailbox, and sends the answer to the other processes.
+    """Calls a function in process 0, and sends its result to the others.
 
     Args:
-      ask: Function that asks the mailbox. If it raises, the other processes get
+      ask: Function that uses the mailbox. If it raises, the other processes get
         the error too, and this function raises it.
 
     Returns:
-      The answer.
+      The result of `ask`.
     """
     try:
       answer = ask()
@@ -121,8 +129,8 @@ class ClusterProcesses:
     """Sends a message to all other processes, and holds the lock meanwhile.
 
     Args:
-      kind: Kind of the message, e.g. `_WANTED`.
-      value: Value of JSON.
+      kind: Kind of the message: `_ANSWER`, `_ERROR` or `_WANTED`.
+      value: Content of the message, which JSON can store.
       waits: Whether to wait until the others have read the message.
     """
     with self._sending:
@@ -132,15 +140,15 @@ class ClusterProcesses:
     """Sends a message to all other processes. The caller holds the lock.
 
     Args:
-      kind: Kind of the message, e.g. `_ANSWER`.
-      value: Value of JSON.
+      kind: Kind of the message: `_ANSWER`, `_ERROR` or `_WANTED`.
+      value: Content of the message, which JSON can store.
       waits: Whether to wait until the others have read the message.
     """
     content = json.dumps([kind, value]).encode()
     self._channel.send(content, self._channel.others, waits=waits)
 
   def _heard(self, shared: TakeArrays | None) -> Any:
-    """Waits for the answer of process 0, and returns it.
+    """Waits for what process 0 sends as its result, and returns it.
 
     Meanwhile this process sends its parts of every array that process 0 wants.
 
@@ -182,13 +190,17 @@ class ClusterProcesses:
       self._channel.send_array(np.asarray(shard.data), [MAIN])
 
   def collected(self, arrays: Sequence[jax.Array]) -> Sequence[Any]:
-    """Returns objects that numpy reads as whole arrays (`CollectedArray`).
-
-    Only process 0 may read them, and only inside `from_main`.
+    """Wraps arrays so that process 0 can read them as a whole.
 
     Args:
-      arrays: Arrays that are divided among the devices of all processes, in the
-        order of `shared` of `from_main`.
+      arrays: Arrays that are divided among the devices of all processes. They
+        must be those that the argument `shared` of `from_main` returns, in the
+        same order.
+
+    Returns:
+      A `CollectedArray` for each array. When numpy reads it, it fetches the
+      array's parts from all processes. Only process 0 may read it, and only
+      inside `from_main`.
     """
     return [
       CollectedArray(array, functools.partial(self._collect, number, array))
@@ -196,9 +208,9 @@ class ClusterProcesses:
     ]
 
   def _collect(self, number: int, array: jax.Array) -> np.ndarray:
-    """Returns the whole array.
+    """Returns the whole array, in process 0.
 
-    If the array is divided, the other processes are asked for their parts.
+    If the array is divided, it asks the other processes for their parts.
 
     Args:
       number: Position of the array in the arrays of `collected`. The other
@@ -266,12 +278,13 @@ def _bounds(index: tuple[slice, ...], shape: Sequence[int]) -> _Bounds:
 
 
 def _result(future: Future) -> Any:
-  """Waits for a future, and returns its result.
-
-  It waits in short intervals, so that Ctrl-C can interrupt the wait.
+  """Waits for a future in a way that Ctrl-C can interrupt.
 
   Args:
-    future: The future.
+    future: The future, which another thread completes.
+
+  Returns:
+    The result of the future.
 
   Raises:
     Exception: The error of the future, if it has one.

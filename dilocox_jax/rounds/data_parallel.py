@@ -1,9 +1,9 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
-AllReduce (the baseline) and the warm start of DiLoCo run these steps. The steps
-must equal the training of one model on the batches of all replicas together. So
-the replicas exchange their gradients, never differences of parameters: in
-floating point a - (a - b) is not always b.
+AllReduce (the baseline) and the warm start of DiLoCo run these steps. They must
+give the same result as training one model on the batches of all replicas
+together. So the replicas exchange their gradients, never differences of
+parameters: in floating point a - (a - b) is not always b.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from dilocox_jax.trees import Tree, shardings_of
 
 
 class SharedState(NamedTuple):
-  """State of data-parallel training.
+  """State of data-parallel training, of all replicas.
 
   All replicas share the parameters and the optimizer state.
 
@@ -143,7 +143,7 @@ class StepPrograms:
   def _step(
     self, gradient: Callable, state: SharedState, batch: Tree
   ) -> tuple[SharedState, StepMetrics]:
-    """Takes a step of one replica.
+    """Takes one data-parallel step, in the code of one replica.
 
     Args:
       gradient: Function (params, batch) -> (loss, gradients).

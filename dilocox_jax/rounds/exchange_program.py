@@ -1,10 +1,11 @@
-"""Compiles an exchange as a program of its own, apart from the window's.
+"""Compiles the averaging of a pseudo-gradient as a program of its own.
 
-The exchange program and the rest of the window call the same functions, in the
-same order of data, as a single program of the window would. So the results have
-the same bits, with one exception: on CPUs with a fused multiply-add, the
-compiler rounds a * b + c only once where both operations are in one program.
-The results then differ by about 1e-7 relative.
+A window is some inner steps with a send or an apply after them. Usually one
+program runs a whole window. If an exchange is a program of its own, it and the
+rest of the window call the same functions with the same values as the single
+program would. So the results have the same bits, with one exception: on CPUs
+with a fused multiply-add, the compiler rounds a * b + c only once where both
+operations are in one program. The results then differ by about 1e-7 relative.
 """
 
 from collections.abc import Callable
@@ -24,13 +25,14 @@ Exchange = Callable[[Tree, FragmentState, Tree], Arrived]
 
 
 def arrived_axes(outer: OuterStep) -> Arrived:
-  """Returns the replica axes of an exchange's result, a tree prefix.
-
-  An axis is 0 where leaves have a replica axis, None where all replicas share
-  them.
+  """Returns which parts of an exchange's result have a replica axis.
 
   Args:
     outer: Exchanges pseudo-gradients.
+
+  Returns:
+    A tree prefix of the result and of the aggregator's new state: 0 where
+    leaves have a replica axis, None where all replicas share them.
   """
   shared: Any = None
   per_replica: Any = 0
@@ -45,13 +47,16 @@ def arrived_axes(outer: OuterStep) -> Arrived:
 
 
 def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
-  """Returns the jitted program of an exchange.
-
-  The program reuses the memory of the aggregator's state.
+  """Returns the jitted program that averages a pseudo-gradient over replicas.
 
   Args:
     outer: Exchanges pseudo-gradients.
     replicas: Number of replicas, and their devices.
+
+  Returns:
+    Function (aggregator's state, fragment's state without it, pseudo-gradient)
+    -> (result, aggregator's new state). It reuses the memory of its first
+    argument.
   """
 
   def replica_program(
@@ -70,9 +75,10 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
 def divided_arrived(
   replicas: Replicas, result: ExchangeResult, exchange: Tree
 ) -> Arrived:
-  """Divides a result, and the aggregator's state, among a replica's devices.
+  """Divides the result of an exchange among a replica's devices.
 
-  The recorded arrays, `result.observed`, are not divided.
+  The aggregator's state is divided, too. The arrays in `result.observed`, which
+  are only recorded, are not.
 
   Args:
     replicas: Number of replicas, and their devices.

@@ -31,7 +31,8 @@ T = TypeVar("T")
 class WaitingTimes:
   """Waits for exchanges, and records when inner steps had to wait for them.
 
-  A wait is a pair (begin, end) on the clock of `time.perf_counter`, in seconds.
+  A record is a pair (begin, end) in seconds, on the clock of
+  `time.perf_counter`.
   """
 
   def __init__(self):
@@ -39,14 +40,17 @@ class WaitingTimes:
     self._waits: Waits = []
 
   def result(self, exchange: Future, beside: Tree) -> Any:
-    """Waits for the inner steps, then for an exchange, and returns its result.
+    """Waits for inner steps, and then for an exchange that runs beside them.
 
-    The time from the end of the steps to the end of the exchange is recorded as
-    a wait.
+    The second wait is recorded: it begins when the steps have ended, and ends
+    with the exchange.
 
     Args:
       exchange: An exchange that runs in a thread.
       beside: Results of the inner steps that run at the same time.
+
+    Returns:
+      The result of the exchange.
     """
     jax.block_until_ready(beside)
     start_s = time.perf_counter()
@@ -55,7 +59,12 @@ class WaitingTimes:
     return result
 
   def take(self) -> Waits:
-    """Returns the waits since the last call, and forgets them."""
+    """Returns when inner steps waited for exchanges since the last call.
+
+    Returns:
+      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds. They
+      are then forgotten.
+    """
     waits = self._waits
     self._waits = []
     return waits
@@ -71,11 +80,12 @@ def beside_steps(
   Args:
     exchange: Function that runs the exchange. If it raises, so does this
       function, after the inner steps.
-    take_steps: Function that takes the inner steps, and returns the progress.
-    waiting: Remembers how long the steps waited for the exchange.
+    take_steps: Function that takes the inner steps, and returns the replicas
+      after them.
+    waiting: Records how long the steps waited for the exchange.
 
   Returns:
-    The progress after the steps, and the result of the exchange.
+    The result of `take_steps`, and the result of `exchange`.
   """
   in_flight = in_thread(lambda: jax.block_until_ready(exchange()))
   progress = take_steps()
@@ -85,10 +95,13 @@ def beside_steps(
 class InThread:
   """Dispatches exchanges in a second thread, where inner steps can hide them.
 
+  It is a `Runtime`, which explains the attributes.
+
   Attributes:
-    splits_windows: False: inner steps hide exchanges.
-    reuses_states: True: nothing else reads the states.
-    waits_for_exchanges: True: the host waits for the thread.
+    splits_windows: False, so that a window's inner steps run beside its
+      exchange.
+    reuses_states: True, because nothing else reads the states.
+    waits_for_exchanges: True, because the host waits for the thread.
   """
 
   splits_windows = False
@@ -119,18 +132,19 @@ class InThread:
     """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Runs the due exchange in a thread, and takes the inner steps meanwhile.
+    """Runs a window's exchange in a thread, and its inner steps meanwhile.
 
     In three cases this function runs nothing, and the window's own program
-    exchanges and takes the steps: no pseudo-gradient is due, there are no inner
-    steps, or the replicas may take different numbers of steps.
+    exchanges and takes the steps: nothing that was sent is to be averaged in
+    this window, there are no inner steps, or the replicas may take different
+    numbers of steps.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      The progress after the inner steps, and the result of the exchange with
-      the aggregator's new state. In the three cases: the progress before the
+      The replicas after the inner steps, and the result of the exchange with
+      the aggregator's new state. In the three cases: the replicas before the
       window, and None.
     """
     given = work.given

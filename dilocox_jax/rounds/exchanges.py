@@ -1,8 +1,8 @@
-"""The exchanges that rounds accept, each with the runtime that it needs.
+"""The two kinds of exchange, each with the runtime that it needs.
 
-If one JAX program holds all replicas, they share an axis, over which an
+If one JAX program has all replicas, they share an axis, over which an
 aggregator averages (`LocalExchange`). If each replica is a program of its own,
-there is no such axis: the replicas meet in a folder or a bucket
+there is no such axis: the replicas exchange through a folder or a bucket
 (`MailboxExchange`, docs/mailbox/how_to.md).
 """
 
@@ -59,7 +59,9 @@ class LocalExchange:
   axis_name: str = REPLICA_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Does nothing: no other programs belong to the run.
+    """Does nothing, because no other programs belong to the run.
+
+    In contrast, `MailboxExchange.enter` joins a run of several programs.
 
     Args:
       method: Not read.
@@ -86,10 +88,11 @@ class LocalExchange:
 class MailboxExchange:
   """The exchange of one replica with replicas that are other programs.
 
+  They exchange through a mailbox: a folder or a bucket.
+
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
-    client: Client of the mailbox. It also counts the events that the run has
-      settled.
+    client: Client of the mailbox. It also counts the exchanges that are done.
     is_in_rows: Whether messages do not depend on how a replica is divided among
       devices (`aggregators.message_groups`).
     axis_name: Axis over which the one replica is mapped.
@@ -101,15 +104,16 @@ class MailboxExchange:
   axis_name: str = ALONE_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Joins the run in the store, or starts it if no replica has started it.
+    """Joins the run in the folder or bucket, or starts it as the first replica.
 
     Args:
       method: Schedule and rule, which must be equal in all programs.
       num_replicas: Number of replicas of this program; must be 1.
 
     Raises:
-      ValueError: If this program has several replicas, or if the run in the
-        store has other settings that must be equal in all programs.
+      ValueError: If this program has several replicas, or if the run was
+        started with other values of settings that must be equal in all
+        programs.
     """
     require(
       num_replicas == 1,
@@ -121,8 +125,9 @@ class MailboxExchange:
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that sends and receives the mailbox's messages.
 
-    A codec that selects values groups the leaves of a divided replica in
-    another way. So the run may then have only divided replicas, or none.
+    Some codecs (those that select values) make other messages if a replica is
+    divided among devices. With such a codec, either all replicas of the run
+    have to be divided, or none.
 
     Args:
       outer: Exchanges pseudo-gradients.
@@ -149,13 +154,14 @@ def mailbox(
   seed: int = 0,
   collective: str = MAILBOX,
 ) -> MailboxExchange:
-  """Makes the exchange of replicas that meet in an object store.
+  """Makes the exchange of replicas that meet in a folder or a bucket.
 
   Pass it to `dilocox_jax.make_rounds` in programs that have one replica each,
-  on machines anywhere. `make_rounds` enters the run in the store.
+  on machines anywhere. `make_rounds` joins the run there.
 
-  Wire: the arrays of the codec, behind 120 bytes, 32 bytes for each MiB that
-  has begun, and a fingerprint of 136 bytes for each 2^20 values of the state.
+  Wire: a message has 120 bytes (a tag and a header), a tag of 32 bytes for each
+  MiB or part of one, a fingerprint of 136 bytes for each 2^20 values of the
+  state, and then the arrays of the codec.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
@@ -177,14 +183,15 @@ def mailbox(
     feedback: Fraction of the codec's loss that is added to the next exchange, 0
       (none) to 1 (all). If a message came too late, all its values count as
       lost.
-    against: What the codec's loss is measured against: "own" (this replica's
-      values as they were sent) or "mean" (the mean over all replicas).
+    against: What is subtracted from this replica's values to get the codec's
+      loss: "own" (these values as they were sent) or "mean" (the mean over all
+      replicas).
     keep_unsent: Whether the codec's loss stays in the replica's parameters.
     seed: Seed of random masks and of the first low-rank factors.
     collective: Must be "mailbox": no other collective reaches other programs.
 
   Returns:
-    The exchange. Nothing is read or written before it enters the run.
+    The exchange. It reads and writes nothing before `make_rounds` gets it.
 
   Raises:
     ValueError: One line that names the argument that does not fit.
@@ -240,11 +247,11 @@ def mailbox(
 
 
 def _replica_processes() -> ReplicaProcesses:
-  """Returns the object through which a replica's processes share a mailbox.
+  """Returns the object with which a replica's processes share a mailbox.
 
   Returns:
-    `OneProcess` if JAX runs one process; otherwise `ClusterProcesses`, which
-    all processes of this JAX runtime must use together.
+    `OneProcess` if JAX runs one process; otherwise `ClusterProcesses`, whose
+    methods all processes of this JAX runtime must call together.
   """
   if jax.process_count() == 1:
     return OneProcess()

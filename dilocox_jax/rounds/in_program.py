@@ -1,4 +1,4 @@
-"""The window's own program exchanges, and XLA runs inner steps meanwhile."""
+"""The runtime in which one program takes inner steps and exchanges."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,15 +11,16 @@ from dilocox_jax.rounds.window import InnerProgress
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InProgram:
-  """Leaves the exchange to the program of the window.
+  """Leaves the exchange to the program that takes the inner steps.
 
   XLA overlaps transfers with inner steps on TPUs and GPUs. On one device
-  nothing is sent over a link, so there is nothing to overlap.
+  nothing is sent over a link, so there is nothing to overlap. The class is a
+  `Runtime`, which explains the attributes.
 
   Attributes:
     replicas: Number of replicas, and their devices.
-    reuses_states: True: nothing else reads the states.
-    waits_for_exchanges: False: the devices wait, the host does not.
+    reuses_states: True, because nothing else reads the states.
+    waits_for_exchanges: False, because only the devices wait, not the host.
   """
 
   replicas: Replicas
@@ -28,7 +29,7 @@ class InProgram:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether the steps, sends and applies of a window are separate programs.
+    """Whether inner steps, sends and applies are separate programs.
 
     They are separate if there is no link between the replicas: all replicas are
     on the same device, or there is only one replica.
@@ -46,15 +47,15 @@ class InProgram:
     """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Leaves the exchange and the inner steps to the window's program.
+    """Runs nothing: the window's own program takes the steps and exchanges.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      The progress before the window, and None instead of a result.
+      The replicas before the window, and None instead of a result.
     """
     return work.given.progress, None
 
   def new_waits(self) -> Waits | None:
-    """Returns None: the host cannot see waits inside a compiled program."""
+    """Returns None, as the host cannot see waits inside a compiled program."""

@@ -1,10 +1,12 @@
-"""A replica that joins a run of a mailbox late, or joins it again.
+"""Lets a replica join a run of a mailbox late, or join it again.
 
-An *event* is one exchange of the run's schedule; events are numbered from 0. An
-event is *settled* when the replicas have agreed on the messages that it
-averages. The newcomer loads the newest snapshot of the state that all replicas
-share. Then it applies the settled events since the snapshot, without inner
-steps, until its own next measurement comes early enough to be averaged.
+The replicas of such a run are separate programs, which exchange through a
+folder or a bucket. An *event* is one exchange of the run's schedule; events are
+numbered from 0. An event is *settled* when the replicas have agreed on the
+messages that it averages. The newcomer loads the newest snapshot of the state
+that all replicas share. Then it applies the settled events since the snapshot,
+without inner steps, until its own next measurement comes early enough to be
+averaged.
 
 For example, take P = 1 fragment and H = tau = 4 steps. Event k applies after
 step 4 k + 8 what was measured after step 4 k + 4. There is a snapshot before
@@ -34,9 +36,10 @@ from dilocox_jax.trees import Tree
 
 
 def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
-  """Joins a run of a mailbox, and returns the state of this replica.
+  """Joins a run of replicas that are separate programs, and makes the state.
 
-  Call it instead of `rounds.init`: at the start, and again after a
+  The replicas exchange through a mailbox: a folder or a bucket. Call this
+  function instead of `rounds.init`: at the start, and again after a
   `dilocox_jax.ReplicaStaleError`. The call waits until this replica can take
   part.
 
@@ -45,18 +48,19 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
       its exchange.
     params: The first parameters of the model, equal in all replicas.
     optimizer: A new state of the inner optimizer. Its learning-rate schedule is
-      moved on to `state.step`.
+      moved on to the `step` of the result.
 
   Returns:
-    The state, whose `step` is the number of inner steps of the schedule that
-    count as done.
+    The state of this replica. Its `step` is the number of inner steps of the
+    schedule that count as done: 0 at the start of a run, more if the other
+    replicas have begun already.
 
   Raises:
     ValueError: If the rounds have no mailbox, or the outer step communicates
       over the replica axis, which replicas of a mailbox do not have
       (`rounds.alone`).
-    ReplicaStaleError: If the other replicas have deleted an event that this
-      replica has to apply. Call this function again.
+    ReplicaStaleError: If the other replicas have deleted the messages of an
+      exchange that this replica has to apply. Call this function again.
   """
   require(
     isinstance(rounds.runtime, MailboxRuntime),
@@ -68,7 +72,7 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
 def join(
   rounds: Rounds, state: RoundState, last_step: int | None = None
 ) -> RoundState:
-  """Lets this replica join a run of a mailbox, from a given first state.
+  """Brings this replica from its first state to where a mailbox's run is now.
 
   Args:
     rounds: Rounds that exchange through a mailbox.
@@ -78,16 +82,19 @@ def join(
   Returns:
     The state of this replica. Its `step` is the number of inner steps of the
     schedule that count as done. If the run has ended already, this is the state
-    after its last event.
+    after its last exchange.
 
   Raises:
-    ReplicaStaleError: If the other replicas have deleted an event that this
-      replica has to apply. Call this function again, with a new first state.
+    ReplicaStaleError: If the other replicas have deleted the messages of an
+      exchange that this replica has to apply. Call this function again, with a
+      new first state.
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
   client = rounds.runtime.client
   snapshot = client.newest()
   walk = _Walk(rounds.outer.method.schedule, rounds.view.count, last_step)
+  # The snapshot has the state just before the event `client.event` is applied:
+  # after the events before it, and after the sends in between.
   walk.pass_events(client.event)
   if snapshot is not None:
     walk.pass_sends()
@@ -115,13 +122,15 @@ def join(
 
 
 class _Walk:
-  """Goes through the windows of a schedule that send or apply, one by one.
+  """Goes through the windows of a schedule, one by one.
+
+  A window is some inner steps with a send or an apply of a fragment after them.
 
   Attributes:
     window: The window that comes next; None at the end of the schedule.
     step: Number of inner steps before that window.
-    in_flight: Number of exchanges in flight before that window, one number for
-      each fragment.
+    in_flight: Number of sends of each fragment that are not applied yet before
+      that window, [P].
   """
 
   def __init__(
@@ -151,11 +160,10 @@ class _Walk:
     self.window = next(self._windows, None)
 
   def pass_events(self, count: int) -> None:
-    """Goes past the next `count` events, to the window after the last of them.
+    """Goes past the next applies, to the window after the last of them.
 
     Args:
-      count: Number of events. An event is passed with the window that applies
-        its average.
+      count: Number of applies to go past.
     """
     while count:
       assert self.window is not None, "the others have gone on for longer"
@@ -175,8 +183,8 @@ def skip_windows(
   """Runs the sends and applies of windows, but none of their inner steps.
 
   A replica that has fallen behind follows the other replicas in this way. It
-  measures and applies as in any window. If the other replicas have averaged an
-  exchange without this replica's progress, this progress is treated like a
+  measures pseudo-gradients and applies means as in any window. If the other
+  replicas have averaged without its pseudo-gradient, this one is treated like a
   message that came too late (`rounds.mailbox_runtime`).
 
   Args:
@@ -203,7 +211,9 @@ def skip_windows(
 def _windows_with_events(
   schedule: SyncSchedule, last_step: int | None
 ) -> Iterator[Window]:
-  """Yields the windows of a schedule that send or apply, in order.
+  """Yields the windows of a schedule, in order, up to the last send or apply.
+
+  A window is some inner steps with a send or an apply of a fragment after them.
 
   Args:
     schedule: The schedule.
@@ -228,14 +238,18 @@ def _from_snapshot(
   arrays: Sequence[np.ndarray],
   counts: Sequence[int],
 ) -> RoundState:
-  """Returns the first state with the values of a snapshot, and zeros in flight.
+  """Puts the values of a snapshot into the first state of a replica.
 
   Args:
     rounds: Rounds that exchange through a mailbox.
     state: The first state. Its inner optimizer and residuals stay.
-    arrays: The leaves that all replicas share, of all fragments in order
-      (`rounds.mailbox_runtime.shared_leaves`).
-    counts: Number of pseudo-gradients in flight, by fragment.
+    arrays: The snapshot: the leaves that all replicas share, of all fragments
+      in order (`rounds.mailbox_runtime.shared_leaves`).
+    counts: Number of pseudo-gradients in flight of each fragment, [P]. In the
+      result they are zeros.
+
+  Returns:
+    The state, whose parameters are the outer parameters of the snapshot.
   """
   values = iter(arrays)
 

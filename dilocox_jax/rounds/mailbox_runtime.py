@@ -1,13 +1,14 @@
 """Exchanges pseudo-gradients through a mailbox. The host sends the messages.
 
-The messages of the other replicas come from outside the compiled program. So an
-exchange cannot be one compiled program. It consists of *turns*: in each turn
-every replica sends a message and reads the messages of the other replicas. An
-exchange with n turns is divided into n + 1 stages, each a program of its own.
-The program of stage k gets the messages of the first k turns. It computes the
-exchange from its start to the next message, or to the result. The compiler
-removes computations whose values the stage does not use. For example, a
-low-rank codec has two turns:
+A mailbox is a folder or a bucket in which replicas that are separate programs
+leave messages for each other. The messages of the other replicas come from
+outside the compiled program, so an exchange cannot be one compiled program. It
+consists of *turns*: in each turn every replica sends a message and reads the
+messages of the other replicas. An exchange with n turns is divided into n + 1
+stages, each a program of its own. The program of stage k gets the messages of
+the first k turns. It computes the exchange from its start to the next message,
+or to the result. The compiler removes computations whose values the stage does
+not use. For example, a low-rank codec has two turns:
 
     stage 0    ()               -> left factors, which the host sends
     stage 1    (left,)          -> right factors, which the host sends
@@ -52,14 +53,14 @@ Message = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
 
 
 class Due(NamedTuple):
-  """An exchange whose pseudo-gradient has to be averaged in this window.
+  """An exchange that has to take place now, because its mean is applied next.
 
   Attributes:
     fragment: Number of the fragment.
-    num_steps: Inner steps that led to this replica's pseudo-gradient.
+    num_steps: Number of inner steps that led to this replica's pseudo-gradient.
     state: State of the fragment.
-    values: The oldest pseudo-gradient in flight of the fragment
-      (`WindowInput.due`).
+    values: The pseudo-gradient to average: the oldest one of the fragment that
+      is in flight (`WindowInput.due`).
     fragments: States of all fragments.
   """
 
@@ -73,10 +74,13 @@ class Due(NamedTuple):
 class MailboxRuntime:
   """Runs the exchanges of this program's only replica through a mailbox.
 
+  A mailbox is a folder or a bucket through which replicas exchange messages.
+  The class is a `Runtime`, which explains the attributes.
+
   Attributes:
     reuses_states: False, because a snapshot of the states may be written while
       later programs run.
-    waits_for_exchanges: True: the host waits for the messages.
+    waits_for_exchanges: True, because the host waits for the messages.
     client: The client of the mailbox. It also counts the exchanges so far.
   """
 
@@ -109,10 +113,10 @@ class MailboxRuntime:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether the steps, sends and applies of a window are separate programs.
+    """Whether inner steps, sends and applies are separate programs.
 
-    They are separate with tau = 0, where a result is applied right after its
-    values were measured, so no inner steps can hide the exchange.
+    They are separate with tau = 0, where a mean is applied right after its
+    pseudo-gradients were measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 
@@ -138,15 +142,15 @@ class MailboxRuntime:
     return self._waiting.take()
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Runs the due exchange in a thread, and takes inner steps meanwhile.
+    """Runs the exchange of a window, and its inner steps meanwhile.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      The progress after the inner steps, and the result of the exchange with
-      the aggregator's new state. If no exchange is due: the progress before the
-      window, and None.
+      The replica after the inner steps, and the result of the exchange with the
+      aggregator's new state. If the window applies nothing, this method runs
+      nothing, and returns the replica before the window and None.
     """
     steps = self.client.steps
     steps.add(work.window.num_steps)
@@ -168,10 +172,10 @@ class MailboxRuntime:
     return replicas.layout == "mesh" and replicas.mesh.is_multi_process
 
   def _take_due(self, work: WindowWork) -> Due | None:
-    """Returns the exchange that is due in a window; None if there is none.
+    """Returns the exchange whose mean a window applies; None if there is none.
 
-    Call this once for each window: it takes the number of steps behind the
-    exchange out of the client's list.
+    Call this once for each window: the client remembers the number of inner
+    steps behind each pseudo-gradient, and forgets it when it is read here.
 
     Args:
       work: The window, and the arguments of its program.
@@ -188,13 +192,13 @@ class MailboxRuntime:
     )
 
   def _exchange(self, due: Due) -> Arrived:
-    """Runs all turns of an exchange, and waits for the other replicas.
+    """Runs a whole exchange, and waits for the other replicas.
 
     Args:
       due: The exchange.
 
     Returns:
-      The result, and the aggregator's new state.
+      The result of the exchange, and the aggregator's new state.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
     turns = self._begin(due, take_fingerprint)
@@ -203,18 +207,20 @@ class MailboxRuntime:
   def _exchange_between_programs(
     self, due: Due, take_steps: Callable[[], InnerProgress]
   ) -> tuple[InnerProgress, Arrived]:
-    """Runs an exchange if several processes hold the replica's devices.
+    """Runs an exchange if the replica's devices belong to several processes.
 
-    All processes dispatch the stages in the main thread. The first turn's
-    messages travel in a thread beside the inner steps. Later turns, of codecs
-    with several messages, come after the steps.
+    All processes dispatch the programs of the exchange in the main thread. The
+    first messages travel in a second thread beside the inner steps. If a codec
+    sends several messages one after the other, the later ones travel after the
+    steps.
 
     Args:
       due: The exchange.
-      take_steps: Takes the inner steps, and returns the progress after them.
+      take_steps: Takes the inner steps, and returns the replica after them.
 
     Returns:
-      The progress, and the result of the exchange.
+      The replica after the inner steps, and the result of the exchange with the
+      aggregator's new state.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
     leaving, result = self._run_stage(due, ())
@@ -230,7 +236,10 @@ class MailboxRuntime:
     return progress, self._exchange_rest(due, turns, (message,))
 
   def _dispatch_fingerprint(self, due: Due) -> Callable[[], Fingerprint]:
-    """Lets the devices compute the fingerprint of a fragment's shared state.
+    """Lets the devices compute a fingerprint of a fragment's shared state.
+
+    A fingerprint is a few random sums, by which replicas find out whether they
+    still agree.
 
     Args:
       due: The exchange of the fragment.
@@ -244,27 +253,27 @@ class MailboxRuntime:
   def _begin(
     self, due: Due, take_fingerprint: Callable[[], Fingerprint]
   ) -> ExchangeSession:
-    """Begins the next exchange of the client, and returns its session.
+    """Begins the next exchange with the mailbox, and returns its session.
 
     Args:
       due: The exchange.
       take_fingerprint: Function that returns the fingerprint of the shared
-        state.
+        state of the fragment.
     """
     return self.client.exchange(due.fragment, due.num_steps, take_fingerprint)
 
   def _exchange_rest(
     self, due: Due, turns: ExchangeSession, arrived: tuple[Message, ...]
   ) -> Arrived:
-    """Takes the remaining turns of an exchange.
+    """Sends the remaining messages of an exchange, and computes its result.
 
     Args:
       due: The exchange.
-      turns: The session of the exchange.
-      arrived: The messages of the turns that were taken already.
+      turns: The session of the exchange, which sends and reads messages.
+      arrived: What has been read after each message that was sent already.
 
     Returns:
-      The result, and the aggregator's new state.
+      The result of the exchange, and the aggregator's new state.
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
@@ -272,6 +281,9 @@ class MailboxRuntime:
       leaving, result = self._run_stage(due, arrived)
     if turns.drops_all:
       return self._without_own_part(*result)
+    # The mean does not contain this replica's message. Error feedback and
+    # `keep_unsent` send its values again later. Otherwise they must stay in
+    # the replica's parameters.
     if not turns.is_counted and not self.client.keeps:
       return self._without_own_measurement(*result)
     return result
@@ -279,34 +291,35 @@ class MailboxRuntime:
   def _run_stage(
     self, due: Due, arrived: tuple[Message, ...]
   ) -> tuple[Any, Arrived | None]:
-    """Dispatches the next stage of an exchange.
+    """Dispatches the program that computes the next message or the result.
 
     Args:
       due: The exchange.
-      arrived: The messages of all turns so far, in order.
+      arrived: What has been read after each message so far, in order.
 
     Returns:
-      The next message to send, and None. After the last turn: None, and the
-      result of the exchange.
+      The next message to send, and None. If there is no more message: None, and
+      the result of the exchange with the aggregator's new state.
     """
     rest = due.state._replace(exchange=None)
     placed = self._replicas.place(arrived, None)
     return self._stage(due.state.exchange, rest, due.values, placed)
 
   def _send(self, due: Due, turns: ExchangeSession, leaving: Any) -> Message:
-    """Sends the message of a turn, and returns what all replicas average.
+    """Sends a message, and returns the messages that all replicas average.
 
-    This function dispatches no program.
+    This function dispatches no program, so any thread may call it.
 
     Args:
       due: The exchange.
-      turns: The session of the exchange.
+      turns: The session of the exchange, which sends and reads messages.
       leaving: The `EncodedMessage` to send, and whether its values are finite.
         Their arrays have an axis of length 1 in front.
 
     Returns:
-      The arrays of all listed replicas, their weights, and whether this replica
-      is one of them (`ExchangeSession.send`).
+      The arrays of the replicas whose messages are averaged, the weights of
+      these replicas, and whether this replica is one of them
+      (`ExchangeSession.send`).
     """
     message, is_finite = leaving
     arrays = message.arrays
@@ -326,13 +339,13 @@ class MailboxRuntime:
     )
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
-    """Drops from a result everything that is left of this replica's message.
+    """Makes this replica lose the work in its message, as if it were averaged.
 
-    The residual becomes zero, and the parameters lose the measured
-    pseudo-gradient as if it had been sent. There are two reasons to do this. If
-    the message had wrong values, keeping them would make the next message
-    wrong, too. If an earlier process of this replica has already sent the same
-    work, the work would count twice.
+    Usually a replica keeps what the mean lacks of its message: as the residual
+    of error feedback, or in its parameters. Here both are set to zero. There
+    are two reasons to do this. If the message had wrong values, keeping them
+    would make the next message wrong, too. If an earlier process of this
+    replica has already sent the same work, the work would count twice.
 
     Args:
       result: The result of the exchange.
@@ -364,10 +377,11 @@ class MailboxRuntime:
 
   @functools.cached_property
   def _stage(self) -> Any:
-    """The program (state, rest, due, arrived) -> (message, result).
+    """The jitted `_until_more_is_needed`, mapped over the one replica.
 
-    Either the message or the result is None (`_until_more_is_needed`). There is
-    one replica, so the replica axis of each value has length 1.
+    It takes the aggregator's state, the rest of the fragment's state, the
+    pseudo-gradient and the messages so far. It returns the next message and
+    None, or None and the result. The replica axis of each value has length 1.
     """
     rest = self._outer.axes._replace(exchange=None)
     arguments: Any = self._outer.axes.exchange, rest, 0, None
@@ -404,12 +418,12 @@ class MailboxRuntime:
     Args:
       kept: State of the aggregator.
       rest: State of the fragment without the aggregator's state.
-      due: The pseudo-gradient.
-      arrived: The messages of the turns so far, in order.
+      due: The pseudo-gradient to average.
+      arrived: What has been read after each message so far, in order.
 
     Returns:
       The next message to send, and None. At the end of the exchange: None, and
-      the result.
+      the result with the aggregator's new state.
     """
     run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)
@@ -422,9 +436,10 @@ class MailboxRuntime:
     return leaving, None
 
   def _snapshot(self, due: Due) -> list[Any]:
-    """Returns the shared leaves of all fragments, in order (`shared_leaves`).
+    """Returns what a snapshot contains: the leaves that all replicas share.
 
-    The leaves stay on the devices, because a snapshot is rarely written.
+    They are the `shared_leaves` of all fragments, in order. The leaves stay on
+    the devices, because a snapshot is rarely written.
 
     Args:
       due: The exchange. For the fragment that is exchanged, `due.state` takes
@@ -437,15 +452,16 @@ class MailboxRuntime:
 
 
 def _zeros(axes: Tree, tree: Tree) -> Tree:
-  """Returns a tree whose leaves of one replica are zero.
+  """Sets the leaves that belong to single replicas to zero.
 
-  A compiled program makes the zeros. The trainer refuses transfers from the
-  host while it dispatches, and no process alone could make an array that is
-  divided among several processes.
+  Leaves that all replicas share stay as they are. A compiled program makes the
+  zeros, because the trainer refuses transfers from the host while it
+  dispatches, and no process alone could make an array that is divided among
+  several processes.
 
   Args:
-    axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all replicas
-      share. The latter stay as they are.
+    axes: Tree prefix: 0 for leaves [M, ...] of single replicas, None for leaves
+      that all replicas share.
     tree: Arrays on devices.
   """
   make = functools.partial(map_prefix, jnp.zeros_like, axes)

@@ -1,11 +1,12 @@
 """Runs a method's rounds for all replicas, window by window.
 
+A window is some inner steps, then at most one apply and one send of a fragment.
 The host goes through the windows of the schedule. The program of a window
 (`window.WindowProgram`) is mapped over the replica axis and compiled once for
 every kind of window; step counts and the numbers of fragments are data. The
 program gets the states of only those fragments that the window applies and
-sends. The flush at the end of a run uses the same programs, without inner
-steps.
+sends. The flush, which averages what is left at the end of a run, uses the same
+programs without inner steps.
 
 On one device nothing is sent over a link, so there is no transfer that inner
 steps could hide. There the steps, the sends and the applies of a window are
@@ -58,7 +59,7 @@ MakeRuntime = Callable[[OuterStep, Replicas], Runtime]
 
 
 def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
-  """Returns the runtime in which the window's own program exchanges.
+  """Returns the runtime in which one program takes steps and exchanges.
 
   Args:
     outer: Not read.
@@ -70,14 +71,16 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Rounds:
-  """Runs the windows of a method for all replicas.
+  """Runs the rounds of a method for all replicas: inner and outer steps.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of the parameters.
     replicas: Number of replicas, and their devices.
-    inner_step: Optimizer step of one replica.
-    outer_memory: Memory of the fragments' states, "device" or "pinned_host".
+    inner_step: Optimizer step of one replica: function (params, optimizer
+      state, batch) -> (params, optimizer state, (loss, gradient norm)).
+    outer_memory: Where the outer parameters and their optimizer's state are
+      kept between steps: "device", or "pinned_host", the memory of the host.
     make_runtime: Function (outer, replicas) -> object that dispatches the
       exchanges (`rounds.runtime`).
     frozen: Parameters that inner steps read but do not train; None: there are
@@ -99,7 +102,7 @@ class Rounds:
 
   @functools.cached_property
   def runtime(self) -> Runtime:
-    """The object that dispatches the exchanges."""
+    """The object that runs exchanges beside inner steps (`rounds.runtime`)."""
     return self.make_runtime(self.outer, self.replicas)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -142,7 +145,7 @@ class Rounds:
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
-    """Runs inner steps and the events of the schedule that follow them.
+    """Runs inner steps, and sends and applies fragments as the schedule says.
 
     The new state reuses the memory of the old one, so the caller must not read
     the old state again.
@@ -152,8 +155,9 @@ class Rounds:
       batches: Leaves [M, n, ...]: a batch for every replica and inner step.
         Where there are several processes, each passes the batches of its own
         replicas (`Replicas.own`).
-      windows: Windows of these n steps. None: the windows of the schedule that
-        follow the steps which the state has done.
+      windows: The n steps divided into windows: some inner steps each, then at
+        most one apply and one send. None: the windows that the schedule has for
+        the n steps after those that the state has done.
       participation: What each replica does in the windows; None: all do the
         same. A replica that takes h steps reads its first h batches.
       one_at_a_time: Whether a window is dispatched only after the window before
@@ -217,10 +221,10 @@ class Rounds:
   def flush(
     self, state: RoundState, participation: RoundParticipation | None = None
   ) -> tuple[RoundState, list[Drift]]:
-    """Sends, exchanges and applies all progress that is not applied yet.
+    """Averages and applies all progress that is not in the outer parameters.
 
-    Without a flush, the last progress of a run would still be in flight, and a
-    method would be judged on old parameters.
+    Without a flush at the end, the last pseudo-gradients of a run would still
+    be in flight, and a method would be judged on old parameters.
 
     Args:
       state: State of all replicas. It stays valid after the call.
@@ -249,13 +253,13 @@ class Rounds:
     return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Sends and applies in windows that have no inner steps.
+    """Sends and applies fragments, without any inner step.
 
     The counter `state.step` stays.
 
     Args:
       state: State of all replicas, whose memory may be reused.
-      windows: Windows whose `num_steps` is 0.
+      windows: The sends and applies, as windows whose `num_steps` is 0.
 
     Returns:
       The state after these windows.
@@ -277,6 +281,9 @@ class Rounds:
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
     """Runs windows one after the other.
 
+    A window is some inner steps, then at most one apply and one send of a
+    fragment.
+
     Args:
       state: State of all replicas, whose memory is reused.
       batches: Batches on their devices, leaves [M, n, ...]; None: the windows
@@ -289,7 +296,8 @@ class Rounds:
 
     Returns:
       The new state, in which only the counter `step` is still the old one; the
-      progress after the last window; a drift for each apply, in order.
+      replicas after the last window, with their metrics; a drift for each
+      apply, in order.
     """
     progress = self._first_progress(
       state.replica, num_steps, participation is not None
@@ -297,6 +305,7 @@ class Rounds:
     shares = participation.windows if participation else [None] * len(windows)
     pairs = list(zip(windows, shares, strict=True))
     if self.runtime.splits_windows:
+      # A window becomes up to three: its inner steps, its apply and its send.
       pairs = [(part, share) for each, share in pairs for part in each.parts]
     fragments = list(state.fragments)
     drifts = []
@@ -327,11 +336,11 @@ class Rounds:
   def _first_progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
   ) -> InnerProgress:
-    """Returns the progress before the first window: no step is taken yet.
+    """Returns the replicas before the first step, with metrics of zeros.
 
     Args:
       replica: State of all replicas.
-      num_steps: Inner steps of all windows of the call, n.
+      num_steps: Number of inner steps to come, n. The metrics are [M, n].
       differs: Whether replicas may take different numbers of steps. If True,
         the counter of steps has an axis [M].
     """
@@ -347,6 +356,8 @@ class Rounds:
     self, window: Window, share: WindowParticipation | None = None
   ) -> WindowKind:
     """Returns the properties for which a window's program is compiled.
+
+    Windows with the same properties run the same program.
 
     Args:
       window: The window.
@@ -389,9 +400,10 @@ class Rounds:
     Args:
       window: The window.
       share: What each replica does in it; None: all do the same.
-      progress: The replicas before the window.
-      batches: Batches of the round, leaves [M, n, ...]; None: there are no
-        inner steps.
+      progress: The replicas before the window, and how many batches they have
+        read.
+      batches: Batches of all windows of the call, leaves [M, n, ...]; None:
+        there are no inner steps.
       fragments: States of all fragments before the window.
     """
     count = self.states.number(window.num_steps)
@@ -417,10 +429,11 @@ class Rounds:
     given: WindowInput,
     fragments: Sequence[FragmentState],
   ) -> tuple:
-    """Runs a window: first the runtime's part, then the window's program.
+    """Runs a window: inner steps, exchange, apply and send.
 
-    A runtime may exchange in a thread and take the inner steps meanwhile. Then
-    the program of the window only applies and sends.
+    The runtime may run the exchange in a thread, and the inner steps meanwhile.
+    Then the program of the window only applies and sends. Otherwise the program
+    does everything.
 
     Args:
       window: The window.
@@ -429,7 +442,7 @@ class Rounds:
       fragments: States of all fragments before the window.
 
     Returns:
-      The progress after the window; the new states of the applied and of the
+      The replicas after the window; the new states of the applied and of the
       sent fragment; the drift of the applied exchange. Each of the last three
       is None if the program has no such result (`WindowProgram.run`).
     """
@@ -460,7 +473,7 @@ class Rounds:
       given: Arguments of the window's program, for all replicas.
 
     Returns:
-      The progress after the steps; without steps, the progress before the
+      The replicas after the steps; without steps, the replicas before the
       window.
     """
     if not kind.has_steps:
@@ -475,15 +488,16 @@ class Rounds:
     """Runs the program of a window.
 
     A program without inner steps gets only the replicas' parameters and
-    corrections. The rest of the progress stays as it is. If the program got the
-    metrics [M, n], it would be compiled again for every n.
+    corrections. Their optimizer states, step counters and metrics stay as they
+    are. If the program got the metrics [M, n], it would be compiled again for
+    every n.
 
     Args:
       kind: The properties for which the program is compiled.
       given: Arguments of the program, for all replicas.
 
     Returns:
-      The progress after the window; the new states of the applied and of the
+      The replicas after the window; the new states of the applied and of the
       sent fragment; the drift of the applied exchange. Each of the last three
       is None if the program has no such result (`WindowProgram.run`).
     """
@@ -530,14 +544,15 @@ class Rounds:
 
   @property
   def _guarded_step(self) -> InnerStep:
-    """The inner step; refuses communication with replicas of other programs.
+    """The inner step, which raises ValueError instead of using a missing axis.
 
-    It raises a ValueError of one line then (`rounds.alone`).
+    If the other replicas are programs of their own, a collective between
+    replicas in the step cannot reach them (`rounds.alone`).
     """
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
-    """Refuses code that communicates with replicas of other programs.
+    """Refuses steps with collectives between replicas of different programs.
 
     The inner and the outer step are traced with shapes alone, so nothing is
     computed or compiled.
@@ -565,13 +580,15 @@ class Rounds:
     jax.eval_shape(step, replica.params, replica.optimizer, batch)
 
   def _program_axes(self, kind: WindowKind) -> tuple[Any, Any]:
-    """Returns the replica axes of a program's arguments and of its results.
-
-    Both are tree prefixes: 0 where leaves have a replica axis, None where all
-    replicas share them.
+    """Returns `in_axes` and `out_axes` of a window's program over replicas.
 
     Args:
       kind: The properties for which the program is compiled.
+
+    Returns:
+      Tree prefixes of the arguments (`WindowInput`) and of the results
+      (`WindowProgram.run`): 0 where leaves have a replica axis, None where all
+      replicas share them.
     """
     per_replica: Any = 0
     # Number of steps, counter and weight of each replica, if they may differ.
@@ -646,9 +663,10 @@ class Rounds:
     """Adds the states and indices of a window's fragments to its arguments.
 
     The oldest pseudo-gradient in flight of the applied fragment becomes the
-    argument `due`. The newer pseudo-gradients in flight stay in the fragment's
-    state only if the window reads them: to measure the same fragment, or to
-    apply after a send.
+    argument `due`, because its mean is applied. The newer pseudo-gradients in
+    flight stay in the fragment's state only if the window reads them. This is
+    so if it also sends the same fragment, or if the window before has sent it
+    at the same step.
 
     Args:
       given: Arguments of the program that have no fragments yet.

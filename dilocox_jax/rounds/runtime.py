@@ -1,6 +1,8 @@
-"""Runtimes dispatch the exchange of a window beside its inner steps.
+"""Runtimes: three ways to run an exchange beside inner steps.
 
-There are three runtimes, each a class in its own file:
+A window is some inner steps, then a send or an apply of a fragment. Its
+exchange averages the fragment that is applied. There are three runtimes, each a
+class in its own file:
 
     in_program        The program of the window also runs the exchange.
     exchange_thread   A second thread runs the exchange.
@@ -23,15 +25,15 @@ Waits = list[tuple[float, float]]
 
 
 class WindowWork(NamedTuple):
-  """Arguments of `Runtime.run`: a window, and what its exchange needs.
+  """Argument of `Runtime.run`: a window, and what its exchange needs.
 
   Attributes:
-    window: The window of the schedule.
+    window: The window: some inner steps, then a send or an apply.
     kind: The properties for which the window's program is compiled.
     given: Arguments of the window's program.
     fragments: States of all fragments before the window.
     take_steps: Function that takes the window's inner steps in a program of
-      their own, and returns the progress after them.
+      their own, and returns the replicas after them.
   """
 
   window: Window
@@ -42,28 +44,36 @@ class WindowWork(NamedTuple):
 
 
 class Runtime(Protocol):
-  """Interface of the objects that dispatch the exchanges of windows."""
+  """Interface of the objects that dispatch exchanges beside inner steps.
+
+  The exchange of a window averages the fragment that the window applies. A
+  window is some inner steps, then a send or an apply of a fragment.
+  """
 
   @property
   def splits_windows(self) -> bool:
-    """Whether the steps, sends and applies of a window are separate programs.
+    """Whether inner steps, sends and applies are separate programs.
 
-    They are separate if the inner steps of a window cannot hide its exchange.
-    Then each of the three is compiled once.
+    Otherwise one program runs all of them in a window. They are separate if the
+    inner steps of a window cannot hide its exchange. Then each of the three is
+    compiled once.
     """
     ...
 
   @property
   def reuses_states(self) -> bool:
-    """Whether programs without inner steps may reuse their arguments' memory.
+    """Whether programs that only send or apply may reuse arguments' memory.
 
-    Programs with inner steps always reuse it.
+    Programs with inner steps always reuse it (`donate_argnums` of `jax.jit`).
     """
     ...
 
   @property
   def waits_for_exchanges(self) -> bool:
-    """Whether the host waits for an exchange before it dispatches its apply."""
+    """Whether the host waits for the end of an exchange.
+
+    If so, it dispatches the program that applies the mean only then.
+    """
     ...
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
@@ -81,28 +91,24 @@ class Runtime(Protocol):
     """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Runs the exchange of a window, or leaves it to the window's program.
+    """Runs the exchange and the inner steps of a window, or nothing.
+
+    If it runs nothing, the window's own program does both.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      Two values: the progress of the inner steps, and the result of the
-      exchange with the aggregator's new state.
-
-      If this call has run the exchange, it has also taken the window's inner
-      steps, and the progress is the one after these steps. If the result is
-      None, nothing was run: the progress is the one before the window, and the
-      window's own program takes the steps and exchanges.
+      If this call has run both: the replicas after the inner steps, and the
+      result of the exchange with the aggregator's new state. Otherwise: the
+      replicas before the window, and None.
     """
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns the spans in which inner steps waited for exchanges.
-
-    In these spans the inner steps had ended, but the exchange beside them had
-    not.
+    """Returns when inner steps had ended, but the exchange beside them had not.
 
     Returns:
-      The spans since the last call. None if the runtime cannot know them.
+      Pairs (begin, end) since the last call, in seconds on the clock of
+      `time.perf_counter`. None if the runtime cannot know them.
     """

@@ -1,9 +1,11 @@
-"""Computes the fingerprint of a shared state on the devices that hold it.
+"""Computes the fingerprint of a state on its devices.
 
-`reference.fingerprint` says what a fingerprint is. The devices multiply the
-values of each chunk (4,096 values) by random signs and add them up to 32 sums.
-The host adds up the chunks in float64. So only one number for 128 values moves
-to the host, and the order in which a device adds has little influence.
+A fingerprint is a few random sums of the state that all replicas share. By
+these sums replicas find out whether they still agree (`reference.fingerprint`).
+The devices multiply the values of each chunk (4,096 values) by random signs and
+add them up to 32 sums. The host adds up the chunks in float64. So only one
+number for 128 values moves to the host, and the order in which a device adds
+has little influence.
 """
 
 import functools
@@ -41,10 +43,11 @@ def dispatch_fingerprint(
   """Lets the devices compute the fingerprint of a fragment's shared state.
 
   Args:
-    leaves: The leaves of the state. The host reads leaves of integers as a
-      whole: they are few and small, e.g. a count of steps.
-    signs: The random signs of the event, float32 [2^20], on all devices of the
-      replica.
+    leaves: The leaves of the state. The devices add up leaves of floats. The
+      host reads leaves of integers as a whole, which are few and small, e.g. a
+      count of steps.
+    signs: Random signs, float32 [2^20], on all devices of the replica. All
+      replicas take the same ones.
 
   Returns:
     A function that waits for the devices, and returns the fingerprint. It
@@ -79,7 +82,7 @@ def _chunk_sums_program(sharding: Sharding) -> Callable:
   """Returns the jitted `_chunk_sums`.
 
   Args:
-    sharding: Sharding of the results: every device has them as a whole.
+    sharding: Sharding of the results, by which every device gets all of them.
   """
   return jax.jit(_chunk_sums, out_shardings=sharding)
 
@@ -90,17 +93,30 @@ def _chunk_sums(
   """Returns the sums of all chunks, leaf by leaf.
 
   Args:
-    leaves: Arrays of floats. A leaf has B blocks of C chunks.
+    leaves: Arrays of floats.
     signs: Random signs, float32 [2^20].
 
   Returns:
-    For each leaf, the sums with random signs [B, C, 32], and the sums of
-    squares [B, C].
+    The result of `_sums_of_leaf` for each leaf.
   """
   return [_sums_of_leaf(leaf, signs) for leaf in leaves]
 
 
 def _sums_of_leaf(leaf: Array, signs: Array) -> tuple[Array, Array]:
+  """Returns the sums of the chunks of one leaf.
+
+  The leaf is flattened and divided into B blocks of 2^20 values, and a block
+  into C chunks of 4,096 values. The last block is filled up with zeros, but a
+  leaf of a single block only to whole chunks.
+
+  Args:
+    leaf: Array of floats.
+    signs: Random signs of the values of a block, float32 [2^20].
+
+  Returns:
+    The sums of the values with their signs [B, C, 32], and the sums of squares
+    [B, C].
+  """
   blocks = num_blocks(leaf.size)
   values_of_block = BLOCK_VALUES
   if blocks == 1:

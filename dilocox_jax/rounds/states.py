@@ -1,8 +1,9 @@
-"""The training state of all replicas: how it begins, changes and ends.
+"""Makes and changes the training state of all replicas.
 
-Every fragment has a state of its own. So the program of a window can get the
-states of its fragments alone, and the states of the other fragments may lie in
-the host's memory meanwhile.
+Every fragment (a part of the parameters) has an outer state of its own. So a
+program that sends or applies one fragment gets the state of this fragment
+alone, and the states of the other fragments may lie in the host's memory
+meanwhile.
 """
 
 import dataclasses
@@ -33,11 +34,12 @@ from dilocox_jax.trees import Array, Index, Tree, has_values, shardings_of
 
 
 class RoundState(NamedTuple):
-  """The whole training state of all replicas between two windows.
+  """The whole training state of all replicas.
 
   Attributes:
     replica: Parameters and inner optimizer states, leaves [M, ...].
-    fragments: State of every fragment, P of them.
+    fragments: Outer state of every fragment (part of the parameters), P of
+      them.
     step: Inner steps of the schedule that are done (int32 scalar).
   """
 
@@ -54,7 +56,8 @@ class RoundStates:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of the parameters.
     replicas: Number of replicas, and their devices.
-    outer_memory: Memory of the fragments' states, "device" or "pinned_host".
+    outer_memory: Where the fragments' states are kept between their sends and
+      applies: "device", or "pinned_host", the memory of the host.
   """
 
   outer: OuterStep
@@ -106,7 +109,7 @@ class RoundStates:
     return RoundState(replica, tuple(fragments), self.number(0))
 
   def check_outer(self, params: Tree) -> None:
-    """Refuses an outer step that communicates with replicas of other programs.
+    """Refuses an outer step with collectives between separate programs.
 
     The outer step is traced with shapes alone, so nothing is computed or
     compiled.
@@ -159,11 +162,11 @@ class RoundStates:
     return jax.tree.map(self.replicas.copies, state)
 
   def _jitted(self, function: Callable, *args: Any) -> Callable:
-    """Compiles a function whose result is a part of the state.
+    """Jits a function whose result is a part of the state.
 
     Args:
-      function: Returns a `ReplicaState` or a `FragmentState`, which the program
-        puts where `shardings` says.
+      function: Returns a `ReplicaState` or a `FragmentState`. The jitted
+        function divides it among the devices as `shardings` says.
       *args: Arguments of the function, of which only the shapes are read.
 
     Returns:
@@ -174,11 +177,15 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def _first_fragment(self, group: int) -> Callable:
-    """Returns a function (parameters, index) -> first state of a fragment.
+    """Returns a function that makes the first state of a fragment.
 
     Args:
       group: Number of the group of fragments with equal shapes to which the
         fragment belongs (`outer.fragment_view`).
+
+    Returns:
+      Function (parameters, index of the fragment in its group) -> first state
+      of the fragment, for all replicas.
     """
 
     def first(params: Tree, index: Any) -> FragmentState:
@@ -188,10 +195,13 @@ class RoundStates:
     return first
 
   def shardings(self, part: Any) -> Any:
-    """Returns the shardings of a part of the state.
+    """Returns how a part of the state is divided among the devices.
 
     Args:
       part: A `ReplicaState` or a `FragmentState`, or their shapes.
+
+    Returns:
+      A tree like `part` with a sharding for each leaf.
     """
     is_replica = isinstance(part, ReplicaState)
     axes = self.axes.replica if is_replica else self.outer.axes
@@ -256,14 +266,16 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - P small arrays.
   def index(self, fragment: int) -> Any:
-    """Returns the number that tells a fragment from others of its group.
+    """Puts the index of a fragment in its group on all devices.
+
+    Fragments of equal shapes are a group, and share one program. The index says
+    which slice or which layers the program has to take.
 
     Args:
       fragment: Number of the fragment.
 
     Returns:
-      The index (`FragmentView.index`), on all devices. None if the fragment is
-      alone in its group.
+      The result of `FragmentView.index` as arrays on all devices, or None.
     """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
@@ -319,8 +331,10 @@ class RoundStates:
 
   @functools.cached_property
   def _joined(self):
-    """The jitted program (parameters, fragments) -> parameters to keep.
+    """The jitted program that joins the outer parameters of all fragments.
 
+    It takes the parameters [M, ...] and the states of all fragments. If the
+    outer optimizer keeps an average of its parameters, it returns this average.
     The results have leaves [...] if all replicas share the outer parameters,
     and leaves [M, ...] if each replica has its own.
     """
@@ -332,19 +346,21 @@ class RoundStates:
 
   @functools.cached_property
   def adopted(self):
-    """The jitted program (parameters, fragments) -> new parameters [M, ...].
+    """The jitted program that gives each replica the outer parameters.
 
-    Each replica gets the outer parameters as its own parameters.
+    It takes the parameters [M, ...] and the states of all fragments, and
+    returns new parameters [M, ...].
     """
     return self._joining(lambda fragment: fragment.params, 0)
 
   def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
-    """Returns the jitted program (parameters, fragments) -> one whole tree.
+    """Returns a jitted program that joins a part of each fragment's state.
 
     The program takes the parameters [M, ...] and the states of all fragments.
+    It returns a tree like the model's parameters.
 
     Args:
-      part: Function from a fragment's state to its part of the tree.
+      part: Function from a fragment's state to its part of this tree.
       out: 0: the leaves of the tree have a replica axis [M] in front. None: all
         replicas have the same tree, which has no such axis.
     """
@@ -361,12 +377,12 @@ class RoundStates:
   ) -> RoundState:
     """Lets replicas begin again from the outer parameters, as new ones would.
 
-    They get a copy of the source replica's inner optimizer state, no residual,
-    and zeros for every pseudo-gradient in flight.
+    They get a copy of another replica's inner optimizer state, no residual of
+    error feedback, and zeros for every pseudo-gradient in flight.
 
     Args:
       state: State of all replicas, whose memory is reused.
-      returning: Indices of the replicas that begin.
+      returning: Indices of the replicas that begin again.
       source_replica: Index of the replica whose optimizer state is copied.
 
     Returns:
@@ -381,17 +397,17 @@ class RoundStates:
   def _rejoin(
     self, state: RoundState, begins: Array, source_replica: Index
   ) -> RoundState:
-    """Gives the replicas that rejoin the values of a first state.
+    """Does the work of `rejoin`, as a function that can be compiled.
 
     Only leaves with an axis [M] change; all replicas share the other leaves.
 
     Args:
       state: State of all replicas.
-      begins: Whether each replica begins, booleans [M].
+      begins: Whether each replica begins again, booleans [M].
       source_replica: Index of the replica whose optimizer state is copied.
 
     Returns:
-      The state in which these replicas begin anew.
+      The state in which these replicas begin again.
     """
     source_optimizer = jax.tree.map(
       lambda leaf: leaf[source_replica], state.replica.optimizer
@@ -410,6 +426,8 @@ class RoundStates:
       step=state.step,
     )
 
+    # `choose` takes the new values of the replicas that begin again. `begins`
+    # [M] gets as many axes as the leaf [M, ...].
     def choose(old: Array, new: Array) -> Array:
       other_axes = tuple(range(1, old.ndim))
       return jnp.where(jnp.expand_dims(begins, other_axes), new, old)
@@ -428,6 +446,8 @@ class RoundStates:
   ) -> RoundState:
     """Moves learning-rate schedules on by the steps that a replica missed.
 
+    So all replicas have the same learning rate again.
+
     Args:
       state: State of all replicas, whose memory is reused.
       num_steps: Number of inner steps by which the run has gone on.
@@ -445,11 +465,11 @@ class RoundStates:
 
   @functools.cached_property
   def _advance(self):
-    """The jitted program (replica, taken, num_steps) -> replica.
+    """The jitted program that moves the counters of learning-rate schedules on.
 
-    It moves the counters in the inner optimizer's state on by `num_steps -
-    taken`, as if a replica that took `taken` steps [M] had taken all
-    `num_steps` steps.
+    It is a function (replica, taken, num_steps) -> replica. A replica that took
+    `taken` steps gets the counters of one that took all `num_steps` steps.
+    `taken` has an entry for each replica, [M].
     """
 
     def replica_program(replica: ReplicaState, taken: Index, num_steps: Index):
@@ -462,16 +482,17 @@ class RoundStates:
 
 
 def _arrived_alone(leaving: Tree) -> Tree:
-  """Returns the reply of a store to which this replica alone has sent.
+  """Returns what an exchange would receive if no other replica had sent.
 
   Args:
-    leaving: What the exchange yields to be sent. An exchange through a store
-      yields an `EncodedMessage` and whether its values are finite; any other
-      exchange may yield any tree.
+    leaving: What the exchange yields to be sent. An exchange through a mailbox
+      (a folder or a bucket) yields an `EncodedMessage` and whether its values
+      are finite. Any other exchange may yield any tree.
 
   Returns:
-    The arrays with an axis of one replica in front, the weights [1], and
-    whether this replica's message counts. Any other tree comes back as it is.
+    For a mailbox: the arrays with an axis of one replica in front, the weights
+    [1], and whether this replica's message counts. Any other tree comes back as
+    it is.
   """
   if not isinstance(leaving, tuple):
     return leaving
@@ -484,7 +505,7 @@ def _arrived_alone(leaving: Tree) -> Tree:
 
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
-  """Returns the means over all replicas.
+  """Returns the mean of each leaf over all replicas.
 
   Args:
     tree: Tree with leaves [M, ...].

@@ -1,17 +1,18 @@
-"""One window of a schedule, for one replica: inner steps, then their events.
+"""Runs one window for one replica: inner steps, then a send and an apply.
 
 The host goes from window to window (`rounds`). In a window a replica
 
   1. takes inner steps,
   2. measures the pseudo-gradient of the fragment that is sent,
-  3. applies the mean of the fragment whose oldest pseudo-gradient in flight is
-     *due*, which means that the schedule applies it in this window,
-  4. keeps the new pseudo-gradient in flight.
+  3. applies the mean of the pseudo-gradient that is *due*: the oldest one in
+     flight of the fragment that the schedule applies in this window,
+  4. keeps the new pseudo-gradient in flight, until it is due itself.
 
-The due pseudo-gradient is exchanged while the inner steps run. The steps are
-divided into stretches, one for each message of the exchange. A message leaves
-before its stretch and arrives after it. The loop over the steps and the message
-have no data in common, so the compiler may run them side by side.
+The due pseudo-gradient is averaged over replicas while the inner steps run. The
+steps are divided into stretches, one for each message of this exchange. A
+message leaves before its stretch and arrives after it. The loop over the steps
+and the message have no data in common, so the compiler may run them side by
+side.
 
 For example, take H = 4 steps a round, P = 1 fragment and a delay of tau = 4
 steps. In the second round, the pseudo-gradient of step 4 is exchanged while
@@ -45,7 +46,7 @@ INNER_STEPS = "inner_steps"
 
 
 class ReplicaState(NamedTuple):
-  """State of one replica, except the states of its fragments.
+  """Parameters and inner optimizer of one replica, without any outer state.
 
   Attributes:
     params: Parameters of the replica.
@@ -72,12 +73,12 @@ class StepMetrics(NamedTuple):
 
 
 class InnerProgress(NamedTuple):
-  """The values that inner steps change.
+  """A replica between two inner steps: everything that inner steps change.
 
   Attributes:
     replica: Parameters and inner optimizer of the replica.
-    step: Number of inner steps taken since the first batch of
-      `WindowInput.batches`. It is the index of the next batch.
+    step: Number of batches of `WindowInput.batches` that are read, which is
+      also the index of the next batch (int32 scalar).
     metrics: Metrics of these steps, and zeros for the steps to come.
   """
 
@@ -97,17 +98,20 @@ RunSteps = Callable[[InnerProgress, Index], InnerProgress]
 class WindowKind:
   """The properties of a window for which its program is compiled.
 
-  Windows of one kind run the same compiled program. Everything else, such as
-  the number of inner steps, is data of the program.
+  A window is some inner steps, then at most one apply and one send of a
+  fragment. Windows of one kind run the same compiled program. Everything else,
+  such as the number of inner steps, is data of the program.
 
   Attributes:
-    applied_group: Group (`outer.fragment_view`) of the fragment that is
-      applied; None if no fragment is.
-    sent_group: Group of the fragment that is sent; None if no fragment is.
+    applied_group: Number of the group of the fragment that is applied; None if
+      no fragment is. Fragments of a group have equal shapes
+      (`outer.fragment_view`).
+    sent_group: Number of the group of the fragment that is sent; None if no
+      fragment is.
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
-    follows_send: Whether the applied fragment was sent on the same step by the
-      window before (`plan.schedule.sync_schedule.Window`).
+    follows_send: Whether the window before this one sent the fragment that is
+      applied, with no inner step in between.
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether the replicas may take different numbers of steps and have
@@ -124,7 +128,10 @@ class WindowKind:
 
 
 class WindowInput(NamedTuple):
-  """The arguments of a window's program, for one replica.
+  """The arguments of the program of a window, for one replica.
+
+  A window is some inner steps, then at most one apply and one send of a
+  fragment.
 
   Attributes:
     progress: The replica before the window.
@@ -161,7 +168,7 @@ class WindowInput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WindowProgram:
-  """Runs a window of one replica.
+  """Runs a window of one replica: inner steps, then an apply and a send.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -169,7 +176,7 @@ class WindowProgram:
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
       state, (loss, gradient norm)). If there are frozen parameters, it also
       has a keyword argument `frozen`.
-    kind: Which events the window has, and whether it has steps.
+    kind: Whether the window has inner steps, and what it applies and sends.
   """
 
   outer: OuterStep
@@ -179,7 +186,7 @@ class WindowProgram:
 
   @property
   def _exchanges_at_once(self) -> bool:
-    """Whether the window measures, exchanges and applies at once (tau = 0)."""
+    """Whether a pseudo-gradient is averaged and applied at once (tau = 0)."""
     return self.kind.is_same and not self.outer.method.schedule.depth
 
   def run(
@@ -187,13 +194,13 @@ class WindowProgram:
   ) -> tuple[
     InnerProgress, FragmentState | None, FragmentState | None, Drift | None
   ]:
-    """Runs the inner steps and the events of the window.
+    """Runs the inner steps, the apply and the send of the window.
 
     Args:
       given: The replica, its batches, and the states of the fragments.
 
     Returns:
-      The progress after the window; the new states of the fragments
+      The replica after the window; the new states of the fragments
       `given.applied` and `given.sent`, each None where the argument is None;
       the drift of the exchange that was applied, None if none was.
     """
@@ -213,25 +220,25 @@ class WindowProgram:
 
   @property
   def _applied_group(self) -> int:
-    """Group of the fragment that is applied."""
+    """Number of the group of fragments to which the applied one belongs."""
     assert self.kind.applied_group is not None, "nothing is applied"
     return self.kind.applied_group
 
   def _steps_and_exchange(
     self, given: WindowInput
   ) -> tuple[InnerProgress, Arrived | None]:
-    """Takes the inner steps, and exchanges `given.due` while they run.
+    """Takes the inner steps, and averages `given.due` over replicas meanwhile.
 
     Without inner steps the exchange runs by itself. Nothing is exchanged here
-    in two cases: another program has exchanged already, or the window measures
-    what it applies (tau = 0), and exchanges after that.
+    in two cases: another program has exchanged already (`given.arrived`), or
+    tau is 0, and the pseudo-gradient will be measured only after the steps.
 
     Args:
       given: Arguments of the window's program.
 
     Returns:
-      The progress after the steps, and the result of the exchange with the
-      aggregator's new state; None if there is no result yet.
+      The replica after the steps; the result of the exchange with the
+      aggregator's new state, or None if there is no result yet.
     """
     run_steps = self._run_steps(given.batches, given.frozen)
     must_exchange = (
@@ -258,13 +265,14 @@ class WindowProgram:
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
     """Returns the function that takes the inner steps of the window.
 
-    If the window has no inner steps, the function returns the progress
-    unchanged.
-
     Args:
       batches: Batches of the round, leaves [n, ...]; None: there are no steps.
       frozen: Parameters that inner steps read but do not train; None: there are
         none.
+
+    Returns:
+      Function (replica, number of steps) -> replica after the steps. If the
+      window has no inner steps, it returns its first argument.
     """
     if not self.kind.has_steps:
       return lambda progress, count: progress
@@ -273,7 +281,7 @@ class WindowProgram:
   def _apply(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies a fragment that is not sent in this window.
+    """Applies the mean of a fragment that is not sent in this window.
 
     Args:
       replica: The replica after the inner steps.
@@ -301,17 +309,21 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Measures a fragment, applies a result to it, and sends the measurement.
+    """Applies and sends the same fragment.
+
+    The new pseudo-gradient is measured first. Then the mean of an earlier one
+    is applied. Then the new one is in flight. Exception: with tau = 0 the new
+    one is averaged and applied itself.
 
     Args:
       replica: The replica after the inner steps.
       given: Arguments of the window's program.
       arrived: Result of the exchange of `given.due`, and the aggregator's new
-        state. None with tau = 0: the new measurement is exchanged and applied
-        at once.
+        state. None if tau is 0.
 
     Returns:
-      The replica and the state of the fragment after both, and the drift.
+      The replica and the state of the fragment after both; the drift of the
+      exchange.
     """
     group = self._applied_group
     index = given.indices[0]
@@ -338,9 +350,10 @@ class WindowProgram:
     inner: Tree,
     result: ExchangeResult,
   ) -> ReplicaState:
-    """Returns the replica with new values of the fragment that was applied.
+    """Puts the new parameters of the applied fragment into the replica.
 
-    Its correction, if the rule has one, is renewed from the result.
+    If the rule has a correction, the correction of the fragment is computed
+    anew.
 
     Args:
       replica: The replica before the apply.
@@ -361,7 +374,7 @@ class WindowProgram:
   def _send(
     self, replica: ReplicaState, state: FragmentState, index: Any
   ) -> tuple[ReplicaState, FragmentState]:
-    """Measures a fragment, whose pseudo-gradient is in flight from now on.
+    """Measures the pseudo-gradient of a fragment, and puts it in flight.
 
     Args:
       replica: The replica after the inner steps and the apply.
@@ -389,11 +402,10 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns what a send does in the place of an apply.
+    """Returns the function that a send without an apply calls in its place.
 
-    If earlier pseudo-gradients of the fragment are in flight, the returned
-    function applies nothing. At the first send it applies a result of zeros
-    under a rule that applies at the first send, and nothing under other rules
+    The function applies nothing, with one exception: at the first send, under a
+    rule that applies at the first send, it applies a mean of zeros
     (`events.apply_nothing_yet`).
 
     Args:
@@ -405,7 +417,7 @@ class WindowProgram:
 
 
 def with_frozen(function: Callable, frozen: Tree | None) -> Callable:
-  """Returns a function with its keyword argument `frozen` filled in.
+  """Fills in the keyword argument `frozen` of a function.
 
   Args:
     function: An inner step, a gradient or a loss.
@@ -418,16 +430,17 @@ def with_frozen(function: Callable, frozen: Tree | None) -> Callable:
 
 
 def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
-  """Makes a function that takes a number of inner steps.
+  """Makes a function that takes a given number of inner steps.
 
   Args:
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
       state, (loss, gradient norm)).
-    batches: Batches of one replica, leaves [n, ...]. The function takes batch
-      `progress.step` for the next step.
+    batches: Batches of one replica, leaves [n, ...]. The next step takes the
+      batch with the index `InnerProgress.step`.
 
   Returns:
-    Function (progress, count) -> progress after `count` more inner steps.
+    Function (progress, count) -> progress. Both are `InnerProgress`, before and
+    after `count` inner steps.
   """
 
   def body(_, progress: InnerProgress) -> InnerProgress:
@@ -462,11 +475,12 @@ def exchange_behind_steps(
   num_steps: Index,
   weight: Scalar | None = None,
 ) -> tuple[Any, Arrived]:
-  """Exchanges while inner steps run, with a stretch of steps for each message.
+  """Averages a pseudo-gradient over replicas while inner steps run.
 
-  With a codec of low rank, for example: send the left factor, run some steps,
-  receive the mean of the left factors, make it orthonormal, send the right
-  factor, run the other steps, receive the mean of the right factors.
+  The steps are divided among the messages of the exchange. With a codec of low
+  rank, for example: send the left factor, run some steps, receive the mean of
+  the left factors, make it orthonormal, send the right factor, run the other
+  steps, receive the mean of the right factors.
 
   Left to itself, the compiler may end a transfer before the loop over the
   steps, or start it after the loop. Two barriers prevent this. The first one
@@ -476,8 +490,9 @@ def exchange_behind_steps(
 
   Args:
     outer: Exchanges pseudo-gradients.
-    run_steps: Function (progress, count) -> progress.
-    progress: Progress of the inner steps, a NamedTuple with their counter
+    run_steps: Function (progress, count) -> progress, which takes `count` inner
+      steps.
+    progress: The replica before the steps, a NamedTuple with their counter
       `step` (`InnerProgress`).
     state: State of the fragment.
     pseudo_gradient: This replica's pseudo-gradient of the fragment.
@@ -486,12 +501,12 @@ def exchange_behind_steps(
       have the same.
 
   Returns:
-    The progress after the steps, and the result of the exchange with the
+    The replica after the steps, and the result of the exchange with the
     aggregator's new state.
 
   Raises:
-    ValueError: If the exchange ends in fewer turns than the aggregator's
-      `stretch_ends` has.
+    ValueError: If the exchange has fewer turns (messages that wait for each
+      other) than the aggregator's `stretch_ends` says.
   """
   ends: tuple[int, ...] = (PARTS,)  # All steps hide the first turn.
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:

@@ -29,9 +29,9 @@ class Lora:
   Attributes:
     rank: R, the number of columns of a and of rows of b; 0: no adapters, and
       all parameters are trained.
-    alpha: The scale of the adapters, times the rank.
-    products: The products of a layer that have adapters, joined by commas:
-      query, key, value, output, gate, up, down.
+    alpha: alpha in the formula. The adapters are scaled by alpha / rank.
+    products: Names of the matrix products of a layer that have adapters, joined
+      by commas: query, key, value, output, gate, up, down.
   """
 
   # R, columns of a and rows of b; 0: no adapters, all parameters are trained.
@@ -50,7 +50,7 @@ class Lora:
 
   @property
   def scale(self) -> float:
-    """Factor alpha / rank of the product of an adapter's two matrices."""
+    """Factor alpha / rank by which the adapters are scaled; needs rank > 0."""
     return self.alpha / self.rank
 
   @property

@@ -9,9 +9,9 @@ largest dimension (`Division.leaf_specs`, `largest_dimension_spec`).
 
 For example, with 2 data shards and 2 stages a kernel of 4 layers [4, 128, 344]
 is divided into [2, 64, 344] on each of the 4 devices: layers by stage, rows by
-data shard. If stages do not keep their layers, the spec (_WHOLE, _ALL, _WHOLE)
-is used. It divides the rows among all 4 devices, so each device holds
-[4, 32, 344].
+data shard. If a stage does not keep the layers that it computes, the spec
+(_WHOLE, _ALL, _WHOLE) is used. It divides the rows among all 4 devices, so each
+device holds [4, 32, 344].
 """
 
 import dataclasses
@@ -38,16 +38,16 @@ _WHOLE = ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
 _BY_LAYER = (STAGE_AXIS, DATA_AXIS, TENSOR_AXIS)
 
-# Leaves with fewer values are not divided along their largest dimension if they
-# are vectors. Collecting them would cost more time than they cost memory.
+# Vectors with fewer values are not divided (`Division.largest_dimension_spec`).
+# The time to collect their parts would cost more than the memory they take.
 _SMALLEST_DIVIDED_VECTOR = 65_536
 # In arrays of this many dimensions or more, the first one may count layers.
 _NUM_DIMENSIONS_OF_STACK = 3
 
 # Specs of the last dimensions of a leaf, the best one first. `Division` takes
 # the first spec for which all sizes are divisible. If there is none, every
-# device keeps the whole leaf. Specs that put layers on stages come first. They
-# are skipped if stages do not keep their layers.
+# device keeps the whole leaf. Specs that begin with `_STAGE` divide the layers
+# among the stages. They are skipped if `Division.layers_on_stages` is False.
 _MATRICES = (
   (_STAGE, _DATA, _WHOLE),
   (_STAGE, _WHOLE, _DATA),
@@ -82,8 +82,8 @@ _FROM_TENSOR_SHARDS = (
   (_WHOLE, _TENSOR, _WHOLE),
   *_MATRICES,
 )
-# A table has a row or a column for every token. Data shards divide the tokens
-# if they can (`Division.divided_tables`).
+# A table has a row or a column for every token of the vocabulary. Data shards
+# divide the tokens if their number is divisible (`Division.divided_tables`).
 _TABLE = (
   ((*_ALL, TENSOR_AXIS), _WHOLE),
   (_ALL, _WHOLE),
@@ -117,13 +117,17 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   (r"", _TABLE),
 )
 
-# Leaves with a part for every token of the vocabulary, and its dimension.
+# Leaves with a row or column for every token of the vocabulary, and the number
+# of the dimension that counts the tokens.
 _TOKEN_DIMENSIONS = {"embed/embedding": 0, "head/kernel": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-  """The division of a replica among its devices.
+  """The division of a replica's arrays among its devices.
+
+  A "spec" has an entry for each dimension of an array: the names of the mesh
+  axes ("data", "stage", "tensor") that divide this dimension.
 
   Attributes:
     num_data_shards: Number of parts into which a stage divides a batch. Each
@@ -135,8 +139,8 @@ class Division:
     num_tensor_shards: Number of devices that share the matrix products of a
       layer. All of them read the same rows of a batch.
     leaf_specs: Path and spec of every parameter of a model that is not a
-      decoder. None: the model is a decoder, and the table `_RULES` has its
-      leaves.
+      decoder of this package. None: the model is such a decoder, and its specs
+      follow from the names of its leaves.
   """
 
   num_data_shards: int = limited(1, at_least=1)
@@ -156,7 +160,10 @@ class Division:
 
   @property
   def sizes(self) -> dict[str, int]:
-    """Number of shards along each mesh axis of a replica, outermost first."""
+    """Number of shards along the mesh axes "data", "stage" and "tensor".
+
+    This is the order of the axes in the mesh, outermost first.
+    """
     return {
       DATA_AXIS: self.num_data_shards,
       STAGE_AXIS: self.num_stages,
@@ -166,11 +173,17 @@ class Division:
   def spec(self, path: str, shape: tuple[int, ...]) -> Spec:
     """Returns the mesh axes that divide each dimension of a leaf.
 
+    The leaf is a parameter, or belongs to one as an optimizer's moment does.
+
     Args:
       path: Keys of the leaf, joined by "/". The path may have more keys in
-        front than the model's leaf, such as the name of an optimizer's moment.
+        front than that of the parameter, such as the name of a moment.
       shape: Shape of the leaf in one replica. It may have more dimensions in
-        front than the model's leaf; they are not divided.
+        front than the parameter. These are not divided.
+
+    Returns:
+      One entry for each dimension of `shape`: the names of the mesh axes that
+      divide it, () if none does.
     """
     if self.leaf_specs is not None:
       return self._spec_like_parameter(path, shape)
@@ -187,11 +200,12 @@ class Division:
   def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:
     """Returns the spec of a leaf that belongs to a parameter of a user's model.
 
-    The leaf may be the parameter, a moment of an optimizer or a residual, whose
-    path has more keys in front. Example: the leaf "inner/0/mu/up/kernel" has
-    the spec of the parameter "up/kernel". Two kinds of leaves have the spec of
-    `largest_dimension_spec` instead: a leaf that belongs to no parameter, and a
-    leaf whose shape the parameter's spec does not divide evenly.
+    The leaf may be the parameter itself, or a moment of an optimizer or a
+    residual, whose path has more keys in front. Example: the leaf
+    "inner/0/mu/up/kernel" has the spec of the parameter "up/kernel". Two kinds
+    of leaves have the spec of `largest_dimension_spec` instead: a leaf that
+    belongs to no parameter, and a leaf whose shape the parameter's spec does
+    not divide evenly.
 
     Args:
       path: Keys of the leaf, joined by "/".
@@ -211,18 +225,22 @@ class Division:
   def largest_dimension_spec(self, shape: tuple[int, ...]) -> Spec:
     """Returns a spec that divides the largest dimension among all data shards.
 
-    The largest dimension that the number of data shards divides evenly is
-    taken. If an array has three or more dimensions, the first one is divided
-    only if no other can be, because it may count layers: a device that collects
-    one layer at a time needs a part of every layer. Vectors are divided only if
-    they are long. A leaf without such a dimension is kept whole by every
-    device.
+    The largest dimension whose size the number of data shards divides evenly is
+    taken. Example: with 4 data shards, [6, 64, 256] is divided along its last
+    dimension, and [6, 64, 250] along its second one. Exceptions:
 
-    Example: with 4 data shards [6, 64, 256] is divided along its last
-    dimension, and [6, 64, 250] along its second one.
+    - If an array has three or more dimensions, the first one is divided only if
+      no other can be, because it may count layers: a device that collects one
+      layer at a time needs a part of every layer.
+    - A vector is divided only if it has 65,536 values or more.
+    - If no dimension is divisible, every device keeps the whole leaf.
 
     Args:
       shape: Shape of the leaf in one replica.
+
+    Returns:
+      One entry for each dimension: ("data",) for the divided one, () for the
+      others.
     """
     whole = (_WHOLE,) * len(shape)
     if len(shape) <= 1 and math.prod(shape) < _SMALLEST_DIVIDED_VECTOR:
@@ -245,13 +263,17 @@ class Division:
   ) -> Spec:
     """Returns the first spec that divides a shape evenly.
 
+    A spec is skipped if it divides layers among stages that do not keep their
+    layers, or if it names the tensor shards and there is only one.
+
     Args:
-      specs: Specs of the last dimensions.
+      specs: Specs of the last dimensions of the leaf. More dimensions in front
+        are not divided.
       shape: Shape of the leaf.
 
     Returns:
-      The mesh axes of each dimension. If no spec divides the shape evenly, the
-      result divides no dimension.
+      The mesh axes of each dimension of `shape`. If no spec divides the shape
+      evenly, the result divides no dimension.
     """
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE
@@ -267,14 +289,19 @@ class Division:
     return (_WHOLE,) * len(shape)
 
   def divided_tables(self, shape: ModelShape) -> frozenset[str]:
-    """Returns the paths of tables whose tokens are divided among data shards.
+    """Returns the embedding and the head, if data shards divide their tokens.
 
-    Each data shard has the rows, or for the head the columns, of some tokens of
-    the vocabulary. The shards compute the products of such a table together
-    (`inner.vocabulary`), so no device needs the whole table.
+    Each data shard then has the rows of the embedding, or the columns of the
+    head, of some tokens of the vocabulary. The shards compute the products of
+    such a table together (`inner.vocabulary`), so no device needs the whole
+    table.
 
     Args:
       shape: Sizes of the model.
+
+    Returns:
+      Paths of the tables that are divided in this way: "embed/embedding",
+      "head/kernel", both or none.
     """
     if self.num_data_shards == 1:
       return frozenset()
@@ -291,17 +318,18 @@ class Division:
     """Returns whether a spec divides all dimensions of a shape evenly.
 
     Args:
-      spec: Mesh axes that divide each dimension; empty if none does.
-      shape: Sizes of the same dimensions.
+      spec: One entry for each dimension: the names of the mesh axes that divide
+        it, () if none does.
+      shape: Sizes of the dimensions.
     """
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 
   def num_shards(self, axes: tuple[str, ...]) -> int:
-    """Returns into how many shards a dimension is divided.
+    """Returns into how many parts some mesh axes together divide a dimension.
 
     Args:
-      axes: The mesh axes that divide the dimension.
+      axes: Names of the mesh axes that divide the dimension.
     """
     return math.prod(self.sizes[axis] for axis in axes)
 
@@ -320,7 +348,7 @@ class Division:
   def flat_spec(self, shape: tuple[int, ...]) -> Spec | None:
     """Returns a spec that divides an array evenly among a replica's devices.
 
-    The best of these divisions for which the sizes are divisible is taken:
+    The first of these divisions for which all sizes are divisible is taken:
 
     1. Stages divide the layers, data shards the second dimension and tensor
     shards the third.
@@ -332,7 +360,8 @@ class Division:
       shape: Shape of an array whose first dimension counts layers.
 
     Returns:
-      The mesh axes of each dimension, or None if no dimension is divisible.
+      The mesh axes of each dimension, or None if none of these divisions is
+      possible.
     """
     others = (_WHOLE,) * (len(shape) - 1)
     specs: list[Spec] = []
@@ -378,8 +407,8 @@ class StageLayers:
     """Indices of the layers of each stage, [S, K] int32.
 
     K is the number of layers of the longest stage. In a shorter stage the last
-    entry is `num_layers`, which is not a layer. The example of the class has
-    the table [[0, 1, 2], [3, 4, 5]].
+    entry is `num_layers`, which is not a layer. For example, five layers (0 to
+    4) and two stages have the table [[0, 1, 2], [3, 4, 5]].
     """
     parts = np.array_split(np.arange(self.num_layers), self.num_stages)
     table = np.full((len(parts), len(parts[0])), self.num_layers, np.int32)
@@ -395,7 +424,11 @@ class StageLayers:
 
   @property
   def rows(self) -> np.ndarray:
-    """Index of each layer in the flattened `table`, [num_layers] int32."""
+    """Index of each layer in the flattened `table`, [num_layers] int32.
+
+    For example, four layers and three stages have the table [[0, 1], [2, 4],
+    [3, 4]], in which 4 is no layer. So the rows are 0, 1, 2 and 4.
+    """
     return np.flatnonzero(self.table < self.num_layers).astype(np.int32)
 
   @property

@@ -1,20 +1,21 @@
-"""Fragments: parts of the parameter tree that are sent together.
+"""Divides the parameter tree into fragments: parts that are sent together.
 
 A model's blocks are stacked: every leaf under "blocks" has a leading layer
-axis. Fragment 0 has all other leaves (embedding, final norm, head). Fragments 1
-to P - 1 divide the layers. With P = 1 the whole tree is fragment 0. The layers
-of a fragment are a row of a table (`Fragments.layer_table`). So a compiled
-program chooses a fragment by its index, and does not grow with P.
+axis. With P = 1 the whole tree is fragment 0. With more fragments there are
+three ways to divide the tree:
 
-If the order is "sliced" or "interleaved", a fragment has some rows of every
-leaf instead of some layers. So fragments have equal sizes for any P, also in a
-model of few layers. A "sliced" fragment has neighboring rows, and an
-"interleaved" one has every P-th row. If the devices of a replica divide the
-rows among themselves, each device has a part of every interleaved fragment. So
-no device has to send rows to another device before an exchange.
-
-The tree of a user's own model may also be divided by whole leaves (`balanced`,
-`by_path`).
+- By layers (orders "sequential" and "strided"). Fragment 0 has all leaves that
+  are not stacked (embedding, final norm, head). Fragments 1 to P - 1 divide the
+  layers. A table holds the layers of each fragment (`Fragments.layer_table`).
+  So a compiled program looks up a fragment by its index, and does not grow with
+  P.
+- By rows (orders "sliced" and "interleaved"). Every fragment has some rows of
+  every leaf. So fragments have equal sizes for any P, also in a model of few
+  layers. A "sliced" fragment has neighboring rows, and an "interleaved" one has
+  every P-th row. If the devices of a replica divide the rows among themselves,
+  each device has a part of every interleaved fragment. So no device has to send
+  rows to another device before an exchange.
+- By whole leaves (`balanced`, `by_path`), for the tree of a user's own model.
 """
 
 import dataclasses
@@ -38,10 +39,13 @@ class Fragments:
 
   Attributes:
     num_fragments: Number of fragments, P.
-    num_layers: Number of layers, the length of the layer axis.
-    order: "sequential" (neighboring layers), "strided" (every (P - 1)-th layer,
-      the default of Streaming DiLoCo, arXiv 2501.18512), "sliced" (neighboring
-      rows of every leaf), or "interleaved" (every P-th row of every leaf).
+    num_layers: Number of layers of the model. Stacked leaves have a leading
+      axis of this length.
+    order: What a fragment consists of: "sequential" (neighboring layers),
+      "strided" (every (P - 1)-th layer, the default of Streaming DiLoCo, arXiv
+      2501.18512), "sliced" (neighboring rows of every leaf), or "interleaved"
+      (every P-th row of every leaf). In the first two orders, fragment 0 has
+      the leaves outside the layers, and no layers.
   """
 
   num_fragments: int
@@ -65,10 +69,13 @@ class Fragments:
   def layers(self, fragment: int) -> np.ndarray:
     """Returns the indices of the layers of a fragment, ascending.
 
-    It must be called only if P > 1 and `is_sliced` is False.
+    Call it only if there are several fragments and `is_sliced` is False.
 
     Args:
-      fragment: Index of the fragment. Fragment 0 has no layers.
+      fragment: Index of the fragment, 0 to P - 1.
+
+    Returns:
+      Integers, empty for fragment 0, which has no layers.
     """
     num_layer_fragments = self.num_fragments - 1
     layers = np.arange(self.num_layers)
@@ -80,11 +87,12 @@ class Fragments:
 
   @property
   def layer_table(self) -> np.ndarray:
-    """Layers of fragments 1 to P - 1, [P - 1, K] int32.
+    """Indices of the layers of fragments 1 to P - 1, [P - 1, K] int32.
 
     K is the number of layers of the longest fragment. Shorter rows are filled
     up with `num_layers`, which is the index of no layer. The table is empty if
-    fragments are slices. With P = 4, seven layers are divided as
+    P = 1 or if fragments are slices. With P = 4, the seven layers 0 to 6 are
+    divided as below, where 7 fills up:
 
         strided     0 3 6      sequential   0 1 2
                     1 4 7                   3 4 7
@@ -99,12 +107,14 @@ class Fragments:
     return table
 
   def slices(self, path: str, shape: Shape) -> tuple[Shape, int]:
-    """Returns the shape in which the slices of a leaf have an axis, P.
+    """Returns a shape that gives the P slices of a leaf an axis of their own.
 
-    Padded with zeros and reshaped to [..., parts, P, rows, ...], the leaf has
-    the rows of slice p at index p of the axis P, in one or several parts of
-    neighboring rows. With 6 rows and P = 2, slice 1 has rows 3 to 5 in one part
-    ("sliced"), or the rows 1, 3 and 5 in three parts ("interleaved").
+    Reshape the leaf to this shape, [..., parts, P, rows, ...]. Then index p of
+    the axis P selects slice p, which is the fragment's part of the leaf. For
+    example, a leaf of 6 rows and P = 2:
+
+        sliced       [1, 2, 3]   slice 1, [:, 1, :], has the rows 3, 4 and 5
+        interleaved  [3, 2, 1]   slice 1, [:, 1, :], has the rows 1, 3 and 5
 
     A stacked leaf is sliced along the axis after the layers, or along the
     layers if it has no other axis. Any other leaf is sliced along its first
@@ -116,7 +126,8 @@ class Fragments:
 
     Returns:
       The shape, and the index of the axis `parts` in it. If P does not divide
-      the rows of the leaf, the shape has more rows than the leaf.
+      the number of rows, the shape has more rows than the leaf. Then the leaf
+      must be padded with rows of zeros before it is reshaped.
     """
     shape = shape or (1,)
     axis = min(int(is_stacked(path)), len(shape) - 1)
@@ -133,16 +144,17 @@ class Fragments:
     return sliced_shape, axis
 
   def shapes(self, fragment: int, shapes: Shapes) -> dict[str, Shape]:
-    """Returns the leaf shapes of one fragment.
+    """Returns the shapes of the leaves of one fragment, as it is sent.
 
     Args:
-      fragment: Index of the fragment.
-      shapes: Leaf shapes of the whole tree by path ("blocks/..." are stacked).
+      fragment: Index of the fragment, 0 to P - 1.
+      shapes: Shapes of the leaves of the whole tree, by path. A leaf below
+        "blocks" is stacked: its first axis is the layers.
 
     Returns:
-      Shapes by path. Shorter fragments of layers are filled up with layers of
-      zeros, so all of them have as many layers as the longest one. Slices are
-      filled up with rows of zeros in the same way.
+      Shapes by path. They include padding: if fragments have different numbers
+      of layers, or slices different numbers of rows, the shorter ones are
+      filled up with zeros to the length of the longest one.
     """
 
     def sliced(path: str) -> Shape:
@@ -169,9 +181,9 @@ class Fragments:
 def is_stacked(path: str) -> bool:
   """Returns whether the first axis of a leaf is the layer axis.
 
-  A leaf below "blocks" has a layer axis, such as "blocks/query/kernel". If a
-  number follows "blocks", as in "blocks/0/kernel", every layer has leaves of
-  its own, which have no layer axis.
+  This is so for every leaf below "blocks", such as "blocks/query/kernel".
+  Exception: if a number follows "blocks", as in "blocks/0/kernel", every layer
+  has leaves of its own, which have no layer axis.
 
   Args:
     path: Keys of the leaf, joined by "/".
@@ -184,8 +196,8 @@ def is_stacked(path: str) -> bool:
 def stacked_shape(path: str, shape: Shape) -> Shape:
   """Returns the shape of a leaf with a layer axis in front.
 
-  Codecs compress each layer by itself. A leaf that is not stacked counts as one
-  layer.
+  A codec compresses each layer by itself, and a leaf without a layer axis as
+  one layer.
 
   Args:
     path: Keys of the leaf, joined by "/".
@@ -200,7 +212,7 @@ def stacked_shape(path: str, shape: Shape) -> Shape:
 
 
 def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
-  """Divides whole leaves into fragments of similar sizes.
+  """Assigns whole leaves to fragments so that these have similar sizes.
 
   Leaves are assigned from the largest to the smallest, each to the fragment
   that has the fewest values so far. For example, leaves of 6, 5, 4 and 3 values
@@ -208,7 +220,7 @@ def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
 
   Args:
     shapes: Leaf shapes by path.
-    num_fragments: P, at most the number of leaves.
+    num_fragments: Number of fragments, P, at most the number of leaves.
 
   Returns:
     Index of the fragment of every leaf, by path.
@@ -234,11 +246,11 @@ def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
 def by_path(
   shapes: Shapes, num_fragments: int, fragment_of: Callable[[str], int]
 ) -> dict[str, int]:
-  """Divides whole leaves by a function of their path.
+  """Assigns each leaf to the fragment that a function of its path names.
 
   Args:
-    shapes: Leaf shapes by path.
-    num_fragments: P.
+    shapes: Leaf shapes by path. Only the paths are read.
+    num_fragments: Number of fragments, P.
     fragment_of: Function from a path to the index of its fragment, 0 to P - 1.
 
   Returns:

@@ -1,10 +1,10 @@
-"""Computes the events of rounds that grow longer during a run.
+"""Computes when fragments are sent and applied while rounds grow longer.
 
 The first rounds have h_1 inner steps (`first_interval`). After every d inner
 steps (`steps_per_doubling`) the length doubles, until it is H
 (`sync_interval`). A round keeps the length that it has at its first step. So
-all rounds have one of at most log2(H / h_1) + 2 lengths, and there are no more
-compiled programs than lengths.
+all rounds have one of at most log2(H / h_1) + 2 lengths, and few programs have
+to be compiled.
 
 Example: with h_1 = 4, d = 20 and H = 16 the rounds end after these steps. The
 round that begins after step 36 still has 8 steps, as 36 is below 2 d = 40:
@@ -14,10 +14,11 @@ round that begins after step 36 still has 8 steps, as 36 is below 2 d = 40:
 
 The rounds with one length are a *stage*.
 
-If a result is applied tau inner steps after its send, tau is meant for rounds
-of H steps. In a round of h steps the delay is tau h / H, rounded down, but at
-least 1. A send at the end of a round counts to the next round. With tau = H a
-result is applied at the end of the next round, however long that round is.
+The delay tau (`overlap_steps`) between sending a fragment and applying its mean
+is the delay in rounds of H steps. In a round of h steps the delay is tau h / H,
+rounded down, but at least 1 if tau is not 0. A send at the end of a round has
+the delay of the next round. So with tau = H a mean is applied at the end of the
+next round, however long that round is.
 """
 
 import bisect
@@ -35,7 +36,7 @@ class Stage:
 
   Attributes:
     first_round: Index of the first of these rounds, from 0.
-    start: Inner step at which the first of these rounds begins.
+    start: Number of inner steps before the first of these rounds.
     interval: Number of inner steps of each of these rounds.
   """
 
@@ -48,11 +49,14 @@ class Stage:
 class GrowingSchedule(SyncSchedule):
   """Computes when fragments are sent and applied in rounds that grow.
 
+  The rounds begin with `first_interval` inner steps, and grow until they have
+  H (`sync_interval`).
+
   Attributes:
     first_interval: h_1, the number of inner steps of the first rounds.
     steps_per_doubling: d, the number of inner steps after which the length of
-      a round doubles. The last length is H (`sync_interval`), also if H is no
-      power of two times h_1.
+      a round doubles. The last length is H, also if H is no power of two times
+      h_1.
   """
 
   first_interval: int = 1
@@ -89,14 +93,18 @@ class GrowingSchedule(SyncSchedule):
 
   @functools.cached_property
   def stages(self) -> tuple[Stage, ...]:
-    """The stages in order. The last one has no end."""
+    """The stages in order: rounds of equal length that follow each other.
+
+    The last stage has rounds of H steps and no end.
+    """
     stages = []
     round_index = 0
     step = 0
     interval = self.first_interval
     boundary = self.steps_per_doubling
     while interval < self.sync_interval:
-      # Rounds of this length begin before the boundary.
+      # All rounds that begin before the boundary have this length. With
+      # boundary - step = 12 and interval = 8, two rounds begin before it.
       num_rounds = max(-(-(boundary - step) // interval), 0)
       if num_rounds:
         stages.append(Stage(round_index, step, interval))
@@ -108,48 +116,60 @@ class GrowingSchedule(SyncSchedule):
     return tuple(stages)
 
   def _stage_at(self, step: int) -> Stage:
-    """Returns the stage of the round that begins after a step, or contains it.
+    """Returns the stage to which the next inner step belongs.
 
     Args:
-      step: Number of finished inner steps.
+      step: Number of inner steps that are done.
     """
     starts = [stage.start for stage in self.stages]
     return self.stages[bisect.bisect_right(starts, step) - 1]
 
   @property
   def interval_label(self) -> str:
-    """Text for people: the first and the last length, such as "4 to 32"."""
+    """The first and the last length of rounds as text for people: "4 to 32"."""
     return f"{self.first_interval} to {self.sync_interval}"
 
   @property
   def depth(self) -> int:
-    """Largest number of one fragment's exchanges in flight, 0 or 1.
+    """Largest number of sends of one fragment that are in flight at once.
 
-    A result is applied before the fragment is sent again, or at that step.
+    A send is in flight until its mean is applied. This happens before the
+    fragment is sent again, or at the same step. So the number is 1, or 0 if tau
+    is 0.
     """
     return 1 if self.overlap_steps else 0
 
   @property
   def steady_round(self) -> int:
-    """Index of the round from which on all rounds have the same windows."""
+    """Index of the round from which on all rounds are alike.
+
+    These rounds have H steps, and send and apply the same fragments after the
+    same of their steps. If tau is not 0, the first round of H steps still
+    applies what a shorter round has sent, so the next one is the first of them.
+    """
     return self.stages[-1].first_round + self.depth
 
   @property
   def steady_step(self) -> int:
-    """Inner step at which round `steady_round` begins."""
+    """Number of inner steps before round `steady_round`."""
     last_stage = self.stages[-1]
     return last_stage.start + self.depth * last_stage.interval
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds in a row have the same windows.
+    """Returns how many rounds in a row are alike, beginning with a given one.
+
+    Rounds are alike if they have the same number of inner steps, and send and
+    apply the same fragments after the same of these steps.
 
     Args:
-      round_index: Index of the first of these rounds.
+      round_index: Index of the given round, from 0.
 
     Returns:
-      Number of rounds, at least 1; None if all later rounds are alike.
+      Number of rounds, the given one included, so at least 1. None: all later
+      rounds are like the given one.
     """
-    # The first round of a stage may apply what a shorter round has sent.
+    # The first round of a stage may apply what a shorter round has sent, so it
+    # is like no other round.
     ends = [stage.first_round for stage in self.stages[1:]]
     stage_number = bisect.bisect_right(ends, round_index)
     if round_index < self.stages[stage_number].first_round + self.depth:
@@ -159,40 +179,49 @@ class GrowingSchedule(SyncSchedule):
     return ends[stage_number] - round_index
 
   def round_at(self, step: int) -> tuple[int, int]:
-    """Returns the index and the number of inner steps of a round.
+    """Returns the round to which the next inner step belongs.
 
     Args:
-      step: Number of inner steps of the schedule before the round, or before a
-        step of the round.
+      step: Number of inner steps that are done.
+
+    Returns:
+      Index of the round, from 0, and the number of inner steps of the round.
     """
     stage = self._stage_at(step)
     rounds_before = (step - stage.start) // stage.interval
     return stage.first_round + rounds_before, stage.interval
 
   def delay(self, send_step: int) -> int:
-    """Returns after how many inner steps the result of a send is applied.
+    """Returns how many inner steps after a send its mean is applied.
 
     Args:
-      send_step: Inner step after which a fragment is sent.
+      send_step: Inner step after which a fragment is sent. If a round ends
+        there, the length of the next round counts.
     """
     return self._delay_in(self._stage_at(send_step).interval)
 
   def _delay_in(self, interval: int) -> int:
-    """Returns the delay in rounds of one length (inner steps).
+    """Returns the delay between a send and its apply in rounds of one length.
 
     Args:
-      interval: Number of inner steps of a round.
+      interval: Length h of the rounds (inner steps).
+
+    Returns:
+      tau h / H, rounded down, in inner steps: at least 1, but 0 if tau is 0.
     """
     if not self.overlap_steps:
       return 0
     return max(self.overlap_steps * interval // self.sync_interval, 1)
 
   def events(self, start: int, stop: int) -> list[Event]:
-    """Returns the events of inner steps start < s <= stop, in order.
+    """Returns the sends and applies after inner steps `start` + 1 to `stop`.
 
     Args:
       start: Inner step before the first of these steps.
       stop: Last of these steps.
+
+    Returns:
+      Events by ascending step. The applies of a step come before its sends.
     """
     events = []
     for fragment, send_step in self._sends(start - self.overlap_steps, stop):
@@ -206,15 +235,15 @@ class GrowingSchedule(SyncSchedule):
     return sorted(events)
 
   def _sends(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields the sends of whole rounds, which cover a range of inner steps.
+    """Yields all sends of the rounds that overlap a range of inner steps.
 
     Args:
       start: Inner step before the first step of the range.
       stop: Last step of the range.
 
     Yields:
-      The fragment, and the inner step after which it is sent. Some of these
-      steps may lie outside the range.
+      The index of a fragment, and the inner step after which it is sent. Some
+      of these steps may lie outside the range.
     """
     step = max(start, 0)
     stage = self._stage_at(step)
@@ -236,20 +265,22 @@ def schedule_of(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> SyncSchedule:
-  """Returns the schedule of a method: rounds of one length, or that grow.
+  """Returns a schedule whose rounds all have H steps, or grow up to H steps.
 
   Args:
-    sync_interval: H (inner steps), the length of the last rounds if they grow.
+    sync_interval: H (inner steps), the length of all rounds, or of the last
+      ones if rounds grow.
     num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps), in rounds of H steps.
+    overlap_steps: tau, the delay between sending a fragment and applying its
+      mean, in rounds of H steps (inner steps).
     first_interval: Length of the first rounds (inner steps). None: all rounds
       have H steps.
-    steps_per_doubling: Inner steps after which the length doubles. None: all
-      rounds have H steps.
+    steps_per_doubling: Inner steps after which the length of rounds doubles.
+      None: all rounds have H steps.
 
   Raises:
-    ValueError: If only one of the last two is given, or if the settings
-      contradict each other.
+    ValueError: If only one of `first_interval` and `steps_per_doubling` is
+      given, or if the settings contradict each other.
   """
   if first_interval is None or steps_per_doubling is None:
     require(

@@ -1,18 +1,19 @@
 """Plans in which rounds each replica takes part, and with how many steps.
 
-A replica that is away takes no inner steps. If it has sent a fragment and the
-exchange has not ended yet, its part is left out of the mean. It comes back at
-the start of a round as a copy of the *source replica*, the first replica that
-was present in the round before. It then has the outer parameters, the inner
-optimizer state of the source replica, no residual and no exchange in flight. So
-a replica that lost its memory, a new replica, and a replica that was only away
-all begin in the same way.
+A round has H inner steps. A replica that is away for some rounds takes no inner
+steps. What it had sent before is left out of the mean if the mean was not
+applied yet. It comes back at the start of a round as a copy of the *source
+replica*, the first replica that was present in the round before. It then has
+the outer parameters, the inner optimizer state of the source replica, no
+residual of error feedback, and nothing in flight. So a replica that lost its
+memory, a new replica, and a replica that was only away all begin in the same
+way.
 
 A replica m may be slow: it takes h_m of the H steps of a round. It takes its
 step k when floor(t h_m / H) reaches k for the first time, where t counts the H
 steps. The mean of the replicas is weighted by h_m, that is by the tokens of a
-whole round. This is also the weight of a fragment that is measured after fewer
-steps of a replica that has just come back.
+whole round. A replica that has just come back has the weight h_m as well, also
+if it sends a fragment after fewer steps than that.
 
 Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1.
 In round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are
@@ -38,11 +39,14 @@ Absences = tuple[tuple[int, int, int], ...]
 class WindowParticipation:
   """What each replica does in a window.
 
+  A window is some inner steps, then at most one apply and one send of a
+  fragment.
+
   Attributes:
     num_steps: Number of inner steps of each replica, [M].
-    weights: Factor of each replica's part of the exchange that is applied, [M].
-      A factor of 0 leaves the part out. The mean of the factors that are not 0
-      is 1. Empty if nothing is applied.
+    weights: Factor of each replica's pseudo-gradient in the mean that is
+      applied in this window, [M]. A factor of 0 leaves the replica out. The
+      factors that are not 0 have the mean 1. Empty if nothing is applied.
   """
 
   num_steps: tuple[int, ...]
@@ -54,10 +58,11 @@ class RoundParticipation:
   """What each replica does in a round.
 
   Attributes:
-    members: Indices of the replicas that are present.
+    members: Indices of the replicas that are present, ascending.
     returning: Indices of the members that were away in the round before.
-    source_replica: Index of the replica that the returning ones copy.
-    windows: Participation in the round's windows, in order.
+    source_replica: Index of the replica that the returning replicas copy: the
+      first one that was present in the round before.
+    windows: What each replica does in each window of the round, in order.
   """
 
   members: tuple[int, ...]
@@ -67,7 +72,11 @@ class RoundParticipation:
 
   @property
   def participants(self) -> list[np.ndarray]:
-    """Whether each replica is in the mean, [M] for each exchange, in order."""
+    """Which replicas are in each mean that the round applies.
+
+    It has one boolean array [M] for each mean, in the order in which the means
+    are applied.
+    """
     return [
       np.array(window.weights) > 0 for window in self.windows if window.weights
     ]
@@ -84,14 +93,16 @@ class Membership:
   """The rounds in which replicas take part, and their numbers of steps.
 
   Attributes:
-    schedule: Schedule of the rounds. It must be regular.
+    schedule: Schedule of the rounds. All its rounds must have H inner steps.
     num_replicas: Number of replicas, M.
-    absences: Triples (replica, first round, last round), rounds from 0.
-    absence_rate: Probability that a replica is away in a round. One replica
-      always stays.
+    absences: Planned absences as triples (replica, first round, last round),
+      counted from 0. The replica is away in the last round, too.
+    absence_rate: Probability that a replica is away in a round, drawn for each
+      replica and round in addition to `absences`. If no replica would be left,
+      one stays.
     seed: Seed of the random absences.
-    inner_steps: Number of inner steps of each replica in a round. Empty: all
-      take H steps.
+    inner_steps: Number of inner steps of each replica in a round, 1 to H, of
+      which the largest must be H. Empty: all replicas take H steps.
   """
 
   schedule: SyncSchedule
@@ -128,7 +139,10 @@ class Membership:
       )
 
   def _planned_away(self, round_index: int) -> np.ndarray:
-    """Returns whether each replica is away according to `absences`, [M]."""
+    """Returns whether each replica is away by plan in a round, booleans [M].
+
+    Random absences (`absence_rate`) are not included.
+    """
     away = np.zeros(self.num_replicas, bool)
     for replica, first, last in self.absences:
       away[replica] |= first <= round_index <= last
@@ -136,7 +150,11 @@ class Membership:
 
   @functools.lru_cache(maxsize=1024)  # noqa: B019 - as long as the run.
   def present(self, round_index: int) -> np.ndarray:
-    """Returns whether each replica is present in a round, booleans [M]."""
+    """Returns whether each replica is present in a round, booleans [M].
+
+    Args:
+      round_index: Index of the round, from 0.
+    """
     is_planned_away = self._planned_away(round_index)
     rng = np.random.default_rng([self.seed, round_index])
     is_drawn_away = rng.random(self.num_replicas) < self.absence_rate
@@ -146,17 +164,19 @@ class Membership:
     return ~is_away
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds in a row have the same participation.
+    """Returns how many rounds in a row are alike, beginning with a given one.
 
-    Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds 4 and 5
-    are alike. Round 3 is not like them, because all replicas were present in
-    the round before it.
+    Rounds are alike if the same replicas are present, come back, and are in
+    each mean. Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds
+    4 and 5 are alike. Round 3 is not like them, because all replicas were
+    present in the round before it.
 
     Args:
-      round_index: Index of the first of these rounds.
+      round_index: Index of the given round, from 0.
 
     Returns:
-      Number of rounds; None if all later rounds are alike.
+      Number of rounds, the given one included, so at least 1. None: all later
+      rounds are like the given one. With random absences it is always 1.
     """
     if self.absence_rate:
       return 1
@@ -175,22 +195,26 @@ class Membership:
     """Returns the number of steps that each replica has taken in a round, [M].
 
     Args:
-      step: How many of the H steps of the round have passed.
-      is_present: Whether each replica is present, booleans [M].
+      step: How many of the H steps of the round have passed, 0 to H.
+      is_present: Whether each replica is present, booleans [M]. The others have
+        taken no steps.
     """
     interval = self.schedule.sync_interval
     inner_steps = np.array(self.inner_steps or (interval,) * self.num_replicas)
     return is_present * (step * inner_steps // interval)
 
   def _weights(self, send_step: int, round_index: int) -> tuple[float, ...]:
-    """Returns the replicas' factors in the mean of an exchange.
+    """Returns the factor of each replica in the mean of a fragment.
 
-    A replica that was away in any round from the send to the apply has the
-    factor 0.
+    The factor is proportional to the replica's number of steps in a round. It
+    is 0 if the replica was away in any round from the send to the apply.
 
     Args:
       send_step: Inner step after which the fragment was sent.
-      round_index: Index of the round in which the result is applied.
+      round_index: Index of the round in which the mean is applied.
+
+    Returns:
+      Factors, [M]. Those that are not 0 have the mean 1.
     """
     sent_round, _ = self.schedule.round_at(send_step - 1)
     is_counted = np.ones(self.num_replicas, bool)
@@ -204,12 +228,15 @@ class Membership:
   def participation(
     self, round_index: int, windows: Sequence[Window]
   ) -> RoundParticipation:
-    """Returns what each replica does in the windows of a round or a flush.
+    """Returns what each replica does in the windows of a round or of the flush.
+
+    The flush sends and applies what is left over after the last round.
 
     Args:
-      round_index: Index of the round, from 0. For a flush it is the index of
+      round_index: Index of the round, from 0. For the flush it is the index of
         the last round.
-      windows: Windows of the round, from its first step on.
+      windows: All windows of the round (`SyncSchedule.windows`), or of the
+        flush (`SyncSchedule.flush_windows`).
     """
     is_present = self.present(round_index)
     was_present = is_present
@@ -236,11 +263,12 @@ class Membership:
 
 
 def named_absences(text: str) -> Absences:
-  """Returns the absences that a text names.
+  """Parses the text of the absences of replicas.
 
   Args:
     text: For example "1:3-5;0:8": replica 1 is away in the rounds 3 to 5, and
-      replica 0 in round 8. Replicas and rounds are counted from 0.
+      replica 0 in round 8. Replicas and rounds are counted from 0. Empty: there
+      are no absences.
 
   Returns:
     Triples (replica, first round, last round).
@@ -262,10 +290,13 @@ def named_absences(text: str) -> Absences:
 
 
 def named_inner_steps(text: str) -> tuple[int, ...]:
-  """Returns the numbers of inner steps that a text names.
+  """Parses the text of the numbers of inner steps of replicas.
 
   Args:
-    text: One number for each replica, such as "32,16".
+    text: One number for each replica, such as "32,16". Empty: no numbers.
+
+  Returns:
+    The numbers in order, such as (32, 16).
 
   Raises:
     ValueError: If the text has another form. The message is one line.

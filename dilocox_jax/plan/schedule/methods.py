@@ -1,10 +1,10 @@
 """The schedules of the named methods.
 
 In this file a method is a schedule, and the rule by which a replica applies the
-result of an exchange. The same training code runs all methods. Each function
+averaged pseudo-gradient. The same training code runs all methods. Each function
 below takes exactly the settings that its method leaves open, so a setting that
 would be ignored is refused. The other parts of a method, which are its codec,
-its optimizers and its feedback, are in `config.recipes`.
+its optimizers and its error feedback, are its *recipe* (`config.recipes`).
 """
 
 import dataclasses
@@ -31,14 +31,18 @@ from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 @dataclasses.dataclass(frozen=True)
 class RuleKind:
-  """A rule by which a replica applies the result of an exchange.
+  """How to build an apply rule, and the schedules with which it works.
+
+  An apply rule says with which parameters a replica continues when an averaged
+  pseudo-gradient arrives.
 
   Attributes:
     build: Function from the `Method` and the name of the replica axis to an
       `outer.rules.ApplyRule`; or where to import it from, as "module:name".
-    allows: Function (H, tau) -> whether the rule works with this schedule.
-    says: End of the message "overlap_steps=8 must ..." if `allows` returns
-      False. "{}" in it becomes "sync_interval=4".
+    allows: Function (H, tau) -> whether the rule works with a schedule of H
+      inner steps a round and a delay of tau inner steps.
+    says: How the error message "overlap_steps=8 must ..." goes on if `allows`
+      returns False. "{}" in it is replaced by, for example, "sync_interval=4".
     reads_alpha: Whether the rule reads `Method.mixing_alpha`. If not, a
       `mixing_alpha` other than 0 is refused.
   """
@@ -54,6 +58,9 @@ RULES: Registry[RuleKind] = Registry("rule")
 
 def register_rule(name: str, kind: RuleKind) -> None:
   """Registers an apply rule under a name, for `sync.rule`.
+
+  An apply rule says with which parameters a replica continues when an averaged
+  pseudo-gradient arrives.
 
   Args:
     name: The name, e.g. "reset".
@@ -96,15 +103,18 @@ for _name, _kind in {
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """How replicas are synchronized.
+  """When replicas average what, and with which parameters they continue.
 
   Attributes:
-    schedule: When fragments are sent and applied.
-    rule: How a replica applies a result (`RULES`; docs/methods.md).
-    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1. With 1
-      the exchange has no effect.
-    exchanged: "pseudo_gradient"; or "gradient" for methods that average the
-      gradients of every step, and give the mean to the inner optimizer.
+    schedule: After which inner steps fragments (parts of the parameters) are
+      sent and their means applied.
+    rule: Name of the apply rule, one of `RULES`. It says with which parameters
+      a replica continues when a mean arrives (docs/methods.md).
+    mixing_alpha: Weight of the replica's own parameters under the rule "mix", 0
+      to 1. With 1 the mean has no effect on the replica.
+    exchanged: What is averaged: "pseudo_gradient"; or "gradient" for methods
+      that average the gradients of every step, and give the mean to the inner
+      optimizer.
     fragment_order: How the parameters are divided among fragments, one of
       `plan.schedule.fragments.ORDERS`.
   """
@@ -139,11 +149,13 @@ class Method:
 
   @property
   def can_keep_unsent(self) -> bool:
-    """Whether a replica may keep progress that a codec did not send.
+    """Whether `keep_unsent` is allowed with this method.
 
-    The replica must go on from the outer parameters without a delay, or from
-    the outer parameters plus its own progress ("continue"). With any other rule
-    the progress that it keeps would be overwritten before it is sent.
+    With `keep_unsent`, the part of a pseudo-gradient that the codec did not
+    send stays in the replica's parameters, and is measured again at the next
+    send. This needs the rule "continue", or the rule "reset" without a delay.
+    With any other rule or delay that part would be overwritten before the next
+    send.
     """
     if self.exchanged != "pseudo_gradient":
       return False
@@ -161,14 +173,14 @@ _CHECKED_ROUNDS = 4  # Rounds of a new method's schedule that are checked.
 def register_method(build: Build) -> Build:
   """Registers a method under the name of the function that builds it.
 
-  It can be used as a decorator of the function.
+  It can be used as a decorator of that function.
 
   Args:
-    build: Function from some of the settings of a config's section `sync`, each
-      with a default, to a `Method`.
+    build: Function that returns a `Method`. Its arguments are the settings of a
+      config's section `sync` that it needs. Each must have a default.
 
   Returns:
-    The function.
+    `build`.
 
   Raises:
     ValueError: If the name is taken or is no identifier, the method refuses its
@@ -182,7 +194,10 @@ def register_method(build: Build) -> Build:
 
 
 def _check_schedule(schedule: SyncSchedule) -> None:
-  """Raises ValueError unless the first rounds of a schedule are 0, 1, 2, 3."""
+  """Raises ValueError unless a schedule numbers its rounds 0, 1, 2, ...
+
+  Only the first rounds are checked.
+  """
   step = 0
   for expected_index in range(_CHECKED_ROUNDS):
     index, num_steps = schedule.round_at(step)
@@ -204,7 +219,9 @@ def allreduce() -> Method:
 
 @register_method
 def cocktail_sgd() -> Method:
-  """Averages the gradients of every step. Its recipe has a codec for them.
+  """Averages compressed gradients in every step.
+
+  The codec is in `config.recipes`: it sends the largest of some random values.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
   """
@@ -225,7 +242,8 @@ def diloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -241,7 +259,10 @@ def open_diloco(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Has DiLoCo's schedule; OpenDiLoCo's recipe has an fp16 all-reduce.
+  """Averages pseudo-gradients every H steps as DiLoCo does, but in fp16.
+
+  The schedule is DiLoCo's. The codec and the outer optimizer are in
+  `config.recipes`.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
@@ -249,7 +270,8 @@ def open_diloco(
     sync_interval: H (inner steps); the paper has 500.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -260,7 +282,10 @@ def sparse_loco(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Has DiLoCo's schedule; SparseLoCo's recipe has its codec and feedback.
+  """Averages the largest values of pseudo-gradients every H steps.
+
+  The schedule is DiLoCo's. The codec, the error feedback and the outer
+  optimizer (SGD without momentum) are in `config.recipes`.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
@@ -268,7 +293,8 @@ def sparse_loco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -279,7 +305,11 @@ def muloco(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Has DiLoCo's schedule; MuLoCo's recipe has Muon and its codec.
+  """Averages pseudo-gradients of Muon every H steps, in few bits.
+
+  The schedule is DiLoCo's. The other parts of the method are in
+  `config.recipes`: Muon as the inner optimizer, a codec of 2 bits, and error
+  feedback.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
@@ -287,7 +317,8 @@ def muloco(
     sync_interval: H (inner steps).
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -302,9 +333,10 @@ def streaming_diloco(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Sends one fragment after the other; each exchange takes tau inner steps.
+  """Averages one fragment after the other, tau inner steps after it is sent.
 
-  At an apply, a replica mixes its own parameters with the outer parameters.
+  A fragment is one of P parts of the parameters. When its mean arrives, a
+  replica mixes its own parameters with the new outer parameters.
 
   Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
 
@@ -312,12 +344,13 @@ def streaming_diloco(
     sync_interval: H (inner steps) between sends of one fragment.
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
-    mixing_alpha: Weight of the replica's own value at an apply, 0 to 1.
+    mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -341,7 +374,10 @@ def eager(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Applies a replica's own part of the mean at once, the others a round later.
+  """Applies a replica's own pseudo-gradient at once, the others' a round late.
+
+  The newest pseudo-gradient of the replica takes the place of its older one in
+  the mean of the round before (`outer.rules.eager_rule`).
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
@@ -350,7 +386,8 @@ def eager(
     num_fragments: Number of fragments, P; the paper has 1.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -369,21 +406,25 @@ def dilocox(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Applies a result one round late, so the next H steps hide the exchange.
+  """Applies a mean one round late, so the next H steps hide the exchange.
+
+  The compression of the method, low-rank factors with error feedback, is in
+  `config.recipes`.
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
   Differs: the paper does not say what happens to the progress that a replica
-  makes during the delay. "reset" drops it from the replica, "continue" keeps it
-  (docs/methods.md). The recipe of this method has the compression. It measures
-  the residual against the replica's own message, while the paper's Algorithm 2
-  measures it against the mean (recalled).
+  makes during the delay. The rule "reset" drops it from the replica, "continue"
+  keeps it (docs/methods.md). The residual of error feedback is what is missing
+  from the replica's own message. In the paper's Algorithm 2 it is what is
+  missing from the mean (recalled).
 
   Args:
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -406,7 +447,7 @@ def delayed(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Combines any schedule with any rule that allows the schedule.
+  """Combines any schedule with any apply rule that works with the schedule.
 
   Source: the combination is ours, and every rule has its own source. With
   rule="continue" and outer SGD with learning rate 1 it is delayed model
@@ -415,13 +456,15 @@ def delayed(
   Args:
     sync_interval: H (inner steps).
     num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps). It may exceed H under "continue".
-    rule: One of `RULES`.
-    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1.
+    overlap_steps: tau (inner steps). It may exceed H if `rule` is "continue".
+    rule: How a replica goes on when a mean arrives, one of `RULES`.
+    mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
+      to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   schedule = schedule_of(
     sync_interval,
@@ -446,14 +489,15 @@ def overlap_loco(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Sends equal slices of all leaves in turn, so that the link is never idle.
+  """Sends equal slices of the parameters in turn, so the link is never idle.
 
   While a slice is exchanged, the replicas take the H / P inner steps until the
-  next slice is sent. So each result is only H / P steps late, and replicas keep
-  the progress that they make meanwhile. A delay of one step costs next to
-  nothing, a delay of a quarter round a lot (measured). The recipe of this
-  method has Muon as inner optimizer, one bit per value with error feedback, and
-  an outer step that goes to the mean.
+  next slice is sent. So each mean is applied only H / P steps late, and
+  replicas keep the progress that they make meanwhile. A delay of one step costs
+  next to nothing, a delay of a quarter round a lot (measured). The other parts
+  of the method are in `config.recipes`: Muon as inner optimizer, one bit per
+  value with error feedback, and SGD with learning rate 1 as outer optimizer,
+  which moves the outer parameters to the mean of the replicas.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
@@ -462,16 +506,17 @@ def overlap_loco(
 
   Args:
     sync_interval: H (inner steps), best a multiple of P.
-    num_fragments: Number of fragments, P; None: 16, or the length of the
-      first rounds if that is less.
+    num_fragments: Number of slices, P. None: 16, or the length of the first
+      rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
     first_interval: H of the first rounds (inner steps). None: all rounds have
       H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    steps_per_doubling: Inner steps after which a round's length doubles. None:
+      it does not.
   """
   if num_fragments is None:
     num_fragments = min(16, first_interval or sync_interval)
-  # `SyncSchedule` refuses a number of fragments below 1.
+  # max(..., 1) avoids a division by 0; `SyncSchedule` refuses 0 fragments.
   overlap_steps = max(sync_interval // max(num_fragments, 1), 1)
   schedule = schedule_of(
     sync_interval,
@@ -484,10 +529,15 @@ def overlap_loco(
 
 
 def method_parts(text: str) -> tuple[str, dict[str, Any]]:
-  """Returns the name of a method in a text, and the settings that follow it.
+  """Parses a text such as "diloco(sync_interval=8)".
 
-  For example, "doubling(rounds=5)" gives ("doubling", {"rounds": 5}). The
-  method need not exist.
+  Args:
+    text: Name of a method. Settings in parentheses may follow it. The method
+      need not exist.
+
+  Returns:
+    The name, and the values of the settings by name: here "diloco" and
+    {"sync_interval": 8}.
 
   Raises:
     ValueError: If the text has another form.
@@ -508,7 +558,7 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
   Args:
     text: A name in `METHODS`; settings may follow it, as in
       "diloco(sync_interval=8)".
-    **settings: Values for the method's arguments; None leaves its default.
+    **settings: Values of settings by name. None leaves the method's default.
 
   Raises:
     ValueError: If the text has another form, the name is unknown, the method
@@ -544,10 +594,11 @@ _PLAIN_TYPES = {int, float, str, bool, type(None)}
 
 
 def _is_plain(hint: Any) -> bool:
-  """Returns whether a type is one of `_PLAIN_TYPES`, or a union of them.
+  """Returns whether a type is int, float, str, bool, None or a union of these.
 
   Args:
-    hint: Type of an argument; None: the function does not state a type.
+    hint: Type hint of an argument. None: the function does not state a type,
+      and the result is False.
   """
   if not hint:
     return False
@@ -556,11 +607,14 @@ def _is_plain(hint: Any) -> bool:
 
 
 def _advice(key: str, parameters: Iterable[str]) -> str:
-  """Returns the advice of a message about a setting that a method lacks.
+  """Returns what to do about a setting that a method does not have.
 
   Args:
     key: Name of the setting.
-    parameters: Names of the method's settings.
+    parameters: Names of the settings that the method has.
+
+  Returns:
+    The end of an error message, such as "drop it".
   """
   if key in inspect.signature(delayed).parameters:
     return "drop it or take method 'delayed'"
@@ -590,10 +644,13 @@ def takes(text: str, setting: str) -> bool:
 
 
 def with_interval(method: Method, sync_interval: int) -> Method:
-  """Returns a method with another H. A delay of one round becomes the new H.
+  """Returns a method with another H, the number of inner steps of a round.
+
+  A delay of one round stays a delay of one round.
 
   Args:
-    method: A method with one fragment and a delay of 0 or H.
+    method: A method with one fragment, whose means are applied at once or one
+      round late.
     sync_interval: The new H (inner steps).
 
   Raises:

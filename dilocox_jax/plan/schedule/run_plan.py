@@ -1,9 +1,10 @@
-"""Divides a run into segments, each of which is dispatched without a pause.
+"""Divides a run into segments.
 
-If a method has rounds, a segment is a round. Data-parallel steps have no rounds
-and are divided into segments of a chosen length. The segments depend only on
-the config. So a run that was stopped and continued has the same segments as a
-run without a stop.
+The trainer gives a segment to the devices without waiting in between. Between
+two segments it may evaluate, save and stop. If a method has rounds, a segment
+is a round. Data-parallel steps have no rounds and are divided into segments of
+a chosen length. The segments depend only on the config. So a run that was
+stopped and continued has the same segments as a run without a stop.
 
 For example, with 130 steps, of which the first 60 are data parallel, H = 30 and
 steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
@@ -19,17 +20,20 @@ from dilocox_jax.plan.schedule.sync_schedule import Window
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """A part of a run that is dispatched without a pause, such as a round.
+  """A round, or some data-parallel steps, of a run.
+
+  The trainer gives a segment to the devices without waiting in between.
 
   Attributes:
     phase: "rounds" or "data_parallel".
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
-    windows: Windows of the round, in order; empty if `phase` is
-      "data_parallel".
+    windows: The round divided into windows, in order: some inner steps each,
+      then a send or an apply. Empty if `phase` is "data_parallel".
     ends_phase: Whether the next segment is of another phase.
-    schedule_start: Inner step of the run that is step 0 of the windows'
-      schedule; 0 if `phase` is "data_parallel".
+    schedule_start: Number of inner steps of the run before step 0 of the
+      schedule. The events in `windows` count their steps from there. 0 if
+      `phase` is "data_parallel".
     participation: What each replica does in the windows. None: all replicas
       take all inner steps and have equal weights.
   """
@@ -44,7 +48,7 @@ class Segment:
 
   @property
   def stop(self) -> int:
-    """Number of inner steps of the run up to the end of the segment."""
+    """Number of inner steps of the run before the end of the segment."""
     return self.start + self.num_steps
 
   def replica_steps(self, num_replicas: int) -> int:
@@ -58,7 +62,9 @@ class Segment:
     return self.num_steps * num_replicas
 
   def crosses(self, interval_steps: int) -> bool:
-    """Returns whether a multiple of an interval lies in (start, stop].
+    """Returns whether something is due that is done once in an interval.
+
+    This is so if a multiple of the interval lies in (start, stop].
 
     Args:
       interval_steps: The interval (inner steps). For 0 the result is False.
@@ -70,16 +76,16 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """Divides a run into segments.
+  """Divides a run into segments: rounds, or some data-parallel steps each.
 
   Attributes:
     method: Schedule and apply rule of the rounds.
     total_steps: Number of inner steps of the run, warm start included.
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Number of inner steps of a data-parallel segment.
-    schedule_start: Inner step of the run that is step 0 of the schedule. None:
-      the step at which the rounds begin. It is set after H has changed, which
-      starts the schedule again.
+    schedule_start: Number of inner steps of the run before step 0 of the
+      schedule. It is set when H changes during a run, because the schedule then
+      starts again. None: step 0 is the start of the first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """
@@ -93,13 +99,16 @@ class RunPlan:
 
   @property
   def local_start(self) -> int:
-    """Inner step at which rounds begin; `total_steps` if there are none."""
+    """Number of inner steps before the first round.
+
+    If the method has no rounds, this is `total_steps`.
+    """
     if self.method.exchanged == "gradient":
       return self.total_steps
     return self.warm_start_steps
 
   def phase(self, step: int) -> str:
-    """Returns the phase of the next inner step, as `Segment.phase` names it.
+    """Returns the phase of the next inner step: "rounds" or "data_parallel".
 
     Args:
       step: Number of finished inner steps.
@@ -123,10 +132,10 @@ class RunPlan:
     return dataclasses.replace(self, method=method)
 
   def segments(self, step: int = 0) -> Iterator[Segment]:
-    """Yields all segments after a step.
+    """Yields all segments after a step, in order.
 
     Args:
-      step: Number of finished inner steps. A segment must end there.
+      step: Number of finished inner steps: 0, or the end of a segment.
     """
     while step < self.total_steps:
       segment = self.segment(step)
@@ -134,10 +143,11 @@ class RunPlan:
       step = segment.stop
 
   def repeated_segments(self) -> Iterator[tuple[Segment, int]]:
-    """Yields the segments of the run, with equal segments in a row only once.
+    """Yields equal segments in a row only once, with their number.
 
-    Segments are equal if they differ only in their position in the run. This
-    function divides a data-parallel phase into segments of one step.
+    Segments are equal if they differ only in their position in the run. Here,
+    a data-parallel phase is divided into segments of one step, and not of
+    `steps_per_dispatch` steps.
 
     Example: 100 data-parallel steps and then DiLoCo with H = 30 up to step 1010
     are 100 segments of 1 step, 30 segments of 30 steps, and 1 segment of 10
@@ -158,10 +168,10 @@ class RunPlan:
       step += num_segments * segment.num_steps
 
   def _num_equal_rounds(self, segment: Segment) -> int:
-    """Returns how many rounds in a row are equal, beginning with a segment.
+    """Returns how many rounds in a row are equal, beginning with a given one.
 
     Args:
-      segment: A segment of the phase "rounds".
+      segment: The given round, a segment of the phase "rounds".
     """
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
@@ -180,13 +190,13 @@ class RunPlan:
     return min(num_rounds, num_alike)
 
   def round_starts(self) -> list[float]:
-    """Returns how much of the rounds' inner steps is done before each round.
+    """Returns which share of the rounds' inner steps precedes each round.
 
     Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps. The
     result is 0, 0.25 and 0.5.
 
     Returns:
-      A fraction for each round of the run, 0 to 1.
+      A share for each round of the run, from 0 to less than 1.
     """
     num_steps = self.total_steps - self.local_start
     starts = []
@@ -198,7 +208,10 @@ class RunPlan:
     return starts
 
   def schedule_step(self, step: int) -> int:
-    """Returns how many steps the schedule counts at a step of the run.
+    """Converts a step of the run into a step of the schedule.
+
+    The schedule counts from its own start (`schedule_start`), so data-parallel
+    steps before the first round are left out.
 
     Args:
       step: Number of finished inner steps of the run.
@@ -235,9 +248,9 @@ class RunPlan:
     )
 
   def flush_participation(self) -> RoundParticipation | None:
-    """Returns what each replica does in the flush.
+    """Returns what each replica does in the flush at the end of the run.
 
-    The flush applies what is still in flight at the end of the run
+    The flush sends and applies what is left over after the last round
     (`SyncSchedule.flush_windows`).
 
     Returns:

@@ -1,19 +1,24 @@
 """Computes after which inner steps fragments are sent and applied.
 
-The trainer and the simulator both use this module. So the simulated events are
-the events of the training run. P fragments are each sent every H inner steps,
-and the result of a send is applied tau inner steps later.
+A *fragment* is one of the P parts into which the parameters are divided. Each
+fragment is sent every H inner steps: replicas begin to average their
+pseudo-gradients of it. The mean is applied tau inner steps after the send.
 
 Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
-the offset t_p = floor(p H / P), and *applied* after step s + tau. Events of one
-step happen in the order measure, apply, send: the pseudo-gradient that is sent
-is measured before a result is applied.
+the offset t_p = floor(p H / P), and *applied* after step s + tau. A send and an
+apply are both called *events*. If both come after the same step, the
+pseudo-gradient is measured first, then the older mean is applied, and then the
+pseudo-gradient is sent.
 
-The inner steps between two steps with events are a *window*. For example, with
-H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each of these steps:
+The inner steps up to an event, together with the event, are a *window*. For
+example, with H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each
+of these steps:
 
     after step   2       3        4       5        6       7        8
     event        send 1  apply 1  send 2  apply 2  send 0  apply 0  send 1
+
+The trainer and the simulator both take their events from this module, so a
+simulated run has the events of the training run.
 """
 
 import dataclasses
@@ -25,14 +30,16 @@ from dilocox_jax.checks import require
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Event:
-  """One fragment is sent or applied.
+  """A fragment (a part of the parameters) is sent, or its mean is applied.
 
   Attributes:
-    step: Inner step after which the event happens.
-    kind: "apply" or "send". Applies of a step sort before its sends.
+    step: Inner step after which the event happens, from 1.
+    kind: "send": replicas send their pseudo-gradients of the fragment. "apply":
+      the mean of an earlier send is applied. Sorted events have the applies of
+      a step before its sends.
     fragment: Index of the fragment, from 0.
-    send_step: Inner step after which the fragment was measured and sent. It
-      equals `step` if `kind` is "send".
+    send_step: Inner step after which the fragment is sent. For an apply it is
+      the step of the send whose mean is applied; for a send it equals `step`.
   """
 
   step: int
@@ -43,18 +50,18 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Inner steps up to the next events, and these events.
+  """Some inner steps, then at most one apply and one send of a fragment.
 
   Attributes:
-    num_steps: Number of inner steps. The events come after them.
-    applied: The `Event` that applies a result; None: nothing is applied. The
-      exchange of this result runs during the inner steps, or after them if tau
-      is 0.
-    sent: The `Event` that sends a fragment; None: nothing is sent. The order of
-      events is measure, apply, send.
-    follows_send: Whether the window before this one sends, on the same step,
-      the fragment that this window applies. `outer.rules.ApplyRule.gradient`
-      then gets the measurement of that send as the newest one of the fragment.
+    num_steps: Number of inner steps, 0 or more.
+    applied: The apply after the inner steps, which applies the mean of an
+      earlier send. None: nothing is applied. The mean is computed during the
+      inner steps, or after them if tau is 0.
+    sent: The send after the inner steps. None: nothing is sent. The replica
+      measures the pseudo-gradient that it sends before it applies `applied`.
+    follows_send: Whether the window before this one sent the fragment that this
+      window applies, with no inner step in between. The outer step may then
+      read the pseudo-gradient of that send (`outer.rules.ApplyRule.gradient`).
   """
 
   num_steps: int
@@ -71,10 +78,12 @@ class Window:
 
   @property
   def parts(self) -> list["Window"]:
-    """The inner steps, the apply and the send as one window each, in order.
+    """This window divided into windows that do one thing each, in order.
 
-    If the same fragment is applied and sent, it is sent first, because it is
-    measured before the result is applied.
+    They are the inner steps, then the apply, then the send; what this window
+    lacks is left out. If the apply and the send are of the same fragment, the
+    send comes first, because the pseudo-gradient that is sent has to be
+    measured before the older mean is applied.
     """
     windows = []
     if self.num_steps:
@@ -98,9 +107,11 @@ class SyncSchedule:
 
   Attributes:
     sync_interval: H, the number of inner steps between two sends of a fragment.
-    num_fragments: P, the number of fragments.
-    overlap_steps: tau, the number of inner steps between a send and its apply.
-      If it is 0, the replica waits for the exchange. It may exceed H.
+    num_fragments: P, the number of fragments into which the parameters are
+      divided, 1 to H.
+    overlap_steps: tau, the number of inner steps from the send of a fragment to
+      the step at which its mean is applied. If it is 0, replicas wait for the
+      mean. It may exceed H.
   """
 
   sync_interval: int
@@ -124,7 +135,9 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Largest number of one fragment's exchanges in flight: ceil(tau / H).
+    """Largest number of sends of one fragment that are in flight at once.
+
+    A send is in flight until its mean is applied, so this is ceil(tau / H).
 
     Example: with H = 4 and tau = 6, the pseudo-gradient that is sent after step
     4 is applied after step 10. The next one is sent after step 8. So two of
@@ -134,9 +147,10 @@ class SyncSchedule:
 
   @property
   def is_whole_rounds(self) -> bool:
-    """Whether tau is a multiple of H.
+    """Whether tau (`overlap_steps`) is a multiple of H (`sync_interval`).
 
-    A fragment is then applied on the same steps on which it is sent.
+    The steps at which a fragment is sent are then also those at which an
+    earlier send of it is applied.
     """
     return self.overlap_steps % self.sync_interval == 0
 
@@ -144,11 +158,15 @@ class SyncSchedule:
   def hiding_steps(self) -> int:
     """Smallest number of inner steps that run at the same time as an exchange.
 
-    A compiled program begins an exchange in the window that applies its result,
-    not at the send. So a tau above H / P makes the result older, but hides no
-    more of the exchange. Example: with H = 6, P = 1 and tau = 8 a send after
-    step 6 is applied after step 14. The exchange begins after step 12, where
-    the window begins, and only steps 13 and 14 hide the exchange.
+    It is 0 if tau is 0. Otherwise it may be less than tau, because a compiled
+    program begins an exchange after the last event before its apply, and not at
+    the send. So a tau above H / P makes the mean older, but hides no more of
+    the exchange.
+
+    Example: with H = 6, P = 1 and tau = 8, the fragment is sent after steps 6
+    and 12, and the mean of the first send is applied after step 14. The
+    exchange of this mean begins after step 12, and only steps 13 and 14 hide
+    it.
     """
     if not self.overlap_steps:
       return 0
@@ -158,17 +176,21 @@ class SyncSchedule:
 
   @property
   def is_regular(self) -> bool:
-    """Whether all rounds have H steps. False for every subclass."""
+    """Whether all rounds have H inner steps.
+
+    False for every subclass, because a subclass may have other rounds.
+    """
     return type(self) is SyncSchedule
 
   @property
   def steady_round(self) -> int | None:
-    """Index of the round from which on all rounds have the same windows.
+    """Index of the round from which on all rounds are alike.
 
-    Earlier rounds apply fewer results, because less was sent before them. With
-    H = 4 and tau = 6 the pseudo-gradient that is sent after step 4 is applied
-    after step 10. So rounds 0 and 1 apply nothing, and round 2 is the first of
-    equal rounds.
+    Rounds are alike if they send and apply the same fragments after the same of
+    their inner steps. The first rounds apply less than later ones, because less
+    was sent before them. With H = 4 and tau = 6 the pseudo-gradient that is
+    sent after step 4 is applied after step 10. So rounds 0 and 1 (steps 1 to 8)
+    apply nothing, and round 2 is the first of equal rounds.
 
     None: no such round is known. This is the case for a subclass that does not
     override this property. The simulator then goes through every round of a
@@ -180,9 +202,10 @@ class SyncSchedule:
 
   @property
   def steady_step(self) -> int:
-    """Inner step at which round `steady_round` begins.
+    """Number of inner steps before round `steady_round`, the first steady one.
 
-    If no such round is known, it is the step after `depth` rounds of H steps.
+    If `steady_round` is None, it is the number of steps in `depth` rounds of
+    H steps each.
     """
     if self.is_regular or self.steady_round is None:
       return self.depth * self.sync_interval
@@ -195,60 +218,74 @@ class SyncSchedule:
 
   @property
   def interval_label(self) -> str:
-    """Text for people: the number of inner steps of a round, such as "30"."""
+    """The number of inner steps of a round as a text for people: "30"."""
     return f"{self.sync_interval}"
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds in a row have the same windows.
+    """Returns how many rounds in a row are alike, beginning with a given one.
+
+    Rounds are alike if they have the same number of inner steps, and send and
+    apply the same fragments after the same of these steps.
 
     Args:
-      round_index: Index of the first of these rounds.
+      round_index: Index of the given round, from 0.
 
     Returns:
-      Number of rounds, at least 1; None if all later rounds are alike.
+      Number of rounds, the given one included, so at least 1. None: all later
+      rounds are like the given one.
     """
     if self.steady_round is None or round_index < self.steady_round:
       return 1
     return None
 
   def delay(self, send_step: int) -> int:
-    """Returns after how many inner steps the result of a send is applied.
+    """Returns how many inner steps lie between a send and its apply: tau.
 
     Args:
-      send_step: Inner step after which a fragment is sent.
+      send_step: Inner step after which a fragment is sent. It makes a
+        difference only in subclasses.
     """
     del send_step
     return self.overlap_steps
 
   def round_at(self, step: int) -> tuple[int, int]:
-    """Returns the index and the number of inner steps of a round.
+    """Returns the round to which the next inner step belongs.
 
     Args:
-      step: Number of inner steps of the schedule before the round, or before a
-        step of the round.
+      step: Number of inner steps that are done.
+
+    Returns:
+      Index of the round, from 0, and the number of inner steps of the round.
     """
     return step // self.sync_interval, self.sync_interval
 
   def offset(self, fragment: int) -> int:
-    """Returns t_p, the inner step of a round after which a fragment is sent.
+    """Returns t_p: fragment p is sent after the steps t_p + k H for k = 0, 1...
+
+    Step 0 is left out, so fragment 0, with t_0 = 0, is first sent after step H.
 
     Args:
-      fragment: Index p of the fragment that is sent.
+      fragment: Index p of the fragment.
     """
     return fragment * self.sync_interval // self.num_fragments
 
   def events(self, start: int, stop: int) -> list[Event]:
-    """Returns the events of inner steps start < s <= stop, in order.
+    """Returns the sends and applies after inner steps `start` + 1 to `stop`.
 
     Args:
       start: Inner step before the first of these steps.
       stop: Last of these steps.
+
+    Returns:
+      Events by ascending step. The applies of a step come before its sends.
     """
     interval = self.sync_interval
     events = []
     for fragment in range(self.num_fragments):
       for kind, delay in (("apply", self.overlap_steps), ("send", 0)):
-        # The events come `delay` steps after these sends.
+        # An event comes `delay` steps after a send. So the sends that matter
+        # lie between start - delay + 1 and stop - delay. The first of them is
+        # the first step from there on that equals the offset modulo H.
         lowest = max(start - delay + 1, 1)
         first = lowest + (self.offset(fragment) - lowest) % interval
         for send_step in range(first, stop - delay + 1, interval):
@@ -262,16 +299,19 @@ class SyncSchedule:
     return sorted(events)
 
   def windows(self, start: int, stop: int) -> list[Window]:
-    """Returns the windows of inner steps start < s <= stop, in order.
+    """Divides the inner steps `start` + 1 to `stop` into windows.
 
-    A window ends at a step with events. If inner steps are left after the last
-    event, they are a window without events. A window has at most one apply and
-    one send. If a step has several of them, it has several windows, of which
-    only the first one has inner steps.
+    A window ends at each step after which a fragment is sent or applied, and
+    has at most one apply and one send. If there are more of them after a step,
+    more windows follow, which have no inner steps. Inner steps after the last
+    event are a window without events.
 
     Args:
       start: Inner step before the first of these steps.
       stop: Last of these steps.
+
+    Returns:
+      Windows in order. Their numbers of inner steps add up to `stop` - `start`.
     """
     windows = []
     done = start
@@ -292,14 +332,16 @@ class SyncSchedule:
     return windows
 
   def num_in_flight(self, step: int) -> list[int]:
-    """Returns how many exchanges of every fragment are in flight after a step.
+    """Returns how many sends of every fragment are in flight after a step.
+
+    A send is in flight until its mean is applied.
 
     Args:
-      step: Number of finished inner steps. All events of the last step must be
-        done.
+      step: Number of finished inner steps. The sends and applies after the last
+        of them count as done.
 
     Returns:
-      Number of exchanges by fragment, [P].
+      Number of sends in flight by fragment, [P].
     """
     counts = [0] * self.num_fragments
     for event in self._pending(step):
@@ -307,11 +349,14 @@ class SyncSchedule:
     return counts
 
   def _pending(self, step: int) -> list[Event]:
-    """Returns the events that will apply the exchanges in flight after a step.
+    """Returns the applies that are still due for what was sent up to a step.
 
     Args:
-      step: Number of finished inner steps. All events of the last step must be
-        done.
+      step: Number of finished inner steps. The sends and applies after the last
+        of them count as done.
+
+    Returns:
+      Events of the kind "apply", by ascending step.
     """
     return [
       event
@@ -320,30 +365,31 @@ class SyncSchedule:
     ]
 
   def flush_windows(self, step: int) -> list[Window]:
-    """Returns the windows of the flush, which ends a run.
+    """Returns the sends and applies of the flush, which ends a run.
 
-    The flush applies all pending exchanges. It also sends and applies the
-    progress that was not sent yet. Its windows have no inner steps. The trainer
-    runs these windows, and bytes and simulated times are computed from them.
+    The flush applies the mean of every send that is still pending. It also
+    sends the progress that was not sent yet, and applies its mean. The trainer
+    runs the result, and bytes and simulated times are computed from it.
 
-    The fragments come one after the other, and each window holds one event.
-    Pending exchanges of a fragment are applied, the oldest first. The progress
-    since the last send is sent before these applies if tau >= H, as in the
-    rounds, and after them otherwise. Its exchange is applied last. If there was
-    no inner step since the last send of the fragment, nothing is sent.
+    The fragments come one after the other. For each fragment, the pending sends
+    are applied, the oldest first. The progress since the last send is sent
+    before these applies if tau >= H, as in the rounds, and after them
+    otherwise. Its mean is applied last. If there was no inner step since the
+    last send of the fragment, nothing is sent.
 
     Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
-    are pending and the progress of step 9 is unsent. So the windows are
-    send(9), apply(4), apply(8), apply(9). With tau = 2 only the send of step 8
-    is pending, so the windows are apply(8), send(9), apply(9).
+    are pending and the progress of step 9 is unsent. So the order is send(9),
+    apply(4), apply(8), apply(9). With tau = 2 only the send of step 8 is
+    pending, so the order is apply(8), send(9), apply(9).
 
     Args:
-      step: Number of finished inner steps. All events of the last step must be
-        done.
+      step: Number of finished inner steps. The sends and applies after the last
+        of them count as done.
 
     Returns:
-      Windows in order. An event keeps the step at which it would happen in a
-      longer run. So the steps of a fragment's events may not be ascending.
+      Windows in order, each with one send or one apply and no inner steps. An
+      event keeps the step at which it would happen in a longer run. So the
+      steps of a fragment's events may not be ascending.
     """
     return [
       window
@@ -352,18 +398,23 @@ class SyncSchedule:
     ]
 
   def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
-    """Yields the windows that flush one fragment; see `flush_windows`."""
+    """Yields the windows that flush one fragment (see `flush_windows`).
+
+    Args:
+      step: Number of finished inner steps.
+      fragment: Index of the fragment.
+    """
     overlap = self.overlap_steps
     pending = [
       Window(0, event)
       for event in self._pending(step)
       if event.fragment == fragment
     ]
-    is_sent = any(
+    was_just_sent = any(
       event.kind == "send" and event.fragment == fragment
       for event in self.events(step - 1, step)
     )
-    if step == 0 or is_sent:
+    if step == 0 or was_just_sent:  # There is no unsent progress.
       yield from pending
       return
     send_event = Event(step, "send", fragment=fragment, send_step=step)
