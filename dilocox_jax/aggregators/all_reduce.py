@@ -55,7 +55,7 @@ class AllReduceMean(Collective):
       sender: Whether this replica participates, its random key and its axis.
 
     Returns:
-      A coroutine that returns `codecs.base.Reduced`. It has one message.
+      A coroutine that sends one message and returns `codecs.base.Reduced`.
     """
     values = [encoder.code(leaf)[0] for leaf in leaves]
     # The first `yield` comes before the message leaves, the second one before

@@ -29,7 +29,7 @@ def exchange_operations(
   collective: str | Collective = AUTO,
   compares_norms: bool = False,
 ) -> list[Operation]:
-  """Returns the operations over replicas of one exchange, in order.
+  """Returns the operations of one exchange in order, e.g. two all-gathers.
 
   A message carries all leaves together. A codec may need several messages, one
   after the other. Empty leaves are not sent.
@@ -123,7 +123,8 @@ class Traffic:
     it are counted. If it is a data-parallel start, each step sends gradients.
 
     Args:
-      segment: A segment of the run's plan.
+      segment: A segment of the run's plan, i.e. a round, or the steps of a
+        data-parallel start.
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
@@ -153,7 +154,12 @@ class Traffic:
     return self.among(participation)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
-    """Returns the bytes of the exchanges whose averages windows apply."""
+    """Returns the bytes of the exchanges that are applied in some windows.
+
+    Args:
+      windows: Windows of the schedule. A window is some inner steps, followed
+        by at most one apply and one send of a fragment.
+    """
     applied = [window.applied for window in windows if window.applied]
     return sum(self.exchange_bytes(event.fragment) for event in applied)
 

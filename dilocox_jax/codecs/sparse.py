@@ -366,9 +366,10 @@ def _to_bits(numbers: Array, count: int) -> Array:
 
 
 def _from_bits(bits: Array, count: int) -> Array:
-  """Makes a number of each `count` bits, of which the lowest comes first.
+  """Combines every `count` neighboring bits into a number.
 
-  If `count` does not divide the number of bits, zeros are appended.
+  The first of these bits is the lowest bit of the number. If `count` does not
+  divide the number of bits, zeros are appended.
 
   Args:
     bits: Bits (0 or 1, or booleans) [..., bits].
@@ -411,7 +412,7 @@ def stratum_bounds(size: int, count: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class RandomMask(Projection):
-  """Sends randomly drawn values of each layer, other ones in every exchange.
+  """Sends some values of each layer, which every exchange draws anew at random.
 
   The values of a layer are divided into strata of neighbors, and one value is
   drawn from each stratum. For example, 10 values and a fraction of 0.3 give
