@@ -63,7 +63,7 @@ def in_memory(tree: Tree) -> Tree:
     tree: Any tree.
 
   Returns:
-    The tree with arrays of numpy in place of the `LazyArray`s.
+    The tree with an array of numpy in place of each `LazyArray`.
   """
 
   def read(leaf: Any) -> Any:

@@ -93,11 +93,14 @@ class StoppedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """What a replica remembers of the events that were settled.
+  """What a replica remembers of the events (exchanges) that are settled.
 
-  An *interval* is the events from one due snapshot to the next one. Events have
-  the same *kind* if their messages have the same size; the kind is the number
-  of the fragment, for example.
+  An event consists of *turns*: with a low-rank codec each replica sends two
+  messages one after the other, so there are two turns. The *manifest* of a turn
+  lists the messages that all replicas average. A turn is *settled* once it has
+  a manifest. An *interval* is the events from one due snapshot to the next one.
+  Events have the same *kind* if their messages have the same size; the kind is
+  the number of the fragment, for example.
 
   Attributes:
     event: Number of the next event.
@@ -152,7 +155,8 @@ class Memory:
   def begin_interval(self, event: int) -> "Memory":
     """Returns a copy of the memory in which a new interval begins.
 
-    The counts of the interval (`sent`, `stored`, `was_split`) begin at 0 again.
+    An interval is the events from one due snapshot to the next one. Its counts
+    (`sent`, `stored`, `was_split`) begin at 0 again.
 
     Args:
       event: The first event of the new interval, which is not settled yet.
@@ -169,26 +173,35 @@ class Memory:
     )
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the median norms of earlier messages like those of a turn.
+    """Returns the median norms of the messages of earlier, similar turns.
 
-    These messages had the same kind and turn. The oldest norm comes first. The
-    list is empty if there was no such message.
+    Similar turns are those of events of the same kind (fragment), with the same
+    number within the event.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
+
+    Returns:
+      A median for each of the last turns, the oldest first; [] if there was no
+      similar turn.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
   def residual_event(self, inbox: Inbox) -> int:
-    """Returns the event whose share residuals are added to a turn's shares.
+    """Returns the event whose residuals are added to the mean of a turn.
 
-    This is the newest event of the same kind and turn whose mean was made in
-    shares. Returns -1 if no residuals can be added: there was no such event, it
-    had another number of slices, or it is older than the interval before this
-    one, so its objects may be deleted at any time.
+    If a mean is made in shares, each replica encodes the mean of one slice.
+    What this encoding loses is a residual, which is added to the mean of the
+    same slice in the next event of the same kind and turn.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
+
+    Returns:
+      The newest event of the same kind and turn whose mean was made in shares.
+      -1 if no residuals can be added: there was no such event, it had another
+      number of slices, or it is older than the interval before this one, so its
+      objects may be deleted at any time.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -204,12 +217,13 @@ class Memory:
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns a copy of the memory to which a settled turn was added.
 
-    After the first turn of an event, `event` is the next event and `roster` is
-    the manifest's. Later turns of the event only change norms and sizes.
+    A settled turn has a manifest, which lists the messages that all replicas
+    average. After the first turn of an event, `event` is the next event and
+    `roster` is the manifest's. Later turns only change norms and sizes.
 
     Args:
-      agreed: The manifest of the turn.
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      agreed: The manifest of the turn, which lists the messages to average.
+      inbox: The messages of the turn that this replica has so far.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -260,7 +274,7 @@ def _norms_key(inbox: Inbox) -> str:
   not comparable, so they have different keys.
 
   Args:
-    inbox: Inbox of the turn: the messages that this replica has of it.
+    inbox: The messages of the turn that this replica has so far.
   """
   key = f"{inbox.kind}.{inbox.turn}"
   return f"{key}.slices" if inbox.num_slices else key
@@ -270,8 +284,12 @@ def _norms_key(inbox: Inbox) -> str:
 class Agreement:
   """Reads the manifests of a run, and writes each manifest that is due.
 
+  The manifest of a turn lists the messages that all replicas average. An event
+  (exchange) has one turn for each message that a replica sends in it. A turn is
+  settled once it has a manifest.
+
   Attributes:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     signer: The signer of the run.
     seats: The seats of the run.
     snapshots: The snapshots of the run.
@@ -318,7 +336,9 @@ class Agreement:
     self._decisions = Decisions(self.store, self.signer)
 
   def announced_manifest(self, event: int) -> Manifest | None:
-    """Reads the manifest of an event's first turn, and remembers it.
+    """Reads the manifest of an event's first turn into `announced`.
+
+    The manifest lists the messages that all replicas average.
 
     Args:
       event: Number of the event, whose messages are exchanged next.
@@ -337,18 +357,18 @@ class Agreement:
     later turns it is the digest of the event's first manifest.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.turn:
       return self.first.digest()
     return self.memory.before
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Reads the manifest of a turn.
+    """Reads the manifest of a turn: the list of the messages to average.
 
     Args:
-      event: Number of the event.
-      turn: Number of the turn.
+      event: Number of the event (exchange).
+      turn: Number of the turn: of the message within the event, from 0.
 
     Returns:
       The manifest; None if it is missing or damaged.
@@ -363,10 +383,10 @@ class Agreement:
     order.
 
     Args:
-      event: Number of the event.
-      turn: Number of the turn.
+      event: Number of the event (exchange).
+      turn: Number of the turn: of the message within the event, from 0.
       is_past: Whether the turn was settled before the snapshot with which this
-        replica began. Then the list is empty.
+        replica began. Then the result is [].
     """
     if is_past:
       return []
@@ -389,7 +409,9 @@ class Agreement:
       inbox.there = set(inbox.expected)
 
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
-    """Waits until a turn is settled, and writes its manifest when it is due.
+    """Waits until a turn has its manifest, and writes it when it is due.
+
+    The manifest lists the messages that all replicas average.
 
     If this process has slept, the other replicas may have deleted the event
     meanwhile. Then the returned manifest may be a second one for the same turn.
@@ -436,8 +458,8 @@ class Agreement:
     so this check finds the marks in this case.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
-      agreed: The manifest of the turn.
+      inbox: The messages of the turn that this replica has so far.
+      agreed: The manifest of the turn, which lists the messages to average.
       beside: More functions without arguments, which are called at the same
         time.
 
@@ -497,6 +519,8 @@ class Agreement:
   ) -> None:
     """Reads every share of a turn's mean, and makes this replica's own shares.
 
+    A share is the mean of one slice of all messages.
+
     Waits for the shares that other replicas make. At the same time it checks
     that the event was not deleted (`fetch_messages` says why). Shares that this
     replica has written for a deleted event do no harm: they carry the digest of
@@ -554,7 +578,7 @@ class Agreement:
     In the first turn of an event, the objects of the event before are dropped.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       objects: Contents of the turn's manifest and messages, by path.
     """
     if inbox.turn == 0:
@@ -562,7 +586,10 @@ class Agreement:
     self.objects.setdefault(inbox.event, {}).update(objects)
 
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
-    """Returns whether the interval of an event was deleted, or soon will be.
+    """Returns whether an event was deleted, or soon will be.
+
+    Events are deleted by intervals, i.e. all events from one snapshot to the
+    next one together.
 
     Args:
       event: The event that this replica handles next. It counts as an event of
@@ -590,7 +617,7 @@ class Agreement:
     writes the manifest again from the proposal.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.turn == 0 and inbox.event in self.announced:
       return self.announced[inbox.event]
@@ -720,7 +747,7 @@ class Agreement:
     they are the replicas whose first message was listed.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.turn:
       return self.first.names
@@ -730,14 +757,17 @@ class Agreement:
     """Returns whether this replica looks for new seats now.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.event == 0 or inbox.seats_read_s is None:
       return True  # The first event waits for all replicas to take seats.
     return self.store.clock() - inbox.seats_read_s >= SEATS_EVERY_S
 
   def _read_seats(self, inbox: Inbox) -> None:
-    """Adds the seats that were taken since the event before to `inbox.taken`.
+    """Adds the newly taken seats to `inbox.taken`.
+
+    A seat is the entry of a replica that joins the run or comes back. Seats are
+    new if they were taken since the event before.
 
     Args:
       inbox: The inbox of the event's first turn.
@@ -750,7 +780,7 @@ class Agreement:
       inbox.taken += self.seats.read_from(number + 1)
 
   def _has_all(self, inbox: Inbox, names: Sequence[str]) -> bool:
-    """Returns whether the messages of all these replicas were read."""
+    """Returns whether `inbox` holds the messages of all these replicas."""
     return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
@@ -830,7 +860,7 @@ class Agreement:
     replicas have come, or until the grace time is over.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       is_late: Whether the grace time is over.
 
     Returns:
@@ -877,7 +907,7 @@ class Agreement:
     process may have slept, and the other replicas may have gone on.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       waiting: Returns a line for the log that says what the replica waits for.
       agreed: The manifest; None if the turn is not settled yet.
       looks_at_once: Whether `_look_around` is called after the first pause if
@@ -936,7 +966,7 @@ class Agreement:
     First it checks that the other replicas have not gone on without this one.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       agreed: The manifest; None if the turn is not settled yet. If it is given,
         only the messages that it lists are written again.
 

@@ -28,7 +28,7 @@ class UnfitStoreError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the first line of an error's message; its class's name if empty.
+  """Returns the first line of an error's message, or else its class's name.
 
   The further lines of an error of `obstore` only say from where it came.
   """

@@ -51,7 +51,8 @@ class MailboxClient:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
       argument `config`: the values that must be equal in all replicas.
     terms: The part of `config` that is known before `enter`.
-    terms_of_devices: The same for what follows from the replica's devices.
+    terms_of_devices: The part of `config` that follows from the devices of this
+      replica. It must also be equal in all replicas.
     step_weight: Weight of one inner step of this replica in the mean.
     keeps: Whether the replica keeps values that were not sent, by error
       feedback or in its parameters, and sends them later. Then nothing is lost
@@ -60,17 +61,18 @@ class MailboxClient:
     name: Name of this replica.
     processes: The processes of this replica.
     event: Number of the next exchange.
-    settled: Events that were settled since the caller emptied this list. Each
-      is a dict: "event" is the event's number, "members" the names of the
-      replicas whose messages were averaged, "left_out" the reasons why other
-      messages were not, by replica, and "wrong_shares" how many wrong shares of
-      earlier events this replica has found meanwhile, by their makers.
+    settled: Events whose list of messages was decided since the caller emptied
+      this list. Each is a dict: "event" is the event's number, "members" the
+      names of the replicas whose messages were averaged, "left_out" the reasons
+      why other messages were not, by replica, and "wrong_shares" how many wrong
+      shares of earlier events this replica has found meanwhile, by their
+      makers.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
     stop: Event that any thread may set to ask the run to stop.
     last_s: Seconds that the last exchange took.
-    written: Empty, or the future of the newest snapshot. This snapshot is
-      written after all earlier ones.
+    written: Empty, or a future that is done when the newest snapshot and all
+      earlier ones are written.
     steps: Counts the inner steps behind this replica's messages.
     run: Identifier of the run; only set after `enter`.
     mailbox: The mailbox; only set after `enter`, and only in process 0.
@@ -150,7 +152,7 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of seats; 0 before `announce`."""
+    """Place of this replica in the order of joining; 0 before `announce`."""
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property
@@ -280,7 +282,7 @@ class MailboxClient:
     """Announces this replica for an event, so that the others wait for it.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
 
     Returns:
       Whether this replica's message for the event may still count
@@ -291,7 +293,9 @@ class MailboxClient:
   def signs(self) -> np.ndarray:
     """Returns the random signs for the next event's fingerprint.
 
-    They are float32 [2^20] of +1 and -1, and equal in all replicas.
+    They are float32 [2^20] of +1 and -1, and equal in all replicas. A
+    fingerprint is a few random sums of the outer parameters and the outer
+    optimizer, by which replicas compare them.
     """
     return random_signs(self.run, self.event)
 
@@ -369,7 +373,7 @@ class ExchangeSession:
 
     Args:
       client: The client of the mailbox.
-      event: Number of the event.
+      event: Number of the event (exchange).
       kind: Number that is equal for events with messages of one size, e.g. the
         number of the fragment.
       attends: Whether this replica sends messages. If not, it only reads.

@@ -47,7 +47,7 @@ class Decisions:
     """Makes no request to the store yet.
 
     Args:
-      store: The store, as a `RetryingStore`.
+      store: The folder or bucket, as a `RetryingStore`.
       signer: The signer of the run.
     """
     self._store = store

@@ -65,7 +65,10 @@ class Listed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """The agreement on a turn. One replica writes it once, and all follow it.
+  """The agreement on a turn: which messages all replicas average.
+
+  In a turn, each replica sends one message. One replica writes the manifest
+  once, and all follow it.
 
   Attributes:
     before: Digest of the manifest before this one, in hexadecimal digits; ""
@@ -134,7 +137,7 @@ def make_manifest(
   states: Vote = Vote({}),  # noqa: B008 - nobody changes it
   full_weight_ratio: float = 1.0,
 ) -> Manifest:
-  """Returns the manifest for the messages that have arrived.
+  """Returns the manifest that lists the messages to average in a turn.
 
   A message is left out if its sender has another shared state (`votes`), if its
   values are not finite, or if its norm is too large. A message with a large

@@ -198,7 +198,7 @@ def num_bytes(kinds: Iterable[Kind]) -> int:
 
 
 def message_bytes(num_array_bytes: int) -> int:
-  """Returns the number of bytes of a message, with its tags and its header.
+  """Returns the number of bytes of a message, with its signature and header.
 
   The fingerprint in the first turn of an event is not counted.
 
@@ -209,14 +209,15 @@ def message_bytes(num_array_bytes: int) -> int:
 
 
 def _kind_text(kind: np.dtype, shape: tuple[int, ...]) -> str:
-  """Returns type and shape of an array, as rows: `uint8[12, 16]`.
+  """Returns dtype and shape of an array as a text, e.g. "uint8[12, 16]".
 
-  A replica on one device may have rows [layers, rows, width], and a replica
-  on several devices the same rows as [1, layers * rows, width].
+  All axes but the last count as one, because a replica on one device may have
+  rows [layers, rows, width], and a replica on several devices the same rows as
+  [1, layers * rows, width].
 
   Args:
     kind: Type of the array.
-    shape: Its shape. All axes but the last count as one.
+    shape: Its shape.
   """
   if len(shape) > 1:
     shape = math.prod(shape[:-1]), shape[-1]
@@ -280,13 +281,14 @@ class Message(NamedTuple):
 class Inbox:
   """The messages of one turn, as one replica sends and reads them.
 
-  Threads may read different messages at the same time.
+  In a turn of an event (exchange), each replica sends one message. Threads may
+  read different messages at the same time.
 
   Attributes:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     signer: The signer of the run.
-    event: Number of the event.
-    turn: Number of the turn.
+    event: Number of the event (exchange).
+    turn: Number of the turn: of the message within the event, from 0.
     like: Arrays with the types and shapes of every message of this turn. Their
       values are not read.
     kind: Number that is equal for events with messages of one size, e.g. the
@@ -307,7 +309,7 @@ class Inbox:
       store; None: not in this turn.
     num_slices: Number of slices into which messages are cut, S
       (`sliced.SlicedInbox`); 0: they are not cut.
-    num_bytes: Bytes of one message, with its tags.
+    num_bytes: Bytes of one message, with its signature.
     layout: Digest of types and shapes of a whole message, in hexadecimal
       digits.
   """
@@ -453,10 +455,11 @@ class Inbox:
     return all(name in self.held or name in self.there for name in replicas)
 
   def reads(self, replicas: Iterable[str]) -> list[Callable[[], None]]:
-    """Returns functions that read messages which are in `there`, not in `held`.
+    """Returns functions that read messages which are probably in the store.
 
     Args:
-      replicas: Names of the senders. For the others no function is returned.
+      replicas: Names of the senders. There is no function for a message that is
+        in `held` already, or whose sender is not in `there`.
     """
     return [
       functools.partial(self.read, name)

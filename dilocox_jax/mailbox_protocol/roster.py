@@ -213,7 +213,7 @@ def join_run(
   or damaged, it is written again from the other.
 
   Args:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     secret: The secret that all replicas share.
     terms: The values that must be equal in all replicas (`run_terms`).
     where: Folder or URL of the store, for error messages.
@@ -297,7 +297,7 @@ def _record_in_use(
   """Chooses between the contents of `run.json` and its copy if they differ.
 
   Args:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     secret: The secret that all replicas share.
     records: The two contents, which have different identifiers of a run.
     where: Folder or URL of the store, for error messages.
@@ -386,7 +386,7 @@ def checked_name(replica: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Roster:
-  """The replicas that take part after an event, as the event's manifest says.
+  """The replicas that take part in a run after an event (exchange).
 
   Attributes:
     seats: Names of all replicas that ever took a seat, in the order of their
@@ -428,16 +428,19 @@ class Roster:
     return list(self.seats)
 
   def expected(self) -> list[str]:
-    """Returns the names of the replicas that are not away, in seat order.
+    """Returns the names of the replicas whose messages the others wait for.
 
-    The others wait for the messages of these replicas.
+    They are the replicas that are not away, in the order in which they joined.
     """
     return [name for name in self.names() if name not in self.away]
 
   def renewed(
     self, event: int, taken: Iterable[Mapping[str, Any]] = ()
   ) -> "Roster":
-    """Returns the roster to which newcomers and returning replicas are added.
+    """Returns a copy to which newcomers and returning replicas are added.
+
+    Each of them has written a seat: an object with its name and the event from
+    which it takes part.
 
     Args:
       event: Number of the event that is settled next. A replica whose seat
@@ -472,7 +475,7 @@ class Roster:
     message is away from now on.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
       present: Names of the replicas whose messages were in the store.
     """
     present = set(present)
@@ -490,6 +493,9 @@ class Roster:
 class Seats:
   """Reads the seats of all replicas, and takes seats for one replica.
 
+  A seat is an object in the store with the name of a replica and the event from
+  which it takes part. Seats are numbered in the order in which they are taken.
+
   Attributes:
     index: Place of this replica in `Roster.seats`; None before `announce`.
   """
@@ -498,7 +504,7 @@ class Seats:
     """Makes no request to the store yet.
 
     Args:
-      store: The store, as a `RetryingStore`.
+      store: The folder or bucket, as a `RetryingStore`.
       signer: The signer of the run.
       name: Name of this replica.
     """
@@ -510,7 +516,7 @@ class Seats:
     self.index: int | None = None
 
   def read(self, number: int) -> dict[str, Any] | None:
-    """Reads a seat.
+    """Reads a seat: the name of a replica, and when it joined or came back.
 
     Args:
       number: Number of the seat.
@@ -538,10 +544,11 @@ class Seats:
   def announce(self, event: int, roster: Roster) -> None:
     """Takes a seat, so that the others expect this replica from an event on.
 
-    Does nothing if this replica has taken its last seat for the same event.
+    A seat is an object in the store with the replica's name and the event. If
+    this replica has taken its last seat for the same event, nothing happens.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
       roster: The roster after the event before `event`.
     """
     if self._since == event:
@@ -591,7 +598,7 @@ class Seats:
     return number
 
   def _take_seat(self, roster: Roster) -> int:
-    """Takes the first free seat.
+    """Takes the first free seat, i.e. creates the object with its number.
 
     If this replica took the next seat before a restart, it takes the same seat
     again.

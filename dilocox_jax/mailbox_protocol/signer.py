@@ -83,7 +83,10 @@ def num_blocks(num_bytes: int) -> int:
 
 
 def head_bytes(num_bytes: int) -> int:
-  """Returns how many bytes of tags an object has before its content.
+  """Returns how many bytes a signed object has before its content.
+
+  These bytes are authentication codes: one for the whole object, and one for
+  each block of 1 MiB.
 
   Args:
     num_bytes: Bytes of the content.
@@ -92,7 +95,7 @@ def head_bytes(num_bytes: int) -> int:
 
 
 def signed_bytes(num_bytes: int) -> int:
-  """Returns the number of bytes of a signed object: its tags and its content.
+  """Returns the number of bytes of a signed object: its codes and its content.
 
   Args:
     num_bytes: Bytes of the content.

@@ -59,7 +59,7 @@ class Snapshot(NamedTuple):
   """The shared state before an event.
 
   Attributes:
-    event: Number of the event.
+    event: Number of the event (exchange).
     first: The first event whose result the state does not have yet. It is
       earlier than `event` if averages are applied with a delay (tau > 0).
     memory: What replicas remember of earlier events: the fields of
@@ -78,7 +78,7 @@ def interval_of(event: int, starts: Sequence[int]) -> int:
   """Returns the first event of the interval to which an event belongs.
 
   Args:
-    event: Number of the event.
+    event: Number of the event (exchange).
     starts: First events of the intervals so far, in increasing order. An event
       before all of them counts as one of the first interval.
   """
@@ -105,7 +105,7 @@ class Snapshots:
     """Tries to become the replica that writes the snapshot before an event.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
 
     Returns:
       Whether this replica writes it. False: another replica was faster.
@@ -168,7 +168,7 @@ class Snapshots:
     """Reads the snapshot before an event.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
 
     Returns:
       The snapshot; None if a part of it is missing or damaged.

@@ -46,7 +46,7 @@ def vote(
     sent: The messages by replica, in the order of seats.
     before: Digest of the manifest of the event before, in hexadecimal digits.
       It is the name that the senders' state must have.
-    event: Number of the event.
+    event: Number of the event (exchange).
     num_kinds: Number of kinds of events, i.e. of fragments. An event changes
       the state of one fragment.
     breaks_ties: Whether the state of the sender with the earliest seat counts
