@@ -90,6 +90,7 @@ def message_tables(
     makes_up_for_loss: Whether the exchange makes up for what a codec loses, by
       error feedback or in the parameters. Then each share of the mean has a
       residual, which is what its encoding has lost.
+
   Returns:
     The tables of encoded rows; None if `row_codec` returns None.
   """

@@ -184,7 +184,7 @@ class Stage:
 
     Args:
       batch: Index of the micro-batch.
-      arrived: The stream that the stage before has sent, [T, D].
+      arrived: The residual stream that the stage before has sent, [T, D].
     """
 
     def embed(batch: Index, _: Array) -> Array:

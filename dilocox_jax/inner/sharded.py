@@ -238,6 +238,8 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
   """Gives a function of a stage the argument `transfer` if it needs it.
 
+  `transfer` says how a device collects a whole layer from the data shards.
+
   Args:
     function: Gradient or loss function of a stage.
     gather: When data shards collect layers: "stage" (before the function is

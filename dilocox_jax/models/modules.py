@@ -270,7 +270,7 @@ class _Mlp(nnx.Module):
 
 
 class _Block(nnx.Module):
-  """One layer: attention and then the MLP, each added to the residual stream."""
+  """One layer: attention, then the MLP, each added to the residual stream."""
 
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
