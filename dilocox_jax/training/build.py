@@ -188,7 +188,9 @@ def programs(
   platform: str | None = None,
   devices: Sequence[Any] | None = None,
 ) -> Programs:
-  """Builds the model, the optimizers and the programs of all phases.
+  """Builds the model, the optimizers and all programs of a run.
+
+  There are programs for data-parallel steps and programs for rounds.
 
   Args:
     config: Config of the run.

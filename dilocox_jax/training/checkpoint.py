@@ -295,9 +295,9 @@ class Checkpoints:
         types of the state. It may raise `RefusedError`.
 
     Returns:
-      The state, whose leaves are `SavedArray`s, and the record. The result is
-      None if there is no checkpoint, or if the directory is read-only and all
-      checkpoints are damaged.
+      The state, with a `SavedArray` in place of each array, and the record. The
+      result is None if there is no checkpoint, or if the directory is read-only
+      and all checkpoints are damaged.
 
     Raises:
       RefusedError: If all checkpoints are damaged and the directory is not

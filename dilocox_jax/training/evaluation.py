@@ -185,7 +185,8 @@ def applied_events(segment: Segment) -> list[Event]:
   """Returns the events in which a segment applies an exchange, in order.
 
   Args:
-    segment: The segment. Its windows without an apply are skipped.
+    segment: A part of the run, such as a round. Its windows in which no
+      exchange is applied are skipped.
   """
   return [window.applied for window in segment.windows if window.applied]
 

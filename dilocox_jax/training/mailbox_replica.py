@@ -262,7 +262,7 @@ class MailboxReplica:
     resume_step: int | None,
     log: RunLog | None,
   ) -> None:
-    """Opens the file that records which replicas took part in each event.
+    """Opens the file that records which replicas took part in each exchange.
 
     Args:
       workdir: The run directory.
@@ -286,9 +286,9 @@ class MailboxReplica:
 
   @property
   def is_behind(self) -> bool:
-    """Whether the other replicas have settled the next event without this one.
+    """Whether the others have finished the next exchange without this replica.
 
-    The replica then has to skip the segments that led to this event.
+    The replica then has to skip the segments that led to this exchange.
     """
     return not self._client.announce(self._client.event)
 
@@ -361,7 +361,7 @@ class MailboxReplica:
       self._log.write(plain(row))
 
   def record(self, step: int) -> str:
-    """Records the events since the last call.
+    """Records the exchanges (events) that have ended since the last call.
 
     Args:
       step: Finished inner steps.
@@ -388,10 +388,10 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs the members of an event if they differ from the last event's.
+    """Logs who took part in an exchange, if it differs from the one before.
 
     Args:
-      event: Number of the event.
+      event: Number of the exchange.
       members: Names of the replicas whose messages the event averages.
     """
     if sorted(members) == self._last_members:

@@ -78,7 +78,7 @@ class LearningRates:
 
 @dataclasses.dataclass(frozen=True)
 class DispatchedSegment:
-  """A segment whose metrics have not been read yet.
+  """A segment, such as a round, whose metrics have not been read yet.
 
   Attributes:
     segment: The segment.
@@ -165,7 +165,7 @@ class MetricsReader:
   def compiling(
     self, segment: Segment
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows, while the block runs, that a segment's programs are compiled.
+    """Shows, inside a `with` block, that a segment's programs are compiled.
 
     Args:
       segment: The segment.
@@ -176,7 +176,7 @@ class MetricsReader:
   def activity(
     self, name: str, then: str
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows what the run does, and for how long, while the block runs.
+    """Shows, inside a `with` block, what the run does and for how long.
 
     Args:
       name: What the run does, e.g. "evaluating".
@@ -195,7 +195,7 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records the time since the end of the last event as the event's time.
+    """Records how long an event took: the time since the event before ended.
 
     If JAX compiled something in this time, the time to compile becomes a row of
     its own before the row of the event.
