@@ -57,7 +57,9 @@ def random_signs(
 ) -> np.ndarray:
   """Returns the signs of the first values of a block, float32 of +1 and -1.
 
-  Bit k of byte n belongs to the value 8 n + k. A set bit means -1.
+  A fingerprint multiplies the values of a state by these signs before it adds
+  them up. The signs are the bits of a hash of run and event: bit k of byte n
+  belongs to the value 8 n + k, and a set bit means -1.
 
   Args:
     run: Identifier of the run.
@@ -91,14 +93,18 @@ def rounding_unit(type_name: str) -> float:
 
 
 def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
-  """Returns the rounding unit, the norm and the sums of each block.
+  """Computes the fingerprint of an array: random sums of its values, by blocks.
+
+  Replicas compare these sums to find out how far their states are apart. A
+  block has 2^20 values, the last one fewer.
 
   Args:
     array: Floating-point values of any shape; they are read in C order.
     signs: Random signs of the event, float32 of +1 and -1 (`random_signs`).
 
   Returns:
-    float32 [B, 34] for an array of B blocks.
+    float32 [B, 34] for B blocks: the rounding unit, the norm and 32 sums of
+    each block.
   """
   flat = array.reshape(-1).astype(np.float32, copy=False)
   rows = np.zeros([num_blocks(flat.size), ROW_VALUES], np.float32)

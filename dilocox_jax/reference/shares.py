@@ -148,8 +148,12 @@ class Cuts:
       rows * sum(widths)
       for rows, widths in zip(num_rows, row_bytes, strict=True)
     ]
+    # Example: two tables of 3 rows of 4 bytes have 24 bytes, and 2 slices. The
+    # cut at byte 12 is after 3 rows of the first table and 0 of the second one.
+    # So `starts` is [[0, 0], [3, 0], [3, 3]].
     starts = []
     for number in range(num_slices + 1):
+      # Bytes before the cut. Each table takes its own bytes from them.
       left = number * sum(sizes) // num_slices
       rows_before = []
       for rows, widths in zip(num_rows, row_bytes, strict=True):
@@ -330,9 +334,9 @@ def residual_values(
 
 
 def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
-  """Returns the cuts of residuals.
+  """Returns where the residual of a mean is cut into slices.
 
-  A residual has as many rows and slices as the messages, but other bytes a row.
+  It has as many rows and slices as the messages, but other bytes in each row.
 
   Args:
     tables: How messages are encoded.

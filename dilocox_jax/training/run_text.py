@@ -147,12 +147,12 @@ def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
 
 
 def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
-  """Returns the data of a run from a feed that the user supplies.
+  """Returns the data of a run that the user supplies, if they are not a text.
 
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes.
-    feed: Data of any kind.
+    feed: The user's data: examples with random access, or batches.
 
   Raises:
     ValueError: One line, if training and validation batches have different

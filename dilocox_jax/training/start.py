@@ -121,7 +121,8 @@ def first_state(
   Args:
     config: Config of the run.
     programs: Programs of the run.
-    phase: First phase of the run.
+    phase: First phase of the run: "rounds", or "data_parallel" if the run
+      begins with steps that average gradients.
     overrides: Overrides that the caller passes. If a model, an optimizer or an
       exchange was passed to the other run, it must be passed here, too.
 
@@ -479,8 +480,9 @@ def _saved_outer(
 
   Returns:
     The outer parameters, and a list of the outer optimizer states of all
-    fragments. Instead of the list, None is returned for a `SharedState`, and
-    for a rule that gives every replica its own outer parameters.
+    fragments. Instead of the list, None is returned if the run averaged
+    gradients when it was saved (`SharedState`), and for a rule that gives every
+    replica its own outer parameters.
 
   Raises:
     RefusedError: If there is no undamaged checkpoint, or if it does not belong

@@ -428,7 +428,7 @@ class Trainer:
     return max(coordinator_store.allgather(self._stop_signal))
 
   def _read(self, pending: DispatchedSegment | None) -> None:
-    """Waits for a segment, records its metrics, and passes its drifts on.
+    """Waits for a segment, and records its metrics and its energy ranks.
 
     Args:
       pending: A segment whose metrics are not yet read; None: there is none, so
@@ -524,7 +524,7 @@ class Trainer:
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
-    """Whether something is due between two segments that `_pause` does.
+    """Whether `_pause` has anything to do after a segment.
 
     The result is True if a warm start ends, or if a new rank and H, an
     evaluation or a checkpoint is due.
