@@ -139,7 +139,7 @@ class Stage:
     return jnp.asarray(self.counts)[self.number]
 
   def whole_layer(self, row: Index, dtype: jnp.dtype) -> Tree:
-    """Returns a whole layer of this stage.
+    """Returns a layer of this stage, collected from the devices that divide it.
 
     Args:
       row: Index of the layer in the stage, from 0.

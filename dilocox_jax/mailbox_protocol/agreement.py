@@ -79,7 +79,7 @@ _REMEMBERED_STARTS = KEPT_MARKS + 16
 
 
 class ReplicaStaleError(Exception):
-  """Says that a replica must begin again from the newest snapshot.
+  """Raised if a replica must begin again from the newest snapshot.
 
   The replica then begins as a newcomer does: it drops its residual and its
   exchanges in flight. The other replicas may have averaged its messages
@@ -88,7 +88,7 @@ class ReplicaStaleError(Exception):
 
 
 class StoppedError(Exception):
-  """Says that a replica cannot go on. The message is one line for the user."""
+  """Raised if a replica cannot go on. The message is one line for the user."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,7 +351,7 @@ class Agreement:
     return manifest
 
   def before(self, inbox: Inbox) -> str:
-    """Returns the digest that a turn's manifest must give as its predecessor.
+    """Returns the digest that a turn's manifest must name as its predecessor.
 
     In the first turn this is the digest of the manifest of the event before. In
     later turns it is the digest of the event's first manifest.
@@ -397,7 +397,8 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets `inbox.expected` to the replicas whose messages the turn waits for.
 
-    Does nothing if the turn is past (`Inbox.is_past`).
+    If the turn was settled before the snapshot with which this replica began
+    (`Inbox.is_past`), nothing happens.
 
     Args:
       inbox: The inbox of a turn, before this replica sends its message.
@@ -519,12 +520,11 @@ class Agreement:
   ) -> None:
     """Reads every share of a turn's mean, and makes this replica's own shares.
 
-    A share is the mean of one slice of all messages.
-
-    Waits for the shares that other replicas make. At the same time it checks
-    that the event was not deleted (`fetch_messages` says why). Shares that this
-    replica has written for a deleted event do no harm: they carry the digest of
-    a manifest that nobody follows.
+    A share is the mean of one slice of all messages. The method waits for the
+    shares that other replicas make. At the same time it checks that the event
+    was not deleted (`fetch_messages` says why). Shares that this replica has
+    written for a deleted event do no harm: they carry the digest of a manifest
+    that nobody follows.
 
     Args:
       shares: The shares of the turn. Afterwards it holds all of them.
@@ -603,7 +603,8 @@ class Agreement:
   def limit(self) -> StoreLimit:
     """Returns how many bytes the store and one interval may have.
 
-    If the size of a snapshot is not known yet, it counts as 0 bytes.
+    An interval is the events from one snapshot to the next one. If the size of
+    a snapshot is not known yet, it counts as 0 bytes.
     """
     num_replicas = max(self.rules.replicas, len(self.memory.roster.expected()))
     return store_limit(
@@ -613,8 +614,9 @@ class Agreement:
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, writes it if it is due, and returns it.
 
-    For a past turn, this replica only waits. If the manifest was lost, it
-    writes the manifest again from the proposal.
+    If the turn was settled before the snapshot with which this replica began,
+    the replica only waits. If the manifest was lost, the replica writes it
+    again from the proposal.
 
     Args:
       inbox: The messages of the turn that this replica has so far.
@@ -784,7 +786,7 @@ class Agreement:
     return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
-    """Returns the manifest that this replica proposes for a turn.
+    """Returns the manifest (list of messages) that this replica proposes.
 
     Args:
       inbox: The inbox of the turn. Only messages that it holds can be listed.
@@ -822,9 +824,11 @@ class Agreement:
     )
 
   def _begins_interval(self, inbox: Inbox) -> bool:
-    """Returns whether a snapshot of the shared state before a turn is due.
+    """Returns whether a snapshot of the state before a turn is due.
 
-    If so, a new interval begins with the turn's event. There are three reasons:
+    The snapshot has the outer parameters and the outer optimizer. If it is due,
+    a new interval begins with the turn's event: the events up to the next
+    snapshot, which are deleted together. There are three reasons:
 
     - The event is the first one of the run.
     - With the event's messages, the interval would have more bytes than the
@@ -852,7 +856,7 @@ class Agreement:
     return num_events >= self.rules.snapshot_every and is_paid_for
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
-    """Returns the roster for the manifest of a turn if the manifest is due.
+    """Returns which replicas take part after an event, if its manifest is due.
 
     The manifest is due if the messages of all expected replicas were read, or
     if the grace time is over. The first turn of an event always needs a quorum

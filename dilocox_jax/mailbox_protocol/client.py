@@ -351,6 +351,9 @@ class MailboxClient:
 class ExchangeSession:
   """Exchanges the messages of one event, turn by turn.
 
+  An event is one exchange of the run's schedule. It has one turn for each
+  message that a replica sends in it; most codecs need one message.
+
   Attributes:
     is_counted: Whether this replica's messages were listed in all turns so far.
     drops_all: Whether this replica must drop the values of the fragment that it

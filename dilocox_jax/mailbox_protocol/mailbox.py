@@ -320,7 +320,7 @@ class Mailbox:
   def _go_on(
     self, memory: Memory, *, loaded: int = -1, repeats: bool = False
   ) -> None:
-    """Sets the event from which this replica goes on, and resets its notes.
+    """Sets the event from which this replica goes on after a start or restart.
 
     Args:
       memory: What this replica remembers of the earlier events.
@@ -836,6 +836,9 @@ class Mailbox:
   def _read_checks(self, checks: Sequence[Check]) -> None:
     """Reads whether shares that this replica has made were found to be wrong.
 
+    A share is the mean of one slice of all messages. Another replica has
+    computed it again.
+
     Args:
       checks: Checks of earlier turns.
     """
@@ -879,7 +882,8 @@ class Mailbox:
         none.
 
     Raises:
-      ReplicaStaleError: If the states differ, or if they were split.
+      ReplicaStaleError: If the states differ, or if two different states were
+        equally frequent among the senders.
       StoppedError: If they have differed too often.
     """
     if agreed.is_split:

@@ -148,7 +148,7 @@ def make_manifest(
     before: Digest of the manifest before this one.
     accepted: Median norms of the messages of earlier events, the oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
-      times the usual norm.
+      times the usual norm (`usual_norm`).
     roster: The replicas that take part after this event.
     states: The messages that do not count because of their senders' states.
     full_weight_ratio: A message loses weight if its norm is more than this many
@@ -246,13 +246,13 @@ def usual_norm(
 def too_large(
   norms: Mapping[str, float], accepted: Sequence[float], max_ratio: float
 ) -> dict[str, str]:
-  """Returns the messages that are left out because of their norms.
+  """Returns which messages are left out because of their norms, and why.
 
   Args:
     norms: Norms of the messages of a turn, by replica.
     accepted: Median norms of the messages of earlier events, the oldest first.
     max_ratio: A message is left out if its norm is more than this many times
-      the usual norm, or not finite.
+      the usual norm (`usual_norm`), or not finite.
 
   Returns:
     For each replica whose message is left out, the reason.
@@ -278,7 +278,7 @@ def weight_factors(
     norms: Norms of the messages that are averaged, by replica.
     accepted: Median norms of the messages of earlier events, the oldest first.
     full_ratio: The factor is below 1 for a norm of more than this many times
-      the usual norm.
+      the usual norm (`usual_norm`).
 
   Returns:
     The factor by replica. It is at most 1. It is 1 for all messages if there is

@@ -117,7 +117,7 @@ def manifest_path(event: int, turn: int) -> str:
 
 
 def shares_folder(event: int, turn: int) -> str:
-  """Returns the folder of the shares of a turn's mean.
+  """Returns the folder of the shares of a turn, i.e. the means of its slices.
 
   Example: "share/0000000012/0".
   """
@@ -125,7 +125,7 @@ def shares_folder(event: int, turn: int) -> str:
 
 
 def share_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of a share of a turn's mean, by the share's number.
+  """Returns the path of a share of a turn, i.e. the mean of one slice.
 
   Example: "share/0000000012/0/5".
   """
@@ -133,7 +133,7 @@ def share_path(event: int, turn: int, number: int) -> str:
 
 
 def residual_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of the residual of a share.
+  """Returns the path of a share's residual, i.e. what its encoding has lost.
 
   Example: "share/0000000012/0/5.rest".
   """
@@ -141,7 +141,11 @@ def residual_path(event: int, turn: int, number: int) -> str:
 
 
 def wrong_share_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of the object which says that a share is wrong."""
+  """Returns the path of the object which says that a share is wrong.
+
+  A share is the mean of one slice of all messages of a turn. The object is
+  missing if no replica has found the share to be wrong.
+  """
   return f"{share_path(event, turn, number)}.wrong"
 
 
@@ -156,6 +160,8 @@ def snapshot_path(event: int, part: str) -> str:
 
 def gone_paths(start: int) -> tuple[str, str]:
   """Returns the paths of the two marks of a deleted interval of events.
+
+  An interval is the events from one snapshot to the next one.
 
   Args:
     start: The first event of the interval.
@@ -248,7 +254,7 @@ def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
 
 
 class Message(NamedTuple):
-  """The message of one replica in a turn.
+  """The message of one replica in one turn of an exchange.
 
   Attributes:
     data: The whole object as it is in the store, in one or several parts.
@@ -432,7 +438,7 @@ class Inbox:
     return self.signer.verify(path, stored) is not None
 
   def look(self) -> None:
-    """Lists the turn's folder, and sets `there` to the senders of messages.
+    """Lists the turn's folder, and sets `there` to those who have sent.
 
     An object of another size than a message is passed over.
     """
@@ -472,9 +478,13 @@ class Inbox:
     return [name for name in replicas if name not in self.held]
 
   def has(self, replica: str) -> bool:
-    """Returns whether a replica's message is in `held`, after one try to read.
+    """Returns whether `held` has a replica's message, and reads it if not.
 
-    The store is asked only if the message is not in `held` yet.
+    Args:
+      replica: Name of the sender.
+
+    Returns:
+      Whether the message is in `held` now. False: the store does not have it.
     """
     if replica not in self.held:
       self.read(replica)

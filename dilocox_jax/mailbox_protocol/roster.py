@@ -61,7 +61,7 @@ _LONGEST_CROWD_PAUSE_S = 3.0
 
 
 class RunMismatchError(ValueError):
-  """Says that a replica must not join the run that is in a store.
+  """Raised if a replica must not join the run that is in a store.
 
   For example, its config differs. The message is one line.
   """
@@ -424,7 +424,10 @@ class Roster:
     return len(self.seats) + self.later
 
   def names(self) -> list[str]:
-    """Returns the names of all replicas that ever took part, in seat order."""
+    """Returns the names of all replicas that ever took part.
+
+    They are in the order in which the replicas joined.
+    """
     return list(self.seats)
 
   def expected(self) -> list[str]:
@@ -531,7 +534,8 @@ class Seats:
   def read_from(self, number: int) -> list[dict[str, Any]]:
     """Returns the contents of consecutive seats, as `read` returns them.
 
-    The list ends before the first seat that is free or damaged.
+    A seat is the entry of a replica that has joined or come back. The list ends
+    before the first seat that is free or damaged.
 
     Args:
       number: Number of the first seat to read.
@@ -563,9 +567,10 @@ class Seats:
   def look_after(self, roster: Roster) -> None:
     """Writes this replica's seat again if the seat has vanished.
 
-    Seats are counted up to the first one that is free, so a gap hides every
-    seat after it. So this replica also takes each new seat before its own that
-    is missing, because the replica that held the seat may have died.
+    A seat is the entry of a replica in the store. Seats are counted up to the
+    first one that is free, so a gap hides every seat after it. So this replica
+    also takes each new seat before its own that is missing, because the replica
+    that held the seat may have died.
 
     Args:
       roster: The roster after the last event that was settled.

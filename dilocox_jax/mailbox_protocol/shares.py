@@ -142,10 +142,8 @@ class Shares:
   """Makes and reads the shares of one turn's mean, for one replica.
 
   A share is the mean of one slice of all messages. Each replica makes one
-  share, and reads the others.
-
-  Some methods return functions that make requests, so that the caller can make
-  them at the same time.
+  share, and reads the others. Some methods return functions that make requests,
+  so that the caller can make these requests at the same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
@@ -322,8 +320,9 @@ class Shares:
     return not self.reads_of_slices(number)
 
   def create(self, number: int) -> None:
-    """Computes a share from its slices, writes it, and adds it to `held`.
+    """Computes a share (the mean of one slice), and writes it to the store.
 
+    The share is also added to `held`.
     If another replica has already written the share, that object is used. If
     the norm of the computed share is too large (`_is_too_large`), nothing is
     written.
@@ -351,7 +350,8 @@ class Shares:
   def _keep(self, number: int, share: Share) -> None:
     """Adds a share that this replica has made to `held`.
 
-    Its residual is remembered, and will be written (`writes_of_residuals`).
+    Its residual (what encoding has lost) is remembered, and will be written
+    (`writes_of_residuals`).
 
     Args:
       number: Number of the share.
@@ -391,9 +391,9 @@ class Shares:
     return calls
 
   def read(self, number: int) -> None:
-    """Reads a share, and adds it to `held` if it is valid.
+    """Reads a share (the mean of one slice), and adds it to `held` if valid.
 
-    Does nothing if the share is missing, not signed, of another manifest, or
+    A share is not valid if it is missing, not signed, of another manifest, or
     too large.
 
     Args:

@@ -227,7 +227,7 @@ class SlicedInbox(Inbox):
     """Forgets a slice of a message, and the message itself.
 
     The caller does so if the slice is not from the message that the manifest
-    lists.
+    lists. The slice can then be read again.
 
     Args:
       replica: Name of the message's sender.

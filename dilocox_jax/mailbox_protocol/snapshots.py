@@ -56,7 +56,7 @@ _MARK = b"deleted"
 
 
 class Snapshot(NamedTuple):
-  """The shared state before an event.
+  """The state that all replicas share before an event (exchange).
 
   Attributes:
     event: Number of the event (exchange).
@@ -154,8 +154,8 @@ class Snapshots:
   def listed(self) -> list[int]:
     """Returns the events of all snapshots that have an index, oldest first.
 
-    The indices are not read. So some may be damaged, or written by somebody
-    without the secret.
+    The index of a snapshot is written last. The indices are not read here. So
+    some may be damaged, or written by somebody without the secret.
     """
     events = {
       event_of(path)
@@ -189,9 +189,10 @@ class Snapshots:
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
     """Returns whether an interval of events is marked as deleted.
 
-    Before the events of an interval are deleted, two equal marks are written.
-    The marks of intervals before the newest `KEPT_MARKS` are deleted in turn,
-    so an interval that old counts as not marked.
+    An interval is the events from one snapshot to the next one. Before they are
+    deleted, two equal marks are written. The marks of intervals before the
+    newest `KEPT_MARKS` are deleted in turn, so an interval that old counts as
+    not marked.
 
     Args:
       start: The first event of the interval.

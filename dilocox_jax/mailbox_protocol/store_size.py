@@ -33,7 +33,9 @@ LEAST_DEFAULT_BYTES = 1_000_000_000
 
 
 class StoreLimit(NamedTuple):
-  """How many bytes a store may hold.
+  """How many bytes a store may hold, in all and in one interval.
+
+  An interval is the events (exchanges) from one snapshot to the next one.
 
   Attributes:
     store_bytes: Largest number of bytes of all objects together.

@@ -21,6 +21,9 @@ from dilocox_jax.mailbox_protocol.messages import Message
 class Vote(NamedTuple):
   """The messages that do not count because of their senders' shared states.
 
+  The shared state is the outer parameters and the outer optimizer. It should be
+  equal in all replicas.
+
   Attributes:
     left_out: For each replica whose message does not count, the reason, e.g.
       "it follows other lists of messages".
@@ -41,6 +44,9 @@ def vote(
   breaks_ties: bool = False,
 ) -> Vote:
   """Returns which messages do not count because of their senders' states.
+
+  The states should be equal. If they are not, the state that most senders have
+  counts.
 
   Args:
     sent: The messages by replica, in the order of seats.

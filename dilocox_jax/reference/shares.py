@@ -49,7 +49,10 @@ Table = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-  """Says which arrays of a message form its tables of encoded rows.
+  """Says how the arrays of a message form tables of encoded rows.
+
+  A table has the rows of one width, as the codec encodes them. For example, a
+  codec that encodes a row as codes and a scale makes two arrays for each table.
 
   Attributes:
     codec: Codec of all rows.
