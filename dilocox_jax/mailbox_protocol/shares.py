@@ -322,10 +322,9 @@ class Shares:
   def create(self, number: int) -> None:
     """Computes a share (the mean of one slice), and writes it to the store.
 
-    The share is also added to `held`.
-    If another replica has already written the share, that object is used. If
-    the norm of the computed share is too large (`_is_too_large`), nothing is
-    written.
+    The share is also added to `held`. If another replica has already written
+    the share, that object is used. If the norm of the computed share is too
+    large (`_is_too_large`), nothing is written.
 
     Args:
       number: Number of the share, whose slices were all read.
