@@ -72,7 +72,7 @@ class Aggregator(NamedTuple):
     observe: Function (state) -> arrays by name, which are recorded with the
       exchange in `metrics.jsonl`. An array of three dimensions is read as Gram
       matrices of an update, and only their rank is recorded.
-    stretch_ends: Function (params) -> how the inner steps beside an exchange
+    stretch_ends: Function (params) -> how the inner steps that hide an exchange
       are divided among its turns, for a fragment with these parameters. The
       result has a numerator over `plan.overlap.PARTS` = 1024 for each turn.
       For example, (768, 1024) gives the first three quarters of the steps to

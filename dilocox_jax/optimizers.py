@@ -242,7 +242,7 @@ def outer_rate_schedule(
 
   Returns:
     Function from the number of outer steps taken before to the learning rate.
-    After the last round, in the flush, it returns the rate of the last round.
+    After the last round it returns the rate of the last round.
   """
   assert name == "cosine", name
   starts = np.asarray(round_starts)

@@ -18,10 +18,10 @@ COUNT_BYTES = 4
 
 
 class AllReduceMean(Collective):
-  """Sums fp32 values by one all-reduce, and divides by the participants."""
+  """Averages fp32 values by one all-reduce, which also counts participants."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses every codec but float32 (`Collective.refusal`).
+    """Refuses every codec but float32; the result is the reason.
 
     An all-reduce adds up what is sent, and codes cannot be added.
     """

@@ -402,7 +402,7 @@ class CompressedMean:
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
-    """Divides the inner steps beside an exchange among its turns, by bytes.
+    """Divides the inner steps that hide an exchange among its turns, by bytes.
 
     A turn has the messages that can travel at the same time. A message that
     needs the result of an earlier one belongs to a later turn.

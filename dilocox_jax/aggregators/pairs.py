@@ -85,7 +85,7 @@ class PairMean(Collective):
   def refusal(self, codec: Codec) -> str:
     """Refuses codecs whose state must be equal on all replicas, i.e. low rank.
 
-    `Collective.refusal` describes the result.
+    The result is the reason, or "" if the codec is not refused.
     """
     if not codec.has_shared_state:
       return ""

@@ -60,7 +60,7 @@ class ReduceScatterMean(Collective):
   """
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs that send only some values (`Collective.refusal`).
+    """Refuses codecs that send only some values; the result is the reason.
 
     A slice can be averaged only if all replicas send all of its values.
     """

@@ -143,7 +143,9 @@ class Traffic:
   def flush_bytes(
     self, step: int, participation: RoundParticipation | None = None
   ) -> int:
-    """Returns the bytes that a replica sends in the flush at the end of a run.
+    """Returns the bytes that a replica sends in the flush.
+
+    The flush is the exchanges that end a run.
 
     Args:
       step: Number of inner steps that the run has made, counted from the start

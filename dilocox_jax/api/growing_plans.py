@@ -26,7 +26,7 @@ class GrowingPlan:
 
   Attributes:
     config: Config of the run with this schedule.
-    total_s: Time of the whole run, flush included (seconds).
+    total_s: Time of the whole run, with the exchanges that end it (seconds).
     sent_bytes: Bytes that one replica sends in the whole run.
     utilization: Share of the time that replicas spend in inner steps (0 to 1).
   """

@@ -36,7 +36,10 @@ MARGIN = 1.1
 
 
 class MemoryRefusedError(ValueError):
-  """Raised if a run would need more memory than there is. It has one line."""
+  """Raised if a run would need more memory than there is.
+
+  The message is one line.
+  """
 
 
 def check_memory(

@@ -170,7 +170,7 @@ class MethodPlan:
   def has_room(self) -> bool:
     """Whether enough memory is left free to recommend the plan.
 
-    At least the share `LEAST_SPARE` must be free, because the estimate may be
+    At least a tenth (`LEAST_SPARE`) must be free, because the estimate may be
     too low.
     """
     return self.spare >= LEAST_SPARE

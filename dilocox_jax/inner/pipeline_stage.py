@@ -228,7 +228,8 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  In tick t, stage s runs the forward of micro-batch t - s.
+  The loop has steps, called ticks. In tick t, stage s runs the forward of
+  micro-batch t - s.
 
   Args:
     model: The model.

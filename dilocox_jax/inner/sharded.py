@@ -209,7 +209,7 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   Returns:
     Function (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this
     shard's rows. `blocks` is a tuple: this device's parts of the layers, and
-    the specs of their leaves.
+    the mesh axes that divide their leaves.
   """
 
   def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
@@ -244,7 +244,7 @@ def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
     function: Gradient or loss function of a stage.
     gather: When data shards collect layers: "stage" (before the function is
       called, so it needs no `transfer`) or "layer" (inside the function).
-    specs: Spec of each leaf of the blocks.
+    specs: The mesh axes that divide each leaf of the blocks.
   """
   if gather == "stage":
     return function
@@ -255,7 +255,8 @@ def _layer_transfer(specs: Tree) -> LayerTransfer:
   """Returns how data shards collect one layer, and sum its gradient.
 
   Args:
-    specs: Spec of each leaf of the blocks. The first dimension is the layers.
+    specs: For each leaf of the blocks, the mesh axes that divide its
+      dimensions. The first dimension is the layers.
   """
 
   def collect(layer: Tree) -> Tree:
@@ -283,7 +284,7 @@ def _collected(
   Args:
     stage_layers: Which layers each stage has; None: there are no stages.
     params: This device's parts of all parameters.
-    specs: Spec of every leaf.
+    specs: The mesh axes that divide every leaf.
     axes: Mesh axes over which each leaf outside the blocks is collected.
     gather: When data shards collect layers: "stage" (here) or "layer" (later,
       one layer for each micro-batch).
@@ -292,7 +293,7 @@ def _collected(
     A tuple (layers, other leaves). `layers` are those of this stage, leaves
     [K, ...]: whole layers with "stage", this device's parts with "layer".
     Without stages, `layers` is a tuple of this device's parts of all layers,
-    and their specs.
+    and the mesh axes that divide their leaves.
   """
   rest = jax.tree.map(
     _gather,
@@ -382,7 +383,7 @@ def _to_stages(
     gather: Whether to collect the layers from the data shards ("stage"), or to
       leave them divided ("layer").
     leaf: This device's part of a leaf of the blocks.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
 
   Returns:
     The stage's layers of the leaf, [K, ...].
@@ -414,7 +415,7 @@ def _from_stages(
     gather: "stage" or "layer". With "layer", leaves that data shards divide
       were summed over the data shards right after each layer's backward.
     leaf: Gradients of this stage's layers, [K, ...].
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
 
   Returns:
     The gradient of the part of the leaf that this device keeps.
@@ -483,7 +484,7 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
   Args:
     leaf: This device's part of the leaf.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: Mesh axes over which the leaf is collected. Along other axes it stays
       divided.
 
@@ -506,7 +507,7 @@ def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
   Args:
     leaf: Values of the whole leaf on this device.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: Mesh axes over which the leaf is summed, if they divide it.
 
   Returns:
@@ -533,7 +534,7 @@ def _on_tensor_shards(
 
   Args:
     function: Function from a leaf to a leaf.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
 
   Returns:
     The wrapped function. It is `function` itself if tensor shards do not divide
@@ -556,7 +557,7 @@ def _divided_dimensions(
   """Returns the dimensions of a leaf that given mesh axes divide.
 
   Args:
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: The mesh axes.
 
   Returns:
@@ -575,7 +576,7 @@ def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
   Args:
     leaf: Values of the whole leaf on this device.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: Mesh axes over which the leaf is summed. Along an axis that does not
       divide the leaf, every device gets the whole sum.
 

@@ -81,6 +81,7 @@ _REMEMBERED_STARTS = KEPT_MARKS + 16
 class ReplicaStaleError(Exception):
   """Raised if a replica must begin again from the newest snapshot.
 
+  A snapshot is the state that all replicas share before an event (exchange).
   The replica then begins as a newcomer does: it drops its residual and its
   exchanges in flight. The other replicas may have averaged its messages
   already, so keeping these values could apply them twice.
@@ -309,8 +310,8 @@ class Agreement:
       many messages are missing.
     announced: At most one entry: an event, and the manifest of its first turn
       that was already there when this replica announced itself.
-    snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
-      It then proposes no new interval except at event 0.
+    snapshot_bytes: Bytes of a snapshot of the shared state; 0 if this replica
+      does not know them. It then proposes no new interval except at event 0.
     residuals: Residuals of the shares that this replica has made
       (`Shares.remembered`).
   """
@@ -588,8 +589,8 @@ class Agreement:
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
     """Returns whether an event was deleted, or soon will be.
 
-    Events are deleted by intervals, i.e. all events from one snapshot to the
-    next one together.
+    Events (exchanges) are deleted by intervals, i.e. all events from one
+    snapshot of the shared state to the next one together.
 
     Args:
       event: The event that this replica handles next. It counts as an event of
@@ -603,8 +604,8 @@ class Agreement:
   def limit(self) -> StoreLimit:
     """Returns how many bytes the store and one interval may have.
 
-    An interval is the events from one snapshot to the next one. If the size of
-    a snapshot is not known yet, it counts as 0 bytes.
+    An interval is the exchanges from one snapshot of the shared state to the
+    next one. If the size of a snapshot is not known yet, it counts as 0 bytes.
     """
     num_replicas = max(self.rules.replicas, len(self.memory.roster.expected()))
     return store_limit(
@@ -649,13 +650,15 @@ class Agreement:
   def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
     """Reads once whatever may settle a turn: manifest, messages, new seats.
 
-    To save requests, the first look reads no manifest if this replica has sent
-    its message and the other expected messages are probably there.
+    The manifest is the list of the messages to average. A seat is the entry of
+    a replica that joins or comes back. To save requests, the first look reads
+    no manifest if this replica has sent its message and the other expected
+    messages are probably there.
 
     Args:
       inbox: The inbox of the turn. The messages and the seats are added to it.
-      is_late: Whether the grace time is over. Then messages of replicas that
-        nobody waits for are also read.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
+        messages of replicas that nobody waits for are also read.
 
     Returns:
       The manifest; None if it was not read or is not there.
@@ -693,12 +696,14 @@ class Agreement:
     Args:
       inbox: The inbox of the turn. The messages are added to it.
       missing: Names of the expected replicas whose messages were not read yet.
-      is_late: Whether the grace time is over. Then all messages that are there
-        are read, even if some expected ones are missing. The expected ones are
-        asked for even if the listing does not show them.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then all
+        messages that are there are read, even if some expected ones are
+        missing. The expected ones are asked for even if the listing does not
+        show them.
 
     Returns:
-      The manifest; None if it is not there.
+      The manifest (the list of the messages to average); None if it is not
+      there.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -720,7 +725,8 @@ class Agreement:
   ) -> Manifest | None:
     """Reads some messages and, in an event's first turn, the new seats.
 
-    All requests are made at the same time.
+    All requests are made at the same time. A seat is the entry of a replica
+    that joins the run or comes back.
 
     Args:
       inbox: The inbox of the turn. The messages and the seats are added to it.
@@ -757,6 +763,8 @@ class Agreement:
 
   def _is_time_for_seats(self, inbox: Inbox) -> bool:
     """Returns whether this replica looks for new seats now.
+
+    A seat is the entry of a replica that joins the run or comes back.
 
     Args:
       inbox: The messages of the turn that this replica has so far.
@@ -859,13 +867,14 @@ class Agreement:
     """Returns which replicas take part after an event, if its manifest is due.
 
     The manifest is due if the messages of all expected replicas were read, or
-    if the grace time is over. The first turn of an event always needs a quorum
-    of messages. The first event of a run also waits until `rules.replicas`
-    replicas have come, or until the grace time is over.
+    if the grace time is over. It lists the messages to average. The first turn
+    of an event (exchange) always needs `rules.quorum` messages. The first event
+    of a run also waits until `rules.replicas` replicas have come, or until the
+    grace time is over.
 
     Args:
       inbox: The messages of the turn that this replica has so far.
-      is_late: Whether the grace time is over.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over.
 
     Returns:
       The replicas that take part after the event; None if no manifest is due.
@@ -905,7 +914,7 @@ class Agreement:
     """Makes pauses between the tries of a caller that waits for something.
 
     It yields before each try, without end, and pauses after the try. If the
-    caller waits for longer than the grace time, this generator writes vanished
+    caller waits for longer than `rules.grace_s`, this generator writes vanished
     objects again (`_look_around`), and says in the log once a minute what the
     caller waits for. It calls `_look_around` before it first yields True: this
     process may have slept, and the other replicas may have gone on.
@@ -913,7 +922,8 @@ class Agreement:
     Args:
       inbox: The messages of the turn that this replica has so far.
       waiting: Returns a line for the log that says what the replica waits for.
-      agreed: The manifest; None if the turn is not settled yet.
+      agreed: The manifest (the list of messages to average); None if the turn
+        is not settled yet.
       looks_at_once: Whether `_look_around` is called after the first pause if
         `agreed` is given. Else it is first called after the grace time.
 
@@ -971,8 +981,9 @@ class Agreement:
 
     Args:
       inbox: The messages of the turn that this replica has so far.
-      agreed: The manifest; None if the turn is not settled yet. If it is given,
-        only the messages that it lists are written again.
+      agreed: The manifest (the list of messages to average); None if the turn
+        is not settled yet. If it is given, only the messages that it lists are
+        written again.
 
     Raises:
       ReplicaStaleError: If there is a snapshot of a later event than the one

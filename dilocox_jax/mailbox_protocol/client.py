@@ -187,7 +187,9 @@ class MailboxClient:
     return future.result()
 
   def _write_in_thread(self, write: Callable[[], None]) -> None:
-    """Starts a thread that writes a snapshot after all earlier snapshots.
+    """Starts a thread that writes a snapshot of the shared state.
+
+    The thread first waits until all earlier snapshots are written.
 
     Args:
       write: Function that writes the snapshot.
@@ -201,10 +203,10 @@ class MailboxClient:
     self.written = [in_thread(write_after_earlier)]
 
   def _wait_for_snapshots(self) -> None:
-    """Waits for snapshots that are being written, up to the grace time.
+    """Waits for snapshots that are being written, for up to `grace_s` seconds.
 
-    It is called at the end of the program. If a snapshot is not done by then, a
-    line of the log says so.
+    It is called at the end of the program. If a snapshot of the shared state is
+    not done by then, a line of the log says so.
     """
     if wait(self.written, self.grace_s).not_done:
       logging.getLogger(__name__).warning(
@@ -215,8 +217,9 @@ class MailboxClient:
   def newest(self) -> list[np.ndarray] | None:
     """Reads the newest snapshot, and sets `event` to continue from there.
 
-    `event` is then the first event whose result the snapshot does not have.
-    This replica takes part in no exchange until `take_part`.
+    A snapshot is the shared state of the replicas at some exchange. `event` is
+    then the first exchange whose result the snapshot does not have. This
+    replica takes part in no exchange until `take_part`.
 
     Returns:
       The arrays of the snapshot; None if there is no snapshot. Then `event` is
@@ -357,9 +360,9 @@ class ExchangeSession:
   Attributes:
     is_counted: Whether this replica's messages were listed in all turns so far.
     drops_all: Whether this replica must drop the values of the fragment that it
-      has sent or holds back. There are two reasons: one of its messages was
-      left out by the manifest, or a message that it sent before a restart
-      counts in place of the new one.
+      has sent or holds back. There are two reasons: the replicas have left one
+      of its messages out of the mean, or a message that it sent before a
+      restart counts in place of the new one.
   """
 
   def __init__(
@@ -381,7 +384,8 @@ class ExchangeSession:
         number of the fragment.
       attends: Whether this replica sends messages. If not, it only reads.
       weight: Weight of this replica's messages in the mean.
-      state: Fingerprint of the shared state before the event.
+      state: Fingerprint of the shared state before the event: a few random sums
+        of the outer parameters and the outer optimizer.
     """
     self._client = client
     self._event = event
@@ -406,7 +410,7 @@ class ExchangeSession:
     Args:
       arrays: The arrays of this replica's message.
       is_finite: Whether this replica's values are finite. If not, the message
-        has the weight 0: the manifest leaves it out, but the others need not
+        has the weight 0: it is left out of the mean, but the others need not
         wait for it.
       shared: Returns the arrays of the shared state, for a snapshot.
       tables: How the arrays are encoded; None: the mean is not made in shares.

@@ -234,6 +234,7 @@ class Mailbox:
   def newest(self) -> Snapshot | None:
     """Reads the newest complete snapshot, and sets this mailbox back to it.
 
+    A snapshot is the state that all replicas share before an event (exchange).
     If earlier calls have led to no progress, it first waits up to a minute.
 
     Returns:
@@ -273,6 +274,7 @@ class Mailbox:
   def _read_newest(self) -> Snapshot | None:
     """Returns the newest complete snapshot; None if there is none.
 
+    A snapshot is the state that all replicas share before an event (exchange).
     Snapshots that have led to a wrong state (`_bad`) are passed over. While
     this replica reads a snapshot, others may write newer ones and delete it. So
     it lists the snapshots again after each one that cannot be read.
@@ -469,7 +471,8 @@ class Mailbox:
     """Sends a message, and returns the messages that all replicas average.
 
     It waits until the replicas have decided on the list of these messages: up
-    to the grace time, or longer if there is no quorum or the store is away.
+    to `rules.grace_s` seconds, or longer if there are fewer messages than
+    `rules.quorum` or the store cannot be reached.
 
     Args:
       event: Number of the event. It is the one after the last event, or an
@@ -870,6 +873,7 @@ class Mailbox:
   ) -> None:
     """Checks that this replica has the shared state of the listed messages.
 
+    The shared state is the outer parameters and the outer optimizer.
     If its own message is listed, the writer of the manifest has compared the
     states. Else this replica compares its state with that of the first listed
     message.
@@ -912,8 +916,9 @@ class Mailbox:
   def _begin_again(self, inbox: Inbox, reason: str) -> None:
     """Raises the error for a replica whose shared state differs.
 
-    If the snapshot that it has loaded may be wrong, it will pass over this
-    snapshot in the next call of `newest`.
+    The shared state is the outer parameters and the outer optimizer, and a
+    snapshot is such a state in the store. If the snapshot that this replica has
+    loaded may be wrong, the next call of `newest` passes over it.
 
     Args:
       inbox: The inbox of the event's first turn.
@@ -938,6 +943,8 @@ class Mailbox:
 
   def _note_sizes(self, inbox: Inbox, take: TakeSnapshot) -> None:
     """Notes how many bytes a snapshot has, and checks the limit of the store.
+
+    A snapshot is the state that all replicas share before an event (exchange).
 
     Args:
       inbox: The messages of the turn that this replica has so far.

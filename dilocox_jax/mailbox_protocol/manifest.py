@@ -98,7 +98,10 @@ class Manifest:
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the manifest and its proposal in a store, without signatures."""
+    """Bytes that the manifest takes in a store, without signatures.
+
+    The store has it twice: as a proposal, and as the decision.
+    """
     return 2 * len(self._text())
 
   @property
@@ -144,9 +147,10 @@ def make_manifest(
   norm gets a lower weight (the module's docstring has the formula).
 
   Args:
-    sent: The messages by replica, in the order of seats.
+    sent: The messages by replica, in the order in which replicas joined.
     before: Digest of the manifest before this one.
-    accepted: Median norms of the messages of earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges), the
+      oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
       times the usual norm (`usual_norm`).
     roster: The replicas that take part after this event.
@@ -221,8 +225,8 @@ def usual_norm(
   Args:
     norms: Norms of the messages of a turn. Norms that are 0 or not finite do
       not count.
-    accepted: Median norms of the messages of earlier events of the same kind
-      and turn, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges) of the
+      same kind and turn, the oldest first.
 
   Returns:
     The usual norm; None if no norm counts, or if only one norm counts and there
@@ -250,7 +254,8 @@ def too_large(
 
   Args:
     norms: Norms of the messages of a turn, by replica.
-    accepted: Median norms of the messages of earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges), the
+      oldest first.
     max_ratio: A message is left out if its norm is more than this many times
       the usual norm (`usual_norm`), or not finite.
 
@@ -276,7 +281,8 @@ def weight_factors(
 
   Args:
     norms: Norms of the messages that are averaged, by replica.
-    accepted: Median norms of the messages of earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges), the
+      oldest first.
     full_ratio: The factor is below 1 for a norm of more than this many times
       the usual norm (`usual_norm`).
 

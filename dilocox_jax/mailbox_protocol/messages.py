@@ -86,18 +86,25 @@ Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
 
 def seat_path(index: int) -> str:
-  """Returns the path of a seat by its number, e.g. "seat/0002"."""
+  """Returns the path of a seat by its number, e.g. "seat/0002".
+
+  A seat is the entry of a replica that joins the run or comes back.
+  """
   return f"{SEATS}/{index:04d}"
 
 
 def messages_folder(event: int, turn: int) -> str:
-  """Returns the folder of a turn's messages, e.g. "event/0000000012/0"."""
+  """Returns the folder of a turn's messages, e.g. "event/0000000012/0".
+
+  `event` is the number of an exchange, and `turn` that of a message in it.
+  """
   return f"{EVENTS}/{event:010d}/{turn}"
 
 
 def message_path(event: int, turn: int, replica: str) -> str:
   """Returns the path of a replica's message in a turn.
 
+  `event` is the number of an exchange, and `turn` that of a message in it.
   Example: "event/0000000012/0/oslo".
   """
   return f"{messages_folder(event, turn)}/{replica}"
@@ -106,19 +113,26 @@ def message_path(event: int, turn: int, replica: str) -> str:
 def proposal_path(event: int, turn: int) -> str:
   """Returns the path of the manifest that is proposed for a turn.
 
-  Example: "proposal/0000000012.0".
+  A manifest is the list of the messages to average. `event` is the number of an
+  exchange, and `turn` that of a message in it. Example:
+  "proposal/0000000012.0".
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
 
 def manifest_path(event: int, turn: int) -> str:
-  """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0"."""
+  """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
+
+  A manifest is the list of the messages to average. `event` is the number of an
+  exchange, and `turn` that of a message in it.
+  """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
 
 def shares_folder(event: int, turn: int) -> str:
   """Returns the folder of the shares of a turn, i.e. the means of its slices.
 
+  `event` is the number of an exchange, and `turn` that of a message in it.
   Example: "share/0000000012/0".
   """
   return f"{SHARES}/{event:010d}/{turn}"
@@ -127,7 +141,8 @@ def shares_folder(event: int, turn: int) -> str:
 def share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a share of a turn, i.e. the mean of one slice.
 
-  Example: "share/0000000012/0/5".
+  `event` is the number of an exchange, `turn` that of a message in it, and
+  `number` that of the slice. Example: "share/0000000012/0/5".
   """
   return f"{shares_folder(event, turn)}/{number}"
 
@@ -135,6 +150,8 @@ def share_path(event: int, turn: int, number: int) -> str:
 def residual_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a share's residual, i.e. what its encoding has lost.
 
+  A share is the mean of one slice of all messages. `event` is the number of an
+  exchange, `turn` that of a message in it, and `number` that of the slice.
   Example: "share/0000000012/0/5.rest".
   """
   return f"{share_path(event, turn, number)}.rest"
@@ -150,7 +167,7 @@ def wrong_share_path(event: int, turn: int, number: int) -> str:
 
 
 def snapshot_path(event: int, part: str) -> str:
-  """Returns the path of a part of the snapshot before an event.
+  """Returns the path of a part of the snapshot before an event (exchange).
 
   The parts are "claim", "arrays" and "index". Example:
   "snapshot/0000000064/index".
@@ -180,7 +197,7 @@ def probe_path(replica: str, token: str) -> str:
 
 
 def event_of(path: str) -> int:
-  """Returns the number of the event to which an object of the store belongs.
+  """Returns the number of the event (exchange) that an object belongs to.
 
   These objects are messages, proposals, manifests, shares and snapshots. The
   function returns -1 if the path has any other form. Such an object may belong
@@ -262,7 +279,8 @@ class Message(NamedTuple):
       finite.
     arrays: The arrays that are averaged. Empty if only one section of a message
       in slices was read.
-    state: Name and fingerprint of the sender's shared state.
+    state: Name of the sender's shared state, and its fingerprint (a few random
+      sums).
     norm: Euclidean norm of the decoded values, as the sender declares it. Only
       messages in slices have it (`sliced.py`); None: the norm is computed from
       `arrays`.

@@ -472,7 +472,7 @@ class Roster:
     return Roster(tuple(seats), away, later, since)
 
   def after(self, event: int, present: Iterable[str]) -> "Roster":
-    """Returns the roster after an event.
+    """Returns the roster (who takes part) after an event.
 
     A replica with a message is no longer away. An expected replica without a
     message is away from now on.
@@ -553,7 +553,7 @@ class Seats:
 
     Args:
       event: Number of the event (exchange).
-      roster: The roster after the event before `event`.
+      roster: The replicas that take part after the event before `event`.
     """
     if self._since == event:
       return
@@ -573,7 +573,7 @@ class Seats:
     that held the seat may have died.
 
     Args:
-      roster: The roster after the last event that was settled.
+      roster: The replicas that take part after the last settled event.
     """
     if self._since is None:
       return
@@ -590,13 +590,16 @@ class Seats:
     return {"name": self._name, "since": self._since}
 
   def _read_all(self, numbers: Iterable[int]) -> list[dict[str, Any] | None]:
-    """Reads several seats at the same time, each as `read` does."""
+    """Reads the seats with some numbers at the same time, as `read` does."""
     return self._store.at_once(
       [functools.partial(self.read, number) for number in numbers]
     )
 
   def _first_free(self, number: int) -> int:
-    """Returns the smallest number of a free seat that is at least `number`."""
+    """Returns the smallest number, from `number` on, that no seat has.
+
+    A seat is the entry of a replica that joins the run or comes back.
+    """
     paths = self._store.sizes(SEATS)
     while seat_path(number) in paths:
       number += 1
@@ -609,7 +612,7 @@ class Seats:
     again.
 
     Args:
-      roster: The roster after the last event that was settled.
+      roster: The replicas that take part after the last settled event.
 
     Returns:
       Number of the seat.

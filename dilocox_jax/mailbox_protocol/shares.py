@@ -87,7 +87,7 @@ class Check(NamedTuple):
   A share is the mean of one slice of all messages.
 
   Attributes:
-    event: Event of the turn.
+    event: Number of the event (exchange).
     turn: Number of the turn: of the message within the event, from 0.
     number: Number of the share.
     checker: Name of the replica that computes it again.
@@ -224,8 +224,9 @@ class Shares:
     `last_calls` afterwards.
 
     Args:
-      is_late: Whether the grace time is over. Then the functions also look for
-        the missing shares of other replicas, and read the slices for them.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then the
+        functions also look for the missing shares of other replicas, and read
+        the slices for them.
     """
     calls = self.writes_of_residuals()
     if self.inbox.is_past:
@@ -246,8 +247,8 @@ class Shares:
     slices the functions of `first_calls` have read.
 
     Args:
-      is_late: Whether the grace time is over. Then the functions also make the
-        missing shares of other replicas.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then the
+        functions also make the missing shares of other replicas.
       lists: Whether to list the shares' folder first if more than `FEW` are
         missing. Then only shares that are there are read.
     """

@@ -77,6 +77,8 @@ class Snapshot(NamedTuple):
 def interval_of(event: int, starts: Sequence[int]) -> int:
   """Returns the first event of the interval to which an event belongs.
 
+  An interval is the events from one snapshot to the next one.
+
   Args:
     event: Number of the event (exchange).
     starts: First events of the intervals so far, in increasing order. An event
@@ -87,7 +89,10 @@ def interval_of(event: int, starts: Sequence[int]) -> int:
 
 
 class Snapshots:
-  """Claims, writes, lists and reads the snapshots of one run."""
+  """Claims, writes, lists and reads the snapshots of one run.
+
+  A snapshot is the state that all replicas share before an event (exchange).
+  """
 
   def __init__(self, store: Any, signer: Signer):
     """Makes no request to the store yet.

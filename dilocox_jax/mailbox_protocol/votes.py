@@ -49,14 +49,14 @@ def vote(
   counts.
 
   Args:
-    sent: The messages by replica, in the order of seats.
-    before: Digest of the manifest of the event before, in hexadecimal digits.
-      It is the name that the senders' state must have.
+    sent: The messages by replica, in the order in which replicas joined.
+    before: Digest of the manifest (list of messages) of the event before, in
+      hexadecimal digits. It is the name that the senders' state must have.
     event: Number of the event (exchange).
     num_kinds: Number of kinds of events, i.e. of fragments. An event changes
       the state of one fragment.
-    breaks_ties: Whether the state of the sender with the earliest seat counts
-      if two states are equally frequent. If not, such states are split.
+    breaks_ties: Whether the state of the sender that joined first counts if two
+      states are equally frequent. If not, such states are split.
   """
   left_out = {}
   comparable = {}

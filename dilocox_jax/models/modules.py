@@ -101,9 +101,8 @@ def _residual_scale(shape: ModelShape) -> float:
   """Returns the standard deviation of the last kernels of attention and MLP.
 
   The products of these kernels are added to the residual stream, two in each
-  layer.
-  With this standard deviation, the variance of the sum does not depend on the
-  depth: 12 layers add 24 terms, each with 1/24 of the variance.
+  layer. With this standard deviation, the variance of the sum does not depend
+  on the depth: 12 layers add 24 terms, each with 1/24 of the variance.
 
   Source: Radford et al. 2019, GPT-2, section 2.3.
 

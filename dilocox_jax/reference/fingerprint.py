@@ -63,7 +63,7 @@ def random_signs(
 
   Args:
     run: Identifier of the run.
-    event: Number of the event.
+    event: Number of the event, i.e. of the exchange in the run.
     num_values: Number of signs. Fewer than a whole block are enough if no block
       has more values.
   """

@@ -105,8 +105,9 @@ class AdaptiveController:
     recorded.
 
     Args:
-      drifts: One for each exchange of the segment. The field `observed` has the
-        arrays from which ranks are measured.
+      drifts: One for each exchange of the segment, a part of the run such as a
+        round. The field `observed` has the arrays from which ranks are
+        measured.
     """
     if not self.is_adaptive:
       return

@@ -59,7 +59,7 @@ _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 
 class SaveError(OSError):
-  """The disk refused to store a checkpoint. The message says why."""
+  """Raised if the disk refuses to store a checkpoint. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Checkpoints:
 
     Args:
       step: Name of the checkpoint: the number of finished inner steps, or one
-        more for the last state of a run, after the flush.
+        more for the last state of a run, after its last exchanges.
       state: Tree of arrays. They may be donated as soon as this call returns.
       record: Values that JSON can hold.
 
