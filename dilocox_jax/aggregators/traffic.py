@@ -1,4 +1,4 @@
-"""Computes the operations and the bytes of the exchanges of a run."""
+"""Computes the operations (such as all-gathers) and the bytes of exchanges."""
 
 import dataclasses
 from collections.abc import Iterable

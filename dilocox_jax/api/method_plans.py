@@ -92,7 +92,7 @@ class MethodPlan:
   """One way to train, and what it costs.
 
   Attributes:
-    name: Name of the method, or `NARROW_ALLREDUCE`.
+    name: Name of the method; "allreduce bf16" for AllReduce in bfloat16.
     config: Config of the run.
     setup: The run on the cluster, ready to be timed.
     rounds: Costs of rounds in the middle of a long run (simulated).

@@ -391,7 +391,7 @@ def _largest(values: Array) -> Array:
 
 
 def _to_bfloat16(scales: Array) -> Array:
-  """Rounds scales to bfloat16. Larger ones become its largest number."""
+  """Rounds scales to bfloat16; at most to the largest number of bfloat16."""
   return jnp.minimum(scales, _LARGEST_SCALE).astype(jnp.bfloat16)
 
 

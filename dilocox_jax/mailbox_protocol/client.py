@@ -2,7 +2,7 @@
 
 `rounds.mailbox_runtime` asks the client for one exchange after the other. For
 each turn of an exchange, the client sends this replica's message. It returns
-the messages of all replicas that are listed in the turn's manifest.
+the messages that all replicas average: those that the turn's manifest lists.
 """
 
 import atexit

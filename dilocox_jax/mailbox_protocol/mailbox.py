@@ -873,13 +873,12 @@ class Mailbox:
   ) -> None:
     """Checks that this replica has the shared state of the listed messages.
 
-    The shared state is the outer parameters and the outer optimizer.
-    If its own message is listed, the writer of the manifest has compared the
-    states. Else this replica compares its state with that of the first listed
-    message.
+    The shared state is the outer parameters and the outer optimizer. If this
+    replica's message is listed, the writer of the list has compared the states.
+    Else this replica compares its state with that of the first listed message.
 
     Args:
-      agreed: The manifest of the event's first turn.
+      agreed: The manifest (list of messages) of the event's first turn.
       inbox: The messages of the turn that this replica has so far.
       shared: This replica's shared state.
       sent_digest: Digest of the message that this replica sent; "" if it sent

@@ -6,7 +6,7 @@ the norm of its message often differs from the *usual* norm:
 - For three or more messages, the usual norm is their median. The median follows
   the learning rate, and one wrong message never decides it.
 - For two messages, it is the lower norm, or the running median of the last six
-  events with messages of this kind if that is higher.
+  events (exchanges) with messages of this kind if that is higher.
 - For a single message, it is this running median. In the first six events there
   is no usual norm, because their messages have fewer inner steps, or a learning
   rate that rises from 0.

@@ -84,7 +84,7 @@ class Tables:
     """Decodes tables to the values of each table, float32 [R, width].
 
     Args:
-      tables: All tables of a message, or of a slice.
+      tables: A message or a slice, as tables of encoded rows.
     """
     return [
       self.codec.decode(table, width)
@@ -103,7 +103,7 @@ class Tables:
     """Returns the Euclidean norm of all decoded values together.
 
     Args:
-      tables: All tables of a message, or of a slice.
+      tables: A message or a slice, as tables of encoded rows.
     """
     return norm_of_values(self.decode(tables))
 
@@ -140,7 +140,7 @@ class Cuts:
     """Cuts a message into slices of about equally many bytes.
 
     Args:
-      tables: The tables of the message; only their shapes are read.
+      tables: The message, as tables of encoded rows. Only shapes are read.
       num_slices: Number of slices, S.
     """
     row_bytes = tuple(
@@ -199,7 +199,7 @@ class Cuts:
     """Cuts a slice out of a message, without copying.
 
     Args:
-      tables: All tables of the message.
+      tables: The message, as tables of encoded rows.
       number: Number of the slice, from 0.
 
     Returns:
@@ -251,7 +251,7 @@ def make_share(
   norms: Sequence[float],
   residual: Sequence[np.ndarray] | None = None,
 ) -> tuple[list[Table], list[Table]]:
-  """Averages the same slice of all messages, and encodes the mean.
+  """Averages the same slice of all messages, and encodes the mean (a share).
 
   A sender signs the norm of its whole message, but nobody has checked the
   values that the store holds. So a slice whose norm is above the declared norm
@@ -260,8 +260,8 @@ def make_share(
 
   Args:
     tables: How messages are encoded.
-    slices: The same slice of each of the K messages, in the order in which the
-      manifest lists them.
+    slices: The same slice of each of the K messages, as tables of encoded rows.
+      All replicas must have the messages in the same order.
     weights: Weight of each message, [K].
     norms: Norm of each whole message, as its sender declared it, [K].
     residual: The residual before, as values of each table, float32 [R, width];

@@ -160,7 +160,7 @@ class Checkpoints:
       step: Name of the checkpoint: the number of finished inner steps, or one
         more for the last state of a run, after its last exchanges.
       state: Tree of arrays. They may be donated as soon as this call returns.
-      record: Values that JSON can hold.
+      record: Values that JSON can hold, which are saved with the state.
 
     Raises:
       SaveError: If the disk refused the earlier save.
@@ -267,8 +267,9 @@ class Checkpoints:
     """Reads the newest checkpoint whose files are not damaged.
 
     Args:
-      template: Function from a checkpoint's record to a tree of the shapes,
-        types and shardings of the state. It may raise `RefusedError`.
+      template: Function from a checkpoint's record (the JSON values that were
+        saved with the state) to a tree of the shapes, types and shardings of
+        the state. It may raise `RefusedError`.
 
     Returns:
       The state and the record. The result is None if there is no checkpoint,
@@ -291,8 +292,9 @@ class Checkpoints:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
     Args:
-      template: Function from a checkpoint's record to a tree of the shapes and
-        types of the state. It may raise `RefusedError`.
+      template: Function from a checkpoint's record (the JSON values that were
+        saved with the state) to a tree of the shapes and types of the state. It
+        may raise `RefusedError`.
 
     Returns:
       The state, with a `SavedArray` in place of each array, and the record. The
