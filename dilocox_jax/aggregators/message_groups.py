@@ -128,6 +128,7 @@ class MessageGroups:
     separate = []
     for position, group in enumerate(self.of_message):
       first = position * num_arrays
+      # Example: leaves of 2, 3 and 4 rows are split at the rows 2 and 5.
       num_rows = [self.layers[leaf] * self.rows[leaf] for leaf in group]
       ends = list(itertools.accumulate(num_rows))[:-1]
       parts_of_arrays = []

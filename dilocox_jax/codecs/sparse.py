@@ -258,6 +258,8 @@ def _mark_largest(blocks: Array, count: int) -> Array:
     # candidates with enough values.
     three_bits = sum((total >= count).astype(jnp.uint16) for total in totals)
     least += three_bits << jnp.uint16(shift)
+  # Mark all values above `least`. The last running count is their number. The
+  # first of the values that equal `least` are marked until `count` is reached.
   above = _from_bits(order > least, 32)
   equal = _from_bits(order == least, 32)
   num_missing = count - _running_count(above)[..., -1:, -1:]

@@ -430,8 +430,8 @@ def _from_stages(
   elif gather == "stage":
     leaf = _scatter(leaf, spec, (DATA_AXIS,))
   if by_stage == 0:
-    return leaf
-  if by_stage is None:
+    return leaf  # The stage keeps exactly the layers that it computes.
+  if by_stage is None:  # Every stage keeps all layers of this leaf.
     leaf = jax.lax.all_gather(leaf, STAGE_AXIS, axis=0, tiled=True)
   else:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, by_stage, 0, tiled=True)
@@ -456,6 +456,8 @@ def _sum_and_swap(leaf: Array, dimension: int) -> Array:
   """
   num_shards = jax.lax.axis_size(DATA_AXIS)
   num_stages = jax.lax.axis_size(STAGE_AXIS)
+  # Example: 2 shards, 3 stages, dimension 1 of a leaf [n, 12, d]. It gets the
+  # shapes [n, 2, 3, 2, d], [n, 3, 2, d], [3 n, 1, 2, d] and then [3 n, 2, d].
   before = leaf.shape[:dimension]
   after = leaf.shape[dimension + 1 :]
   leaf = leaf.reshape(*before, num_shards, num_stages, -1, *after)

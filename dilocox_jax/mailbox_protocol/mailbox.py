@@ -527,6 +527,7 @@ class Mailbox:
       tables=tables,
     )
     inbox = new_inbox(num_slices=self._num_slices(len(expected), tables))
+    # In its first exchange, this process notes the size of a snapshot.
     if snapshot and not self._agreement.snapshot_bytes:
       most_slices = self._num_slices(self.rules.replicas, tables)
       self._note_sizes(new_inbox(num_slices=most_slices), snapshot)
@@ -546,6 +547,8 @@ class Mailbox:
       )
       sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
+    # In a turn that was settled earlier, messages may have another number of
+    # slices than they would have now.
     if inbox.is_past and agreed.num_slices:
       inbox = new_inbox(num_slices=agreed.num_slices)
     digests = {listed.replica: listed.digest for listed in agreed.listed}

@@ -269,6 +269,8 @@ class Snapshots:
       for path in stale
       if not path.startswith(SNAPSHOTS) and event_of(path) >= starts[0]
     }
+    # The marks come first: a replica that has slept meanwhile must find them
+    # before it misses an object.
     marks = [
       path for start in sorted(deleted_intervals) for path in gone_paths(start)
     ]

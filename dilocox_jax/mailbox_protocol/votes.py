@@ -76,12 +76,15 @@ def vote(
     }
     return {other: text for other, text in texts.items() if text}
 
+  # Usually no state differs from the first one. Then the others need not be
+  # compared with each other.
   first = next(iter(comparable))
   differing = {first: differences_from(first)}
   if differing[first]:
     differing |= {name: differences_from(name) for name in comparable}
-  # Of several replicas with the same number of others that differ from them,
-  # `min` returns the one with the earliest seat.
+  # Choose the replica from which the fewest others differ. Example: a differs
+  # from b and c, which are equal. Two others differ from a, but only one from
+  # each of b and c. `min` returns the first of these two, b.
   chosen = min(differing, key=lambda name: len(differing[name]))
   rivals = [
     name

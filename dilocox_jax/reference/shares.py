@@ -276,6 +276,7 @@ def make_share(
   for message, weight, norm in zip(slices, weights, norms, strict=True):
     values = tables.decode(message)
     factor = np.float32(weight)
+    # The whole weight counts, also if the slice is scaled down.
     sum_of_weights += factor
     actual_norm = norm_of_values(values)
     if actual_norm > norm * (1 + NORM_TOLERANCE):
