@@ -328,8 +328,9 @@ def _layout(
       gets only its own part.
 
   Returns:
-    A tuple of three trees like `params`: the spec of every leaf, the mesh axes
-    over which it is collected, and its `jax.sharding.PartitionSpec`.
+    A tuple of three trees like `params`. They have for every leaf: the mesh
+    axes that divide each of its dimensions, the mesh axes over which it is
+    collected, and its `jax.sharding.PartitionSpec`.
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:

@@ -960,7 +960,7 @@ class Agreement:
       is_late = clock() - start > grace
 
   def _awaited_in(self, inbox: Inbox) -> str:
-    """Returns a line for the log: what a turn without a manifest waits for."""
+    """Returns a line for the log: what a turn that is not settled waits for."""
     there = ", ".join(inbox.held) or "nobody"
     if inbox.is_past:
       return (

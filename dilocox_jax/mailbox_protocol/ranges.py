@@ -36,8 +36,8 @@ class SignedRanges:
       path: Path of the object.
       num_bytes: Bytes of the object's content.
       digest: First 32 bytes of the object as hexadecimal digits, as a manifest
-        lists them. If another object is at the path, it counts as missing. "":
-        any object that is signed for this path is read.
+        (a list of messages) has them. If another object is at the path, it
+        counts as missing. "": any object that is signed for this path is read.
     """
     self._store = store
     self._signer = signer

@@ -153,14 +153,20 @@ class Snapshots:
     return self._delete_before(snapshot.event, starts)
 
   def events(self) -> list[int]:
-    """Returns the events of all snapshots with a valid index, newest first."""
+    """Returns the event of each snapshot with a valid index, newest first.
+
+    The event of a snapshot is the number of the exchange before which all
+    replicas shared its state.
+    """
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def listed(self) -> list[int]:
-    """Returns the events of all snapshots that have an index, oldest first.
+    """Returns the event of each snapshot that has an index, oldest first.
 
-    The index of a snapshot is written last. The indices are not read here. So
-    some may be damaged, or written by somebody without the secret.
+    The event of a snapshot is the number of the exchange before which all
+    replicas shared its state. The index of a snapshot is written last. The
+    indices are not read here. So some may be damaged, or written by somebody
+    without the secret.
     """
     events = {
       event_of(path)

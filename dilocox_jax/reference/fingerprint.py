@@ -19,9 +19,10 @@ differs. The norm of the block says what |d| has to be compared with.
 For example, the block (3, 4) with the signs (+, -) has the norm 5 and the sums
 3 and -4. The block (3, 4.04) has the sums 3 and -4.04, so |d| is 0.04.
 
-All blocks of an event have the same signs, and the next event has others. The
-signs are the bits of SHAKE-256 of the text "<run> <event>". Many languages have
-this function, and its result does not depend on a machine or a version.
+All blocks of an event (exchange) have the same signs, and the next event has
+others. The signs are the bits of SHAKE-256 of the text "<run> <event>". Many
+languages have this function, and its result does not depend on a machine or a
+version.
 
 Source: the count sketch, Charikar et al., 2002, "Finding frequent items in data
 streams". Differs: value i belongs to sum i modulo 32, and not to a random one.
