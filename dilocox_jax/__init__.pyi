@@ -179,9 +179,9 @@ def allreduce(
 
   Source: the baseline of the papers of all other methods.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -223,9 +223,9 @@ def cocktail_sgd(
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -276,9 +276,9 @@ def delayed(
   rule="continue" and outer SGD with learning rate 1 it is delayed model
   averaging of parts of the model, as in LOSCAR-SGD (arXiv 2605.20866).
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -333,9 +333,9 @@ def diloco(
 
   Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -393,9 +393,9 @@ def dilocox(
   from the replica's own message. In the paper's Algorithm 2 it is what is
   missing from the mean (recalled).
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -449,9 +449,9 @@ def eager(
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -505,9 +505,9 @@ def muloco(
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -559,9 +559,9 @@ def open_diloco(
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -623,9 +623,9 @@ def overlap_loco(
   LOSCAR-SGD (arXiv 2605.20866), and the inner optimizer of MuLoCo (arXiv
   2505.23725). The fixed slices, and one bit with feedback, are ours.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -679,9 +679,9 @@ def sparse_loco(
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -737,9 +737,9 @@ def streaming_diloco(
 
   Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
 
-  The low rank and H do not change during training; only runs of a config can
-  adapt them. A transform cannot hide transfers behind later steps; the rounds
-  of `make_rounds` can.
+  The rank of a low-rank codec and H stay the same during training; only runs
+  with a config can adapt them. A transform cannot hide transfers behind later
+  steps; the rounds of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.

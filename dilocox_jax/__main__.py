@@ -46,9 +46,9 @@ def describe() -> str:
 
 
 def _devices() -> str:
-  """Returns the kinds of JAX's devices with their numbers, e.g. "8 cpu".
+  """Returns how many devices of each kind JAX finds, e.g. "8 cpu".
 
-  If JAX finds no devices, it returns "none" and the reason.
+  If JAX finds no devices, the text is "none" and the reason.
   """
   try:
     devices = jax.devices()

@@ -24,8 +24,8 @@ class Averaged(NamedTuple):
       like the values. With a codec that loses something they differ from the
       values.
     state: New state of the aggregator.
-    retained: The part of the values that was neither sent nor held back in the
-      state, a tree like the values. The replica keeps this part in its
+    retained: The part of the values that was not sent and is not in the state
+      either, a tree like the values. The replica keeps this part in its
       parameters, so its next pseudo-gradient contains it. None: there is no
       such part.
   """
@@ -72,10 +72,12 @@ class Aggregator(NamedTuple):
     observe: Function (state) -> arrays by name, which are recorded with the
       exchange in `metrics.jsonl`. An array of three dimensions is read as Gram
       matrices of an update, and only their rank is recorded.
-    stretch_ends: Function (params) -> ends of the stretches of inner steps that
-      hide each turn (`plan.overlap.stretch_ends`), for a fragment with these
-      parameters. None: all inner steps hide the first turn, and the other turns
-      come after the steps.
+    stretch_ends: Function (params) -> how the inner steps that hide an exchange
+      are divided among its turns, for a fragment with these parameters. The
+      result has a numerator over `plan.overlap.PARTS` = 1024 for each turn.
+      For example, (768, 1024) gives the first three quarters of the steps to
+      the first turn (`plan.overlap.stretch_ends`). None: all inner steps run
+      beside the first turn, and the other turns come after the steps.
     is_shared: Whether the mean is the same on all replicas. If it is not, as
       after an exchange between pairs, every replica has outer parameters of its
       own, and the mean of these is evaluated and kept.

@@ -252,7 +252,7 @@ def json_object(
   """Parses a text that must be a JSON object.
 
   Args:
-    text: The text, of which anything may be damaged.
+    text: The text. It may be damaged in any way.
     where: Place of the text, e.g. the path of a file, for the message.
     is_ours: Whether a program of this project wrote the text. Python's parser
       also accepts NaN, 1e999 and repeated keys, which the programs of this
@@ -343,7 +343,7 @@ def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads a JSON file that must hold an object.
 
   Args:
-    path: The file, of which anything may be damaged.
+    path: The file. It may be damaged in any way.
 
   Raises:
     ValueError: If the file cannot be read, or describes no object. The message

@@ -23,6 +23,8 @@ Coroutine = Generator[Tree, Tree, Any]
 def as_function(coroutine: Callable[..., Coroutine]) -> Callable[..., Any]:
   """Returns a function that runs a coroutine to its end, without a stop.
 
+  Each value that the coroutine yields is sent back to it at once.
+
   Args:
     coroutine: Generator function of the coroutine.
 

@@ -36,7 +36,7 @@ class ReadIf:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """Facts about a field.
+  """Facts about a field of the config.
 
   Attributes:
     read_if: Condition under which a run reads the field; None: every run does.
@@ -45,8 +45,9 @@ class Facts:
       devices compute the result.
     may_differ: Whether the field may differ between replicas that are separate
       programs and exchange through a mailbox.
-    is_left_to_device: Whether the default value, None or "auto", stands for a
-      value that is chosen for the devices (`config.platforms`).
+    is_left_to_device: Whether the default value, None or "auto", means that the
+      program chooses a value for the devices on which it runs
+      (`config.platforms`).
   """
 
   read_if: ReadIf | None = None
@@ -74,8 +75,8 @@ def setting(
       says.
     may_differ: Whether the field may differ between replicas that are separate
       programs.
-    is_left_to_device: Whether the default value, None or "auto", stands for a
-      value that is chosen for the devices.
+    is_left_to_device: Whether the default value, None or "auto", means that the
+      program chooses a value for the devices on which it runs.
     **limits: Limits of the value, e.g. `at_least=1` (`checks.within_limits`).
 
   Returns:
@@ -94,7 +95,7 @@ def facts_of(field: dataclasses.Field) -> Facts:
   """Returns the facts about a field.
 
   Args:
-    field: Field of a section. If it was declared without `setting`, the result
-      is the default of each fact.
+    field: Field of a dataclass of the config. If it was declared without
+      `setting`, the result is the default of each fact.
   """
   return field.metadata.get(_FACTS, Facts())

@@ -115,6 +115,9 @@ def opened_to_append(
     root: Folder above the file that the user names; None: the file's own
       folder.
 
+  Returns:
+    The file, open for writing bytes.
+
   Raises:
     OSError: If the path is no regular file (but e.g. a link), if a folder
       between the root and the file is a link, or if the system refuses.
@@ -165,7 +168,7 @@ def folder_below(root: Path, *names: str) -> pathlib.Path:
 
 
 def check_folder(root: Path, *names: str) -> None:
-  """Raises an error if a folder below a root is a link or anything else.
+  """Raises an error if a name below a root belongs to anything but a folder.
 
   Args:
     root: The folder that the user names; it must exist.

@@ -233,7 +233,7 @@ def outer_rate_schedule(
   have 1, 0.5 and 0.15 times the peak.
 
   Args:
-    name: "cosine".
+    name: "cosine", which is the only schedule so far.
     peak: Learning rate of the first outer step.
     round_starts: For each round of the run, the fraction of the inner steps of
       all rounds that come before it (0 to 1).
@@ -242,7 +242,7 @@ def outer_rate_schedule(
 
   Returns:
     Function from the number of outer steps taken before to the learning rate.
-    After the last round, in the flush, it returns the rate of the last round.
+    After the last round it returns the rate of the last round.
   """
   assert name == "cosine", name
   starts = np.asarray(round_starts)
@@ -370,7 +370,7 @@ def _is_outside(name: str) -> bool:
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Without updates, advances the learning rate schedule of an optimizer.
+  """Advances the learning rate schedule in an optimizer's state, and no more.
 
   Only the count of the schedule changes. Counts that an optimizer keeps of its
   own updates, as Adam does, do not change.

@@ -63,7 +63,7 @@ def in_memory(tree: Tree) -> Tree:
     tree: Any tree.
 
   Returns:
-    The tree with arrays of numpy in place of the `LazyArray`s.
+    The tree with an array of numpy in place of each `LazyArray`.
   """
 
   def read(leaf: Any) -> Any:
@@ -112,8 +112,10 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a tree's leaves by their paths (`path_name`).
 
+  The leaves have the order of flattening.
+
   Args:
-    tree: Tree of arrays, in the order of flattening.
+    tree: Tree of arrays.
   """
   return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
 
@@ -142,7 +144,8 @@ def tree_digest(trees: Iterable[Tree], name: str) -> str:
 
   Args:
     trees: The trees, in order.
-    name: A text; other texts give other digests.
+    name: A text that becomes part of the digest, so that equal arrays with
+      another name have another digest.
   """
   digest = hashlib.sha256(name.encode())
   for leaf in jax.tree.leaves(list(trees)):

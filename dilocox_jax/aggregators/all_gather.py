@@ -25,7 +25,9 @@ class AllGatherMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-gather of the codes and the flag of the sender.
+    """Returns one all-gather of the codes and of each sender's flag.
+
+    The flag says whether the sender participates.
 
     Args:
       encoder: Encoder of the leaves in the message.
@@ -46,7 +48,7 @@ class AllGatherMean(Collective):
       sender: Whether this replica participates, its random key and its axis.
 
     Returns:
-      A coroutine that returns `codecs.base.Reduced`. It has one message.
+      A coroutine that sends one message and returns `codecs.base.Reduced`.
     """
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]

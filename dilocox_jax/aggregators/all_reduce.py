@@ -18,10 +18,10 @@ COUNT_BYTES = 4
 
 
 class AllReduceMean(Collective):
-  """Sums fp32 values by one all-reduce, and divides by the participants."""
+  """Averages fp32 values by one all-reduce, which also counts participants."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses every codec but float32 (`Collective.refusal`).
+    """Refuses every codec but float32; the result is the reason.
 
     An all-reduce adds up what is sent, and codes cannot be added.
     """
@@ -55,7 +55,7 @@ class AllReduceMean(Collective):
       sender: Whether this replica participates, its random key and its axis.
 
     Returns:
-      A coroutine that returns `codecs.base.Reduced`. It has one message.
+      A coroutine that sends one message and returns `codecs.base.Reduced`.
     """
     values = [encoder.code(leaf)[0] for leaf in leaves]
     # The first `yield` comes before the message leaves, the second one before

@@ -80,11 +80,15 @@ def swapped_in_pairs(
 ) -> list[Array]:
   """Swaps arrays between pairs of replicas.
 
+  There are several ways to form the pairs, and `number` chooses one of them.
+
   Args:
     arrays: Arrays that this replica sends to its partner.
-    rounds: Partner of each replica in every round of a tournament, [rounds][M].
-      A replica that is its own partner gets its own arrays back.
-    number: Number of the round to use (int32 scalar), equal on all replicas.
+    rounds: For each way, the partner of every replica, [rounds][M]
+      (`pairs.tournament`). A replica that is its own partner gets its own
+      arrays back.
+    number: Index of the chosen way in `rounds` (int32 scalar), equal on all
+      replicas.
     axis_name: Name of the axis over which replicas are mapped.
 
   Returns:
@@ -214,9 +218,10 @@ def _over_devices(
     device_program, tuple(in_specs), tuple(out_specs)
   )
   results = list(over_devices(*operands))
-  unpacked = (
-    _unbundled(results.pop(), undivided, num_leading) if undivided else []
-  )
+  unpacked = []
+  if undivided:
+    # Their bytes are the last operand, and so the last result.
+    unpacked = _unbundled(results.pop(), undivided, num_leading)
   from_divided = iter(results)
   from_undivided = iter(unpacked)
   return [next(from_divided if spec else from_undivided) for spec in specs]

@@ -49,10 +49,10 @@ class Sender(NamedTuple):
       not, its values are zeros.
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
-    shares_add_up: Whether the sum of `Reduced.own` over replicas must be the
-      mean times the number of participants, even if the collective rounds the
-      mean (`aggregators.reduce_scatter`). Error feedback then makes up for this
-      rounding.
+    shares_add_up: Whether the `Reduced.own` of all replicas must add up to the
+      mean times the number of participants, also if the collective rounds the
+      mean once more (`aggregators.reduce_scatter`). Error feedback then makes
+      up for this rounding, too.
   """
 
   participates: Boolean
@@ -92,10 +92,10 @@ class Collective:
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns the operations over replicas that average one message.
+    """Returns the operations that average one message, e.g. an all-gather.
 
-    They have the sizes in bytes. The trainer counts the bytes, and the
-    simulator computes how long the operations take.
+    Each operation knows how many bytes it carries. The trainer counts the
+    bytes, and the simulator computes how long the operations take.
 
     Args:
       encoder: Encoder of the leaves in the message.

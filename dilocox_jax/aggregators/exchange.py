@@ -158,10 +158,10 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   """Returns an aggregator that averages by an all-reduce, without a codec.
 
   It averages over the replicas whose values are all finite. So a replica that
-  has diverged cannot spoil the other replicas. Its `Averaged.sent` is not
-  finite, and so is the drift that `metrics.jsonl` records. If no replica has
-  finite values, the mean is zero. Sums are computed in fp32, or in the dtype of
-  the values if that is wider.
+  has diverged cannot spoil the other replicas. The `Averaged.sent` of such a
+  replica is not finite, and neither is the drift that `metrics.jsonl` records
+  for it. If no replica has finite values, the mean is zero. Sums are computed
+  in fp32, or in the dtype of the values if that is wider.
 
   Wire: 4 bytes for each value and 4 for the number of participants, in one
   all-reduce.
@@ -262,7 +262,7 @@ class CompressedMean:
 
     Args:
       values: Values of this replica, a tree like the fragment.
-      state: State after the exchange before.
+      state: State that the previous exchange returned, or the initial state.
       params: Outer parameters from which the values were measured. They are
         only read if they are averaged, too (`_sends_parameters`). None: the
         values do not belong to parameters, so these are not averaged.
@@ -320,7 +320,7 @@ class CompressedMean:
     Args:
       values: Values of this replica; zeros if it does not participate.
       participates: Whether this replica counts in the mean (boolean scalar).
-      state: State after the exchange before.
+      state: State that the previous exchange returned, or the initial state.
 
     Returns:
       A coroutine that returns a tuple (mean, own, codec_state). `mean` is the
@@ -403,6 +403,9 @@ class CompressedMean:
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
     """Divides the inner steps that hide an exchange among its turns, by bytes.
+
+    A turn has the messages that can travel at the same time. A message that
+    needs the result of an earlier one belongs to a later turn.
 
     Args:
       params: Parameters of the fragment.

@@ -46,9 +46,11 @@ class EncodedMessage:
 
   Attributes:
     arrays: The encoded arrays of the message.
-    tables: How the arrays are encoded. With it, the mean can be made in shares
-      (`mailbox_protocol.shares`). None: this is not possible, because the codec
-      sends only some values or has no form in numpy (`reference.row_codecs`).
+    tables: How the arrays are encoded. With it, the mean can be made in shares:
+      each replica averages one slice of all messages, and reads the other
+      slices of the mean (`mailbox_protocol.shares`). None: this is not
+      possible, because the codec sends only some values or has no form in numpy
+      (`reference.row_codecs`).
   """
 
   arrays: list[Array]
@@ -79,11 +81,15 @@ def message_tables(
 ) -> Tables | None:
   """Returns how a message is encoded, so that its mean can be made in shares.
 
+  In shares means that each replica averages one slice of all messages, and
+  reads the other slices of the mean.
+
   Args:
     encoder: The encoder of the message.
     shapes: Shape of each leaf, (num_layers, *shape).
     makes_up_for_loss: Whether the exchange makes up for what a codec loses, by
-      error feedback or in the parameters. Then shares have residuals.
+      error feedback or in the parameters. Then each share of the mean has a
+      residual, which is what its encoding has lost.
 
   Returns:
     The tables of encoded rows; None if `row_codec` returns None.
@@ -108,18 +114,23 @@ class MailboxMean(Collective):
   """
 
   def __init__(self, shares: str = "auto"):
-    """Keeps the rule for shares.
+    """Stores when means are made in shares.
+
+    In shares means that each replica averages one slice of all messages, and
+    reads the other slices of the mean.
 
     Args:
-      shares: When the mean is made in shares: "auto", "on" or "off"
-        (`MailboxRules.shares`). Only `operations` reads it.
+      shares: "on", "off" or "auto", which decides by the codec and the number
+        of replicas (`MailboxRules.shares`). Only `operations` reads it.
     """
     self._shares = shares
 
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one operation with the bytes of a message, its tags and header.
+    """Returns the one operation by which a mailbox averages one message.
+
+    Its size has the encoded leaves and the header and signature of a message.
 
     Args:
       encoder: Encoder of the leaves in the message.
@@ -127,9 +138,9 @@ class MailboxMean(Collective):
       num_replicas: Number of replicas, M.
 
     Returns:
-      A `StoreShares` if the mean is made in shares, else a `StoreObject`.
-      A `StoreShares` counts residuals for every codec that loses something, as
-      if the exchange always made up for the loss.
+      A `StoreShares` if each replica averages one slice of the messages, else a
+      `StoreObject`. A `StoreShares` counts residuals for every codec that loses
+      something, as if the exchange always made up for the loss.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)

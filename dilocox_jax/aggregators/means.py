@@ -65,8 +65,9 @@ def mean_of_messages(
       scalar).
 
   Returns:
-    The weighted mean, and this replica's leaves as the others decode them;
-    zeros in place of these if its message does not count.
+    `Reduced`: the weighted mean, and this replica's leaves as the other
+    replicas decode them. If its message does not count, zeros take the place of
+    these leaves.
   """
   count = jnp.sum(weights, dtype=jnp.float32)
 

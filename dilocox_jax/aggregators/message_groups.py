@@ -27,26 +27,32 @@ from dilocox_jax.trees import Array
 
 
 def is_in_rows(encoder: Encoder) -> bool:
-  """Returns whether differently divided replicas can send equal messages.
+  """Returns whether an encoder codes leaves as rows, one group after the other.
+
+  Only then can `MessageGroups` rearrange the groups, so that a replica on one
+  device and a replica on several devices write the same message.
 
   Args:
-    encoder: The encoder of a message. If it does not encode every value, its
-      groups of leaves are those of the program.
+    encoder: The encoder of a message.
   """
   return isinstance(encoder, Quantizer)
 
 
 @dataclasses.dataclass(frozen=True)
 class MessageGroups:
-  """The groups of leaves in a message, and in the program that encodes it.
+  """Converts arrays between the groups of a program and those of a message.
+
+  The leaves of a group are encoded together. A program on several devices has
+  one leaf in each group. A message always has the groups of a program on one
+  device, in which small leaves of the same row width are one group.
 
   Attributes:
-    widths: Values in a row of each leaf.
-    layers: Number of layers of each leaf.
-    rows: Number of rows in a layer of each leaf.
+    widths: Number of values in a row, by leaf.
+    layers: Number of layers, by leaf.
+    rows: Number of rows in a layer, by leaf.
     of_message: Indices of the leaves of each group of the message.
-    of_program: Indices of the leaves of each group of the program, in the same
-      order.
+    of_program: Indices of the leaves of each group of the program. Both fields
+      have the leaves in the same order.
   """
 
   widths: tuple[int, ...]
@@ -57,11 +63,11 @@ class MessageGroups:
 
   @classmethod
   def of(cls, encoder: Quantizer, shapes: Sequence[Shape]) -> "MessageGroups":
-    """Returns the groups of a message.
+    """Returns the groups for the device or devices of the current replica.
 
     Args:
       encoder: The encoder of the message.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     layout = encoder.layout(list(shapes))
     return cls(
@@ -76,10 +82,15 @@ class MessageGroups:
     )
 
   def to_message(self, arrays: Arrays) -> list[Array]:
-    """Returns the arrays of a message.
+    """Joins the arrays of the program's groups into those of the message.
 
     Args:
-      arrays: Arrays [layers, rows, ...] of every group of the program.
+      arrays: Arrays [layers, rows, ...] that the encoder returned: those of the
+        first group of the program, then those of the second one, and so on.
+
+    Returns:
+      The arrays of the first group of the message, then those of the second
+      one, and so on.
     """
     if self.of_program == self.of_message:
       return list(arrays)
@@ -99,10 +110,17 @@ class MessageGroups:
     return joined
 
   def from_messages(self, arrays: Arrays) -> list[Array]:
-    """Returns the arrays of the program, which `to_message` has joined.
+    """Splits the arrays of messages into those of the program's groups.
+
+    It reverses `to_message`, for K messages at once.
 
     Args:
-      arrays: Arrays [K, layers, rows, ...] of every group of K messages.
+      arrays: Arrays [K, layers, rows, ...] of the first group of the message,
+        then those of the second one, and so on.
+
+    Returns:
+      Arrays [K, layers, rows, ...] of the first group of the program, then
+      those of the second one, and so on.
     """
     if self.of_program == self.of_message:
       return list(arrays)
@@ -110,6 +128,7 @@ class MessageGroups:
     separate = []
     for position, group in enumerate(self.of_message):
       first = position * num_arrays
+      # Example: leaves of 2, 3 and 4 rows are split at the rows 2 and 5.
       num_rows = [self.layers[leaf] * self.rows[leaf] for leaf in group]
       ends = list(itertools.accumulate(num_rows))[:-1]
       parts_of_arrays = []

@@ -51,7 +51,8 @@ def norm_filter(
     norm = yield optax.tree.norm(widened(values)).astype(jnp.float32)
     norms = yield jax.lax.all_gather(norm, axis_name)
     # The norm 0 of a replica without progress does not count towards the usual
-    # norm. NaN is sorted behind all numbers.
+    # norm. NaN is sorted behind all numbers. So the norms 8, 0, 2, 4, 1 become
+    # 1, 2, 4, 8, NaN, and the lower median is 2.
     has_progress = jnp.isfinite(norms) & (norms > 0)
     ordered = jnp.sort(jnp.where(has_progress, norms, jnp.nan))
     usual = ordered[(jnp.sum(has_progress) - 1) // 2]

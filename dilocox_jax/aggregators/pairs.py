@@ -85,7 +85,7 @@ class PairMean(Collective):
   def refusal(self, codec: Codec) -> str:
     """Refuses codecs whose state must be equal on all replicas, i.e. low rank.
 
-    `Collective.refusal` describes the result.
+    The result is the reason, or "" if the codec is not refused.
     """
     if not codec.has_shared_state:
       return ""
@@ -97,7 +97,9 @@ class PairMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one message to the partner, with the flag of the sender.
+    """Returns one message to the partner.
+
+    The message has a flag that says whether its sender participates.
 
     Args:
       encoder: Encoder of the leaves in the message.
@@ -121,7 +123,7 @@ class PairMean(Collective):
       sender: Whether this replica participates, its random key and its axis.
 
     Returns:
-      A coroutine that returns `codecs.base.Reduced`. It has one message.
+      A coroutine that sends one message and returns `codecs.base.Reduced`.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)

@@ -55,12 +55,12 @@ class ReduceScatterMean(Collective):
       `Reduced.own`   0.4 - (-0.6) = 1 at replica 0, 1 at replica 1
       residuals       0.4 - 1 = -0.6 at replica 0, 0.8 - 1 = -0.2 at replica 1
 
-  The shares in `Reduced.own` add up to 2, which is the mean 1 times the 2
-  participants.
+  The values in `Reduced.own` add up to 2 over both replicas, which is the mean
+  1 times the 2 participants.
   """
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs that send only some values (`Collective.refusal`).
+    """Refuses codecs that send only some values; the result is the reason.
 
     A slice can be averaged only if all replicas send all of its values.
     """
@@ -100,7 +100,8 @@ class ReduceScatterMean(Collective):
       sender: Whether this replica participates, its random key and its axis.
 
     Returns:
-      A coroutine that returns `codecs.base.Reduced`. It has two messages.
+      A coroutine that sends two messages, one after the other, and returns
+      `codecs.base.Reduced`.
     """
     num_replicas = jax.lax.axis_size(sender.axis_name)
     replica = jax.lax.axis_index(sender.axis_name)

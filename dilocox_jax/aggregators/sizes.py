@@ -118,5 +118,5 @@ def _num_bytes(arrays: Sequence[jax.ShapeDtypeStruct]) -> int:
 
 
 def _values(shapes: Sequence[Shape]) -> list[jax.ShapeDtypeStruct]:
-  """Returns the `jax.ShapeDtypeStruct`s of float32 leaves of some shapes."""
+  """Returns a float32 `jax.ShapeDtypeStruct` for each of some shapes."""
   return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

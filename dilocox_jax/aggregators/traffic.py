@@ -1,4 +1,4 @@
-"""Computes the operations and the bytes of the exchanges of a run."""
+"""Computes the operations (such as all-gathers) and the bytes of exchanges."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def exchange_operations(
   collective: str | Collective = AUTO,
   compares_norms: bool = False,
 ) -> list[Operation]:
-  """Returns the operations over replicas of one exchange, in order.
+  """Returns the operations of one exchange in order, e.g. two all-gathers.
 
   A message carries all leaves together. A codec may need several messages, one
   after the other. Empty leaves are not sent.
@@ -123,7 +123,8 @@ class Traffic:
     it are counted. If it is a data-parallel start, each step sends gradients.
 
     Args:
-      segment: A segment of the run's plan.
+      segment: A segment of the run's plan, i.e. a round, or the steps of a
+        data-parallel start.
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
@@ -142,7 +143,9 @@ class Traffic:
   def flush_bytes(
     self, step: int, participation: RoundParticipation | None = None
   ) -> int:
-    """Returns the bytes that a replica sends in the flush at the end of a run.
+    """Returns the bytes that a replica sends in the flush.
+
+    The flush is the exchanges that end a run.
 
     Args:
       step: Number of inner steps that the run has made, counted from the start
@@ -153,7 +156,12 @@ class Traffic:
     return self.among(participation)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
-    """Returns the bytes of the exchanges whose averages windows apply."""
+    """Returns the bytes of the exchanges that are applied in some windows.
+
+    Args:
+      windows: Windows of the schedule. A window is some inner steps, followed
+        by at most one apply and one send of a fragment.
+    """
     applied = [window.applied for window in windows if window.applied]
     return sum(self.exchange_bytes(event.fragment) for event in applied)
 

@@ -1,4 +1,4 @@
-"""Proposes growing rounds with which a run takes no longer on given links."""
+"""Proposes schedules with growing rounds, and times them with the simulator."""
 
 import dataclasses
 from typing import Any
@@ -26,7 +26,7 @@ class GrowingPlan:
 
   Attributes:
     config: Config of the run with this schedule.
-    total_s: Time of the whole run, flush included (seconds).
+    total_s: Time of the whole run, with the exchanges that end it (seconds).
     sent_bytes: Bytes that one replica sends in the whole run.
     utilization: Share of the time that replicas spend in inner steps (0 to 1).
   """
@@ -43,22 +43,24 @@ def growing_plans(
   options: Options = _DERIVED,
   utilization: float | None = None,
 ) -> list[GrowingPlan]:
-  """Proposes schedules with fewer local steps early, by the simulator.
+  """Proposes schedules that average more often early in a run, and times them.
 
-  A proposal has rounds that grow (`sync.first_interval`), or a data-parallel
-  start (`sync.warm_start_steps`). Its last rounds have H, 2 H or 4 H steps, and
-  its rounds grow as slowly, or its start is as long, as the time allows. The
-  simulator does not know which proposal trains best.
+  Averaging more often at the start can lower the loss. A proposal either has
+  rounds that grow (`sync.first_interval`), or begins with data-parallel steps
+  (`sync.warm_start_steps`). Its last rounds have H, 2 H or 4 H steps. Within
+  the allowed time, rounds grow as slowly as possible, or the data-parallel
+  start is as long as possible. The simulator does not know which proposal
+  trains best.
 
   Args:
     config: Config of the run, whose rounds have one length.
     cluster: Name of a cluster preset, or path of a cluster file.
-    options: What config and cluster leave open.
-    utilization: Least share of the time in inner steps (0 to 1). None: a run
-      may take as long as the run of the config.
+    options: Durations and transport, which neither config nor cluster states.
+    utilization: Least share of the time in inner steps (0 to 1). It decides how
+      long a run may take. None: as long as the run of the config.
 
   Returns:
-    The run of the config first, then the proposals.
+    The plan of the config itself, then the proposals.
 
   Raises:
     TypeError: If the config is no `RunConfig`.
@@ -130,7 +132,7 @@ def _with_rounds(
   first_interval: int | None,
   steps_per_doubling: int | None,
 ) -> RunConfig:
-  """Returns a config with other rounds, and with as many fragments.
+  """Returns a config with rounds of other lengths and as many fragments.
 
   Args:
     config: Config of the run.

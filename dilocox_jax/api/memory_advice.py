@@ -44,7 +44,7 @@ def memory_advice(config: RunConfig, device_bytes: float) -> str:
 
 
 def _changes(config: RunConfig) -> list[tuple[str, Any]]:
-  """Returns the changes to try, the cheapest first.
+  """Returns the changes to try, first those that need no more devices.
 
   Args:
     config: The config to change.

@@ -36,7 +36,10 @@ MARGIN = 1.1
 
 
 class MemoryRefusedError(ValueError):
-  """Says that a run would need more memory than there is, in one line."""
+  """Raised if a run would need more memory than there is.
+
+  The message is one line.
+  """
 
 
 def check_memory(
@@ -126,11 +129,11 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns how many bytes a replica's state has at least on a device.
+  """Returns how many bytes the state of a replica with a user's model needs.
 
-  It is for a model of the user. The state of the inner optimizer is not
-  counted. If only a part of the model is trained, the parameters are counted
-  once.
+  This is what is kept on a device between steps, without the state of the inner
+  optimizer, so it is a lower bound. If only a part of the model is trained,
+  only the parameters are counted, once.
 
   Args:
     config: Config of the run.

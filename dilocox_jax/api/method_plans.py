@@ -92,7 +92,7 @@ class MethodPlan:
   """One way to train, and what it costs.
 
   Attributes:
-    name: Name of the method, or `NARROW_ALLREDUCE`.
+    name: Name of the method; "allreduce bf16" for AllReduce in bfloat16.
     config: Config of the run.
     setup: The run on the cluster, ready to be timed.
     rounds: Costs of rounds in the middle of a long run (simulated).
@@ -105,8 +105,9 @@ class MethodPlan:
       second); NaN before the plan was compared.
     gap: Measured gap between the loss with these settings and the loss of
       AllReduce. None if it was not measured, and for AllReduce itself.
-    expected: Gap that the law expects for the model and the number of replicas.
-      None for methods that exchange gradients at every step.
+    expected: Gap that the law of gaps (`gap.law`) expects for the model and the
+      number of replicas. None for methods that exchange gradients at every
+      step.
   """
 
   name: str
@@ -136,11 +137,11 @@ class MethodPlan:
   def gap_at_equal_time(self) -> float:
     """Loss of this plan in equal time, relative to a fast AllReduce, minus 1.
 
-    The compared loss is that of an AllReduce which makes as many steps as the
-    fastest plan. The value combines two gaps: the expected gap at equal steps,
-    and the gap of a slower plan, which makes fewer steps in the same time
-    (derived, `measured_gaps.share_of_more_steps`). A method that exchanges
-    gradients at every step has its measured gap in place of an expected one.
+    The reference is the loss of an AllReduce that makes as many steps as the
+    fastest plan. This plan's loss differs from it for two reasons. First, the
+    method has a gap at equal steps: `expected` or, for a method that exchanges
+    gradients at every step, the measured `gap`. Second, a slower plan makes
+    fewer steps in the same time (derived, `measured_gaps.share_of_more_steps`).
     Example: 0.02 is a loss that is 2 % higher. NaN if no gap of the method was
     measured.
     """
@@ -169,7 +170,7 @@ class MethodPlan:
   def has_room(self) -> bool:
     """Whether enough memory is left free to recommend the plan.
 
-    At least the share `LEAST_SPARE` must be free, because the estimate may be
+    At least a tenth (`LEAST_SPARE`) must be free, because the estimate may be
     too low.
     """
     return self.spare >= LEAST_SPARE
@@ -228,7 +229,7 @@ def plan_run(
 ) -> MethodPlan:
   """Plans a run as its config describes it, and compares it with AllReduce.
 
-  AllReduce has the same layout.
+  AllReduce divides a replica among its devices in the same way.
 
   Args:
     config: Config of the run.
@@ -283,9 +284,9 @@ def compare_methods(
       If they state the duration of a step, this duration belongs to the layout
       of the config, so no other layout is tried.
     device_bytes: Memory of a device (bytes). None takes it from the cluster.
-    gain: s, the share by which AllReduce's loss falls when its batch doubles
-      (`gap.gain`), from which the expected gaps follow. None: s by the size of
-      the model, an extrapolation.
+    gain: Share by which AllReduce's loss falls when its batch doubles
+      (`gap.gain`). The expected gaps follow from it. None: it is extrapolated
+      from the size of the model.
 
   Returns:
     A tuple (plans, refused). `plans` has the best plan of each method, and

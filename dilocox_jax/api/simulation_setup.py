@@ -62,7 +62,8 @@ class Setup:
       NaN if the duration of a step is given and the pipeline has several
       stages.
     work: Durations of a step and of encoding for every replica (seconds).
-    script: Turns segments of the plan into the operations of every replica.
+    script: Turns segments of the plan, such as rounds, into the operations of
+      every replica.
     plan: Plan of the run: its segments, rounds and windows.
   """
 
@@ -176,7 +177,10 @@ def least_memory(cluster: Cluster) -> float:
 
 
 class ClusterClock:
-  """Adds up the simulated time of the segments that the trainer runs.
+  """Adds up the simulated time of a run, segment by segment.
+
+  A segment is a part of the run that the trainer starts as a whole, such as a
+  round.
 
   Attributes:
     description: Name of the cluster for reports, e.g. "cluster 1gbit". If the
@@ -228,23 +232,29 @@ class ClusterClock:
     self._requested_cluster = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Adds the time of a segment, and returns the seconds since the start.
+    """Adds the time of a segment to the clock.
 
     Args:
       segment: The segment of the run that comes next.
       traffic: Computes the bytes of the exchanges. It is not read if the time
         of another run is simulated.
+
+    Returns:
+      The simulated seconds since the start of the run.
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the flush, and returns the seconds since the start.
+    """Adds the time of the flush, the exchanges that end a run, to the clock.
 
     Args:
       plan: Plan of the run.
       traffic: Computes the bytes of the exchanges. It is not read if the time
         of another run is simulated.
+
+    Returns:
+      The simulated seconds since the start of the run.
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s

@@ -266,9 +266,9 @@ def _averaged_gradients(
 _COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
 _DOC_WIDTH = 76  # Columns of a docstring without its indentation.
 _DOC_OF_TRANSFORMS = """\
-The low rank and H do not change during training; only runs of a config can
-adapt them. A transform cannot hide transfers behind later steps; the rounds
-of `make_rounds` can."""
+The rank of a low-rank codec and H stay the same during training; only runs
+with a config can adapt them. A transform cannot hide transfers behind later
+steps; the rounds of `make_rounds` can."""
 _DOC_OF_INNER = "inner: Optimizer of the inner steps."
 _DOC_OF_OTHERS = """\
 exchange: Aggregator that averages over replicas. None: it is built from the

@@ -92,10 +92,12 @@ class Codec:
 
   @property
   def has_shared_state(self) -> bool:
-    """Whether replicas can use this codec only if they all get the same mean.
+    """Whether the state of this codec must be equal on all replicas.
 
-    A low-rank codec is an example: all replicas project onto the mean of the
-    last exchange. This implementation returns False.
+    Then the codec works only if all replicas get the same mean, so it cannot
+    be used with the collective `pairs`. A low-rank codec is an example: all
+    replicas project onto the mean of the last exchange. This implementation
+    returns False.
     """
     return False
 
@@ -209,8 +211,12 @@ class Encoder(Codec):
     """Splits the arrays that `concatenated` returned into the leaves.
 
     Args:
-      concatenated: Arrays that `concatenated` returned, or their means.
+      concatenated: Arrays that `concatenated` returned, or their means over
+        replicas.
       shapes: Shape of each leaf, (num_layers, *shape).
+
+    Returns:
+      The leaves, [num_layers, *shape] each.
     """
     del shapes
     return list(concatenated)
@@ -239,7 +245,7 @@ class Quantizer(Encoder):
       rows: float32 values [layers, rows, width].
 
     Returns:
-      Arrays [layers, rows, ...], as many for any rows.
+      Arrays [layers, rows, ...]. Their number is the same for all rows.
     """
     raise NotImplementedError
 
@@ -257,9 +263,12 @@ class Quantizer(Encoder):
 
   @property
   def of_means(self) -> "Quantizer":
-    """The quantizer of the means that replicas send after a reduce-scatter.
+    """The quantizer that encodes means in a reduce-scatter.
 
-    Its rows must have the same width. This implementation returns `self`.
+    In a reduce-scatter each replica averages one slice of the rows, and sends
+    the mean of its slice to the other replicas. The mean is encoded with this
+    quantizer, whose rows must have the same width. This implementation returns
+    `self`.
     """
     return self
 
@@ -270,6 +279,10 @@ class Quantizer(Encoder):
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
+
+    Returns:
+      The arrays of the first group of leaves, then those of the second one,
+      and so on (`coded`).
     """
     layout = self.layout([leaf.shape for leaf in leaves])
     return self.coded(layout.rows(leaves))

@@ -74,7 +74,7 @@ class RowLayout:
     return rows
 
   def leaves(self, rows: Arrays) -> list[Array]:
-    """Puts rows together to the leaves. It reverses `rows`.
+    """Turns the rows of all groups back into leaves. It reverses `rows`.
 
     Args:
       rows: Rows of every group of leaves, as `rows` returned them.
@@ -91,7 +91,11 @@ class RowLayout:
     return [leaves[i] for i in range(len(self.shapes))]
 
   def _num_rows(self, index: int, group: list[int]) -> tuple[int, int]:
-    """Returns the first two lengths of a leaf's rows [a, b, width].
+    """Returns the first two lengths of the array with a leaf's rows.
+
+    The array is [num_slices, rows, width] if there are slices. Otherwise it is
+    [num_layers, rows, width] for a leaf that is alone in its group, and
+    [1, rows, width] for a leaf of a larger group.
 
     Args:
       index: Index of the leaf.
@@ -224,7 +228,7 @@ def split_layers(
 
 
 def layer_numbers(group: Sequence[int], shapes: Sequence[Shape]) -> Array:
-  """Returns a number for every layer of a group of leaves, to seed its draws.
+  """Returns a number for every layer of a group, to seed its random values.
 
   The number depends only on the leaf and the layer, not on the group. So a
   replica that is divided among devices draws the same random numbers as an

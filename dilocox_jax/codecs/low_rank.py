@@ -102,13 +102,17 @@ def factorizes(shape: Shape, rank: int) -> bool:
 class LowRank(Projection):
   """Sends each matrix as two thin factors that all replicas compute together.
 
-  A power iteration on the mean over replicas m of the matrices A_m starts from
-  the right factor Q of the exchange before. P = mean_m (A_m Q) is made
-  orthonormal, then Q = mean_m (A_m^T P), and the mean decodes to P Q^T. This is
-  exact if the mean matrix has no higher rank than `rank`, and if none of its
-  directions is orthogonal to all columns of the old Q. A leaf whose factors
-  would not be smaller (`factorizes`) is sent whole, together with the left
-  factors.
+  A power iteration approximates the mean of the matrices A_m over the replicas
+  m. It starts from the right factor Q of the exchange before:
+
+      P = orthonormal(mean_m (A_m Q))
+      Q = mean_m (A_m^T P)
+      mean_m A_m is decoded as P Q^T
+
+  This is exact if the mean matrix has no higher rank than `rank`, and if none
+  of its directions is orthogonal to all columns of the old Q. A leaf whose
+  factors would not be smaller (`factorizes`) is sent whole, together with the
+  left factors.
 
   Wire: rank (rows + columns) values for each matrix and power iteration, as
   `then` encodes them. For example, a matrix [512, 512] at rank 16 in fp32 takes

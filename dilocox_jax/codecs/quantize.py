@@ -361,9 +361,10 @@ def _in_parts(values: Array, count: int) -> Array:
 
 
 def _scaled_magnitudes(values: Array, width: int) -> tuple[Array, float]:
-  """Scales the magnitudes |x| down, so that the sum of a row is finite.
+  """Scales the magnitudes |x| down, so that the sum of each row is finite.
 
-  The factor is a power of two, so every product above 2^-126 is exact.
+  Magnitudes above 2^124 are clipped to it first. The factor is a power of two,
+  so every product above 2^-126 is exact.
 
   Args:
     values: Values of any shape.
@@ -390,7 +391,7 @@ def _largest(values: Array) -> Array:
 
 
 def _to_bfloat16(scales: Array) -> Array:
-  """Rounds scales to bfloat16. Larger ones become its largest number."""
+  """Rounds scales to bfloat16; at most to the largest number of bfloat16."""
   return jnp.minimum(scales, _LARGEST_SCALE).astype(jnp.bfloat16)
 
 

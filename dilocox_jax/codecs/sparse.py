@@ -258,6 +258,8 @@ def _mark_largest(blocks: Array, count: int) -> Array:
     # candidates with enough values.
     three_bits = sum((total >= count).astype(jnp.uint16) for total in totals)
     least += three_bits << jnp.uint16(shift)
+  # Mark all values above `least`. The last running count is their number. The
+  # first of the values that equal `least` are marked until `count` is reached.
   above = _from_bits(order > least, 32)
   equal = _from_bits(order == least, 32)
   num_missing = count - _running_count(above)[..., -1:, -1:]
@@ -366,9 +368,10 @@ def _to_bits(numbers: Array, count: int) -> Array:
 
 
 def _from_bits(bits: Array, count: int) -> Array:
-  """Makes a number of each `count` bits, of which the lowest comes first.
+  """Combines every `count` neighboring bits into a number.
 
-  If `count` does not divide the number of bits, zeros are appended.
+  The first of these bits is the lowest bit of the number. If `count` does not
+  divide the number of bits, zeros are appended.
 
   Args:
     bits: Bits (0 or 1, or booleans) [..., bits].
@@ -411,7 +414,7 @@ def stratum_bounds(size: int, count: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class RandomMask(Projection):
-  """Sends randomly drawn values of each layer, other ones in every exchange.
+  """Sends some values of each layer, which every exchange draws anew at random.
 
   The values of a layer are divided into strata of neighbors, and one value is
   drawn from each stratum. For example, 10 values and a fraction of 0.3 give

@@ -30,7 +30,8 @@ VALIDATION_FRACTION = 0.05
 class Corpus:
   """The tokens of a training, a validation and a judge text.
 
-  No file is in two of the texts.
+  Only the last evaluation of a run reads the judge text. No file is in two of
+  the texts.
 
   Attributes:
     name: Name of the source, such as "stdlib".

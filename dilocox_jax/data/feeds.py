@@ -671,8 +671,9 @@ class _BatchStreams:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Moves the streams to a saved position, which may be an earlier one.
 
-    An iterable cannot go back. If the position is earlier, the batches that
-    come next in the iterable are used again from there.
+    An iterable cannot go back. If the position is an earlier one, the steps
+    from there on get the batches that come next in the iterable, and not those
+    that they had the first time.
 
     Args:
       state: What `get_state` returned for the same data.

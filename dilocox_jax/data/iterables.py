@@ -1,4 +1,4 @@
-"""Reads the batches of a user's iterable by their numbers, and its position."""
+"""Reads batches of a user's iterable by number, and saves the position."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -31,11 +31,11 @@ def _is_of_hugging_face(source: Any) -> bool:
 
 
 def _has_shuffle_buffer(source: Any) -> bool:
-  """Returns whether the state of a source lacks a shuffle buffer.
+  """Returns whether a source has a shuffle buffer, which its state lacks.
 
   A streamed data set of Hugging Face that is shuffled has a buffer of examples.
-  After `load_state_dict`, these examples are skipped, as the docstring of
-  `IterableDataset.load_state_dict` says.
+  Its state does not contain them, so they are skipped after `load_state_dict`,
+  as the docstring of `IterableDataset.load_state_dict` says.
   """
   if not _is_of_hugging_face(source):
     return False

@@ -36,7 +36,7 @@ _INT_BITS = 53
 
 
 class _UnknownTypeError(Exception):
-  """Says that a value cannot be saved, and where it is in the state.
+  """Raised if a value of a state cannot be saved. It says where the value is.
 
   Args:
     what: Words for the value, e.g. "a array.array".

@@ -127,7 +127,7 @@ def pipelined_gradient(
 
 
 class StageState(NamedTuple):
-  """The arrays that a stage holds between two ticks.
+  """The arrays that a stage holds between two ticks (steps of the timetable).
 
   Attributes:
     activations: Output of this stage's last layer in its newest forward,
@@ -264,7 +264,7 @@ class TrainingStage(Stage):
 
 
 def _tick(training: TrainingStage) -> Callable:
-  """Returns the body of the scan over ticks.
+  """Returns the body of the scan over ticks, the steps of the timetable.
 
   Args:
     training: The stage.

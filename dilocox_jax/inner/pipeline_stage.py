@@ -139,7 +139,7 @@ class Stage:
     return jnp.asarray(self.counts)[self.number]
 
   def whole_layer(self, row: Index, dtype: jnp.dtype) -> Tree:
-    """Returns a whole layer of this stage.
+    """Returns a layer of this stage, collected from the devices that divide it.
 
     Args:
       row: Index of the layer in the stage, from 0.
@@ -184,7 +184,7 @@ class Stage:
 
     Args:
       batch: Index of the micro-batch.
-      arrived: The stream that the stage before has sent, [T, D].
+      arrived: The residual stream that the stage before has sent, [T, D].
     """
 
     def embed(batch: Index, _: Array) -> Array:
@@ -228,7 +228,8 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  In tick t, stage s runs the forward of micro-batch t - s.
+  The loop has steps, called ticks. In tick t, stage s runs the forward of
+  micro-batch t - s.
 
   Args:
     model: The model.

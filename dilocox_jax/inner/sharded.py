@@ -209,7 +209,7 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   Returns:
     Function (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this
     shard's rows. `blocks` is a tuple: this device's parts of the layers, and
-    the specs of their leaves.
+    the mesh axes that divide their leaves.
   """
 
   def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
@@ -238,11 +238,13 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
   """Gives a function of a stage the argument `transfer` if it needs it.
 
+  `transfer` says how a device collects a whole layer from the data shards.
+
   Args:
     function: Gradient or loss function of a stage.
     gather: When data shards collect layers: "stage" (before the function is
       called, so it needs no `transfer`) or "layer" (inside the function).
-    specs: Spec of each leaf of the blocks.
+    specs: The mesh axes that divide each leaf of the blocks.
   """
   if gather == "stage":
     return function
@@ -253,7 +255,8 @@ def _layer_transfer(specs: Tree) -> LayerTransfer:
   """Returns how data shards collect one layer, and sum its gradient.
 
   Args:
-    specs: Spec of each leaf of the blocks. The first dimension is the layers.
+    specs: For each leaf of the blocks, the mesh axes that divide its
+      dimensions. The first dimension is the layers.
   """
 
   def collect(layer: Tree) -> Tree:
@@ -281,7 +284,7 @@ def _collected(
   Args:
     stage_layers: Which layers each stage has; None: there are no stages.
     params: This device's parts of all parameters.
-    specs: Spec of every leaf.
+    specs: The mesh axes that divide every leaf.
     axes: Mesh axes over which each leaf outside the blocks is collected.
     gather: When data shards collect layers: "stage" (here) or "layer" (later,
       one layer for each micro-batch).
@@ -290,7 +293,7 @@ def _collected(
     A tuple (layers, other leaves). `layers` are those of this stage, leaves
     [K, ...]: whole layers with "stage", this device's parts with "layer".
     Without stages, `layers` is a tuple of this device's parts of all layers,
-    and their specs.
+    and the mesh axes that divide their leaves.
   """
   rest = jax.tree.map(
     _gather,
@@ -325,8 +328,9 @@ def _layout(
       gets only its own part.
 
   Returns:
-    A tuple of three trees like `params`: the spec of every leaf, the mesh axes
-    over which it is collected, and its `jax.sharding.PartitionSpec`.
+    A tuple of three trees like `params`. They have for every leaf: the mesh
+    axes that divide each of its dimensions, the mesh axes over which it is
+    collected, and its `jax.sharding.PartitionSpec`.
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
@@ -380,7 +384,7 @@ def _to_stages(
     gather: Whether to collect the layers from the data shards ("stage"), or to
       leave them divided ("layer").
     leaf: This device's part of a leaf of the blocks.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
 
   Returns:
     The stage's layers of the leaf, [K, ...].
@@ -412,7 +416,7 @@ def _from_stages(
     gather: "stage" or "layer". With "layer", leaves that data shards divide
       were summed over the data shards right after each layer's backward.
     leaf: Gradients of this stage's layers, [K, ...].
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
 
   Returns:
     The gradient of the part of the leaf that this device keeps.
@@ -427,8 +431,8 @@ def _from_stages(
   elif gather == "stage":
     leaf = _scatter(leaf, spec, (DATA_AXIS,))
   if by_stage == 0:
-    return leaf
-  if by_stage is None:
+    return leaf  # The stage keeps exactly the layers that it computes.
+  if by_stage is None:  # Every stage keeps all layers of this leaf.
     leaf = jax.lax.all_gather(leaf, STAGE_AXIS, axis=0, tiled=True)
   else:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, by_stage, 0, tiled=True)
@@ -453,6 +457,8 @@ def _sum_and_swap(leaf: Array, dimension: int) -> Array:
   """
   num_shards = jax.lax.axis_size(DATA_AXIS)
   num_stages = jax.lax.axis_size(STAGE_AXIS)
+  # Example: 2 shards, 3 stages, dimension 1 of a leaf [n, 12, d]. It gets the
+  # shapes [n, 2, 3, 2, d], [n, 3, 2, d], [3 n, 1, 2, d] and then [3 n, 2, d].
   before = leaf.shape[:dimension]
   after = leaf.shape[dimension + 1 :]
   leaf = leaf.reshape(*before, num_shards, num_stages, -1, *after)
@@ -481,7 +487,7 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
   Args:
     leaf: This device's part of the leaf.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: Mesh axes over which the leaf is collected. Along other axes it stays
       divided.
 
@@ -504,7 +510,7 @@ def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
   Args:
     leaf: Values of the whole leaf on this device.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: Mesh axes over which the leaf is summed, if they divide it.
 
   Returns:
@@ -531,7 +537,7 @@ def _on_tensor_shards(
 
   Args:
     function: Function from a leaf to a leaf.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
 
   Returns:
     The wrapped function. It is `function` itself if tensor shards do not divide
@@ -554,7 +560,7 @@ def _divided_dimensions(
   """Returns the dimensions of a leaf that given mesh axes divide.
 
   Args:
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: The mesh axes.
 
   Returns:
@@ -573,7 +579,7 @@ def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
   Args:
     leaf: Values of the whole leaf on this device.
-    spec: Spec of the leaf.
+    spec: For each dimension of the leaf, the mesh axes that divide it.
     over: Mesh axes over which the leaf is summed. Along an axis that does not
       divide the leaf, every device gets the whole sum.
 

@@ -68,12 +68,13 @@ def divided_logits(logits: Callable[[Array], Array]) -> Callable:
   """Wraps a function of logits for a shard that holds a part of the head.
 
   Args:
-    logits: Function from x [U, D] to the logits [U, W] of this shard's tokens
-      of the vocabulary.
+    logits: Function from rows x [U, D] to logits [U, W], where W is the number
+      of tokens of the vocabulary whose logits this shard computes.
 
   Returns:
-    Function from x [T, D] of this shard to the logits [U, W]: for the rows of
-    all shards, and for this shard's tokens of the vocabulary.
+    Function from this shard's rows x [T, D] to logits [U, W]. It collects the
+    rows of all shards, U together, and returns their logits for this shard's
+    tokens of the vocabulary.
   """
   return lambda x_TxD: logits(_gathered(x_TxD))
 
@@ -131,7 +132,7 @@ def _gathered(tree: Tree) -> Tree:
     tree: This shard's rows, leaves [rows, ...].
 
   Returns:
-    Leaves [N rows, ...].
+    The rows of all N shards, leaves [N rows, ...].
   """
   return jax.tree.map(
     lambda rows: jax.lax.all_gather(rows, DATA_AXIS, tiled=True), tree
@@ -145,6 +146,6 @@ def _scattered(rows: Array) -> Array:
     rows: A value for each row of all shards, [U, ...].
 
   Returns:
-    [T, ...].
+    The sums of the T rows of this shard, [T, ...].
   """
   return jax.lax.psum_scatter(rows, DATA_AXIS, tiled=True)

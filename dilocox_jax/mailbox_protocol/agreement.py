@@ -79,8 +79,9 @@ _REMEMBERED_STARTS = KEPT_MARKS + 16
 
 
 class ReplicaStaleError(Exception):
-  """Says that a replica must begin again from the newest snapshot.
+  """Raised if a replica must begin again from the newest snapshot.
 
+  A snapshot is the state that all replicas share before an event (exchange).
   The replica then begins as a newcomer does: it drops its residual and its
   exchanges in flight. The other replicas may have averaged its messages
   already, so keeping these values could apply them twice.
@@ -88,16 +89,19 @@ class ReplicaStaleError(Exception):
 
 
 class StoppedError(Exception):
-  """Says that a replica cannot go on. The message is one line for the user."""
+  """Raised if a replica cannot go on. The message is one line for the user."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """What a replica remembers of the events that were settled.
+  """What a replica remembers of the events (exchanges) that are settled.
 
-  An *interval* is the events from one due snapshot to the next one. Events have
-  the same *kind* if their messages have the same size; the kind is the number
-  of the fragment, for example.
+  An event consists of *turns*: with a low-rank codec each replica sends two
+  messages one after the other, so there are two turns. The *manifest* of a turn
+  lists the messages that all replicas average. A turn is *settled* once it has
+  a manifest. An *interval* is the events from one due snapshot to the next one.
+  Events have the same *kind* if their messages have the same size; the kind is
+  the number of the fragment, for example.
 
   Attributes:
     event: Number of the next event.
@@ -152,7 +156,8 @@ class Memory:
   def begin_interval(self, event: int) -> "Memory":
     """Returns a copy of the memory in which a new interval begins.
 
-    The counts of the interval (`sent`, `stored`, `was_split`) begin at 0 again.
+    An interval is the events from one due snapshot to the next one. Its counts
+    (`sent`, `stored`, `was_split`) begin at 0 again.
 
     Args:
       event: The first event of the new interval, which is not settled yet.
@@ -169,26 +174,35 @@ class Memory:
     )
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the median norms of earlier messages like those of a turn.
+    """Returns the median norms of the messages of earlier, similar turns.
 
-    These messages had the same kind and turn. The oldest norm comes first. The
-    list is empty if there was no such message.
+    Similar turns are those of events of the same kind (fragment), with the same
+    number within the event.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
+
+    Returns:
+      A median for each of the last turns, the oldest first; [] if there was no
+      similar turn.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
   def residual_event(self, inbox: Inbox) -> int:
-    """Returns the event whose share residuals are added to a turn's shares.
+    """Returns the event whose residuals are added to the mean of a turn.
 
-    This is the newest event of the same kind and turn whose mean was made in
-    shares. Returns -1 if no residuals can be added: there was no such event, it
-    had another number of slices, or it is older than the interval before this
-    one, so its objects may be deleted at any time.
+    If a mean is made in shares, each replica encodes the mean of one slice.
+    What this encoding loses is a residual, which is added to the mean of the
+    same slice in the next event of the same kind and turn.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
+
+    Returns:
+      The newest event of the same kind and turn whose mean was made in shares.
+      -1 if no residuals can be added: there was no such event, it had another
+      number of slices, or it is older than the interval before this one, so its
+      objects may be deleted at any time.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -204,12 +218,13 @@ class Memory:
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns a copy of the memory to which a settled turn was added.
 
-    After the first turn of an event, `event` is the next event and `roster` is
-    the manifest's. Later turns of the event only change norms and sizes.
+    A settled turn has a manifest, which lists the messages that all replicas
+    average. After the first turn of an event, `event` is the next event and
+    `roster` is the manifest's. Later turns only change norms and sizes.
 
     Args:
-      agreed: The manifest of the turn.
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      agreed: The manifest of the turn, which lists the messages to average.
+      inbox: The messages of the turn that this replica has so far.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -260,7 +275,7 @@ def _norms_key(inbox: Inbox) -> str:
   not comparable, so they have different keys.
 
   Args:
-    inbox: Inbox of the turn: the messages that this replica has of it.
+    inbox: The messages of the turn that this replica has so far.
   """
   key = f"{inbox.kind}.{inbox.turn}"
   return f"{key}.slices" if inbox.num_slices else key
@@ -270,8 +285,12 @@ def _norms_key(inbox: Inbox) -> str:
 class Agreement:
   """Reads the manifests of a run, and writes each manifest that is due.
 
+  The manifest of a turn lists the messages that all replicas average. An event
+  (exchange) has one turn for each message that a replica sends in it. A turn is
+  settled once it has a manifest.
+
   Attributes:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     signer: The signer of the run.
     seats: The seats of the run.
     snapshots: The snapshots of the run.
@@ -291,8 +310,8 @@ class Agreement:
       many messages are missing.
     announced: At most one entry: an event, and the manifest of its first turn
       that was already there when this replica announced itself.
-    snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
-      It then proposes no new interval except at event 0.
+    snapshot_bytes: Bytes of a snapshot of the shared state; 0 if this replica
+      does not know them. It then proposes no new interval except at event 0.
     residuals: Residuals of the shares that this replica has made
       (`Shares.remembered`).
   """
@@ -318,7 +337,9 @@ class Agreement:
     self._decisions = Decisions(self.store, self.signer)
 
   def announced_manifest(self, event: int) -> Manifest | None:
-    """Reads the manifest of an event's first turn, and remembers it.
+    """Reads the manifest of an event's first turn into `announced`.
+
+    The manifest lists the messages that all replicas average.
 
     Args:
       event: Number of the event, whose messages are exchanged next.
@@ -331,24 +352,24 @@ class Agreement:
     return manifest
 
   def before(self, inbox: Inbox) -> str:
-    """Returns the digest that a turn's manifest must give as its predecessor.
+    """Returns the digest that a turn's manifest must name as its predecessor.
 
     In the first turn this is the digest of the manifest of the event before. In
     later turns it is the digest of the event's first manifest.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.turn:
       return self.first.digest()
     return self.memory.before
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Reads the manifest of a turn.
+    """Reads the manifest of a turn: the list of the messages to average.
 
     Args:
-      event: Number of the event.
-      turn: Number of the turn.
+      event: Number of the event (exchange).
+      turn: Number of the turn: of the message within the event, from 0.
 
     Returns:
       The manifest; None if it is missing or damaged.
@@ -363,10 +384,10 @@ class Agreement:
     order.
 
     Args:
-      event: Number of the event.
-      turn: Number of the turn.
+      event: Number of the event (exchange).
+      turn: Number of the turn: of the message within the event, from 0.
       is_past: Whether the turn was settled before the snapshot with which this
-        replica began. Then the list is empty.
+        replica began. Then the result is [].
     """
     if is_past:
       return []
@@ -377,7 +398,8 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets `inbox.expected` to the replicas whose messages the turn waits for.
 
-    Does nothing if the turn is past (`Inbox.is_past`).
+    If the turn was settled before the snapshot with which this replica began
+    (`Inbox.is_past`), nothing happens.
 
     Args:
       inbox: The inbox of a turn, before this replica sends its message.
@@ -389,7 +411,9 @@ class Agreement:
       inbox.there = set(inbox.expected)
 
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
-    """Waits until a turn is settled, and writes its manifest when it is due.
+    """Waits until a turn has its manifest, and writes it when it is due.
+
+    The manifest lists the messages that all replicas average.
 
     If this process has slept, the other replicas may have deleted the event
     meanwhile. Then the returned manifest may be a second one for the same turn.
@@ -436,8 +460,8 @@ class Agreement:
     so this check finds the marks in this case.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
-      agreed: The manifest of the turn.
+      inbox: The messages of the turn that this replica has so far.
+      agreed: The manifest of the turn, which lists the messages to average.
       beside: More functions without arguments, which are called at the same
         time.
 
@@ -497,10 +521,11 @@ class Agreement:
   ) -> None:
     """Reads every share of a turn's mean, and makes this replica's own shares.
 
-    Waits for the shares that other replicas make. At the same time it checks
-    that the event was not deleted (`fetch_messages` says why). Shares that this
-    replica has written for a deleted event do no harm: they carry the digest of
-    a manifest that nobody follows.
+    A share is the mean of one slice of all messages. The method waits for the
+    shares that other replicas make. At the same time it checks that the event
+    was not deleted (`fetch_messages` says why). Shares that this replica has
+    written for a deleted event do no harm: they carry the digest of a manifest
+    that nobody follows.
 
     Args:
       shares: The shares of the turn. Afterwards it holds all of them.
@@ -554,7 +579,7 @@ class Agreement:
     In the first turn of an event, the objects of the event before are dropped.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       objects: Contents of the turn's manifest and messages, by path.
     """
     if inbox.turn == 0:
@@ -562,7 +587,10 @@ class Agreement:
     self.objects.setdefault(inbox.event, {}).update(objects)
 
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
-    """Returns whether the interval of an event was deleted, or soon will be.
+    """Returns whether an event was deleted, or soon will be.
+
+    Events (exchanges) are deleted by intervals, i.e. all events from one
+    snapshot of the shared state to the next one together.
 
     Args:
       event: The event that this replica handles next. It counts as an event of
@@ -576,7 +604,8 @@ class Agreement:
   def limit(self) -> StoreLimit:
     """Returns how many bytes the store and one interval may have.
 
-    If the size of a snapshot is not known yet, it counts as 0 bytes.
+    An interval is the exchanges from one snapshot of the shared state to the
+    next one. If the size of a snapshot is not known yet, it counts as 0 bytes.
     """
     num_replicas = max(self.rules.replicas, len(self.memory.roster.expected()))
     return store_limit(
@@ -586,11 +615,12 @@ class Agreement:
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, writes it if it is due, and returns it.
 
-    For a past turn, this replica only waits. If the manifest was lost, it
-    writes the manifest again from the proposal.
+    If the turn was settled before the snapshot with which this replica began,
+    the replica only waits. If the manifest was lost, the replica writes it
+    again from the proposal.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.turn == 0 and inbox.event in self.announced:
       return self.announced[inbox.event]
@@ -620,13 +650,15 @@ class Agreement:
   def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
     """Reads once whatever may settle a turn: manifest, messages, new seats.
 
-    To save requests, the first look reads no manifest if this replica has sent
-    its message and the other expected messages are probably there.
+    The manifest is the list of the messages to average. A seat is the entry of
+    a replica that joins or comes back. To save requests, the first look reads
+    no manifest if this replica has sent its message and the other expected
+    messages are probably there.
 
     Args:
       inbox: The inbox of the turn. The messages and the seats are added to it.
-      is_late: Whether the grace time is over. Then messages of replicas that
-        nobody waits for are also read.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
+        messages of replicas that nobody waits for are also read.
 
     Returns:
       The manifest; None if it was not read or is not there.
@@ -664,12 +696,14 @@ class Agreement:
     Args:
       inbox: The inbox of the turn. The messages are added to it.
       missing: Names of the expected replicas whose messages were not read yet.
-      is_late: Whether the grace time is over. Then all messages that are there
-        are read, even if some expected ones are missing. The expected ones are
-        asked for even if the listing does not show them.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then all
+        messages that are there are read, even if some expected ones are
+        missing. The expected ones are asked for even if the listing does not
+        show them.
 
     Returns:
-      The manifest; None if it is not there.
+      The manifest (the list of the messages to average); None if it is not
+      there.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -691,7 +725,8 @@ class Agreement:
   ) -> Manifest | None:
     """Reads some messages and, in an event's first turn, the new seats.
 
-    All requests are made at the same time.
+    All requests are made at the same time. A seat is the entry of a replica
+    that joins the run or comes back.
 
     Args:
       inbox: The inbox of the turn. The messages and the seats are added to it.
@@ -720,7 +755,7 @@ class Agreement:
     they are the replicas whose first message was listed.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.turn:
       return self.first.names
@@ -729,15 +764,20 @@ class Agreement:
   def _is_time_for_seats(self, inbox: Inbox) -> bool:
     """Returns whether this replica looks for new seats now.
 
+    A seat is the entry of a replica that joins the run or comes back.
+
     Args:
-      inbox: The inbox of the turn.
+      inbox: The messages of the turn that this replica has so far.
     """
     if inbox.event == 0 or inbox.seats_read_s is None:
       return True  # The first event waits for all replicas to take seats.
     return self.store.clock() - inbox.seats_read_s >= SEATS_EVERY_S
 
   def _read_seats(self, inbox: Inbox) -> None:
-    """Adds the seats that were taken since the event before to `inbox.taken`.
+    """Adds the newly taken seats to `inbox.taken`.
+
+    A seat is the entry of a replica that joins the run or comes back. Seats are
+    new if they were taken since the event before.
 
     Args:
       inbox: The inbox of the event's first turn.
@@ -750,11 +790,11 @@ class Agreement:
       inbox.taken += self.seats.read_from(number + 1)
 
   def _has_all(self, inbox: Inbox, names: Sequence[str]) -> bool:
-    """Returns whether the messages of all these replicas were read."""
+    """Returns whether `inbox` holds the messages of all these replicas."""
     return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
-    """Returns the manifest that this replica proposes for a turn.
+    """Returns the manifest (list of messages) that this replica proposes.
 
     Args:
       inbox: The inbox of the turn. Only messages that it holds can be listed.
@@ -792,9 +832,11 @@ class Agreement:
     )
 
   def _begins_interval(self, inbox: Inbox) -> bool:
-    """Returns whether a snapshot of the shared state before a turn is due.
+    """Returns whether a snapshot of the state before a turn is due.
 
-    If so, a new interval begins with the turn's event. There are three reasons:
+    The snapshot has the outer parameters and the outer optimizer. If it is due,
+    a new interval begins with the turn's event: the events up to the next
+    snapshot, which are deleted together. There are three reasons:
 
     - The event is the first one of the run.
     - With the event's messages, the interval would have more bytes than the
@@ -822,16 +864,17 @@ class Agreement:
     return num_events >= self.rules.snapshot_every and is_paid_for
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
-    """Returns the roster for the manifest of a turn if the manifest is due.
+    """Returns which replicas take part after an event, if its manifest is due.
 
     The manifest is due if the messages of all expected replicas were read, or
-    if the grace time is over. The first turn of an event always needs a quorum
-    of messages. The first event of a run also waits until `rules.replicas`
-    replicas have come, or until the grace time is over.
+    if the grace time is over. It lists the messages to average. The first turn
+    of an event (exchange) always needs `rules.quorum` messages. The first event
+    of a run also waits until `rules.replicas` replicas have come, or until the
+    grace time is over.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
-      is_late: Whether the grace time is over.
+      inbox: The messages of the turn that this replica has so far.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over.
 
     Returns:
       The replicas that take part after the event; None if no manifest is due.
@@ -871,15 +914,16 @@ class Agreement:
     """Makes pauses between the tries of a caller that waits for something.
 
     It yields before each try, without end, and pauses after the try. If the
-    caller waits for longer than the grace time, this generator writes vanished
+    caller waits for longer than `rules.grace_s`, this generator writes vanished
     objects again (`_look_around`), and says in the log once a minute what the
     caller waits for. It calls `_look_around` before it first yields True: this
     process may have slept, and the other replicas may have gone on.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       waiting: Returns a line for the log that says what the replica waits for.
-      agreed: The manifest; None if the turn is not settled yet.
+      agreed: The manifest (the list of messages to average); None if the turn
+        is not settled yet.
       looks_at_once: Whether `_look_around` is called after the first pause if
         `agreed` is given. Else it is first called after the grace time.
 
@@ -916,7 +960,7 @@ class Agreement:
       is_late = clock() - start > grace
 
   def _awaited_in(self, inbox: Inbox) -> str:
-    """Returns a line for the log: what a turn without a manifest waits for."""
+    """Returns a line for the log: what a turn that is not settled waits for."""
     there = ", ".join(inbox.held) or "nobody"
     if inbox.is_past:
       return (
@@ -936,9 +980,10 @@ class Agreement:
     First it checks that the other replicas have not gone on without this one.
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
-      agreed: The manifest; None if the turn is not settled yet. If it is given,
-        only the messages that it lists are written again.
+      inbox: The messages of the turn that this replica has so far.
+      agreed: The manifest (the list of messages to average); None if the turn
+        is not settled yet. If it is given, only the messages that it lists are
+        written again.
 
     Raises:
       ReplicaStaleError: If there is a snapshot of a later event than the one

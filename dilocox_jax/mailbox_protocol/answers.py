@@ -2,7 +2,7 @@
 
 
 class StoreUnavailableError(Exception):
-  """Says that the store could not be reached, or refused a request.
+  """Raised if the store cannot be reached, or refuses a request.
 
   A later try may succeed. So a replica that has entered a run waits and tries
   again (`store.RetryingStore`).
@@ -10,7 +10,7 @@ class StoreUnavailableError(Exception):
 
 
 class ClosedError(StoreUnavailableError):
-  """Says that the store does not exist, or denies this replica access.
+  """Raised if the store does not exist, or denies this replica access.
 
   While a replica enters a run, this is a mistake of its user: `RetryingStore`
   raises `UnfitStoreError`. Later the replica waits and tries again, because
@@ -19,7 +19,7 @@ class ClosedError(StoreUnavailableError):
 
 
 class UnfitStoreError(ValueError):
-  """Says that a store cannot hold a run, so that waiting would not help.
+  """Raised if a store cannot hold a run, so that waiting would not help.
 
   For example, the store does not exist when a replica enters the run, or it
   overwrites an object that was to be created only once. The message is one
@@ -28,7 +28,7 @@ class UnfitStoreError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the first line of an error's message; its class's name if empty.
+  """Returns the first line of an error's message, or else its class's name.
 
   The further lines of an error of `obstore` only say from where it came.
   """

@@ -2,7 +2,7 @@
 
 `rounds.mailbox_runtime` asks the client for one exchange after the other. For
 each turn of an exchange, the client sends this replica's message. It returns
-the messages of all replicas that are listed in the turn's manifest.
+the messages that all replicas average: those that the turn's manifest lists.
 """
 
 import atexit
@@ -51,7 +51,8 @@ class MailboxClient:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
       argument `config`: the values that must be equal in all replicas.
     terms: The part of `config` that is known before `enter`.
-    terms_of_devices: The same for what follows from the replica's devices.
+    terms_of_devices: The part of `config` that follows from the devices of this
+      replica. It must also be equal in all replicas.
     step_weight: Weight of one inner step of this replica in the mean.
     keeps: Whether the replica keeps values that were not sent, by error
       feedback or in its parameters, and sends them later. Then nothing is lost
@@ -60,17 +61,18 @@ class MailboxClient:
     name: Name of this replica.
     processes: The processes of this replica.
     event: Number of the next exchange.
-    settled: Events that were settled since the caller emptied this list. Each
-      is a dict: "event" is the event's number, "members" the names of the
-      replicas whose messages were averaged, "left_out" the reasons why other
-      messages were not, by replica, and "wrong_shares" how many wrong shares of
-      earlier events this replica has found meanwhile, by their makers.
+    settled: Events whose list of messages was decided since the caller emptied
+      this list. Each is a dict: "event" is the event's number, "members" the
+      names of the replicas whose messages were averaged, "left_out" the reasons
+      why other messages were not, by replica, and "wrong_shares" how many wrong
+      shares of earlier events this replica has found meanwhile, by their
+      makers.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
     stop: Event that any thread may set to ask the run to stop.
     last_s: Seconds that the last exchange took.
-    written: Empty, or the future of the newest snapshot. This snapshot is
-      written after all earlier ones.
+    written: Empty, or a future that is done when the newest snapshot and all
+      earlier ones are written.
     steps: Counts the inner steps behind this replica's messages.
     run: Identifier of the run; only set after `enter`.
     mailbox: The mailbox; only set after `enter`, and only in process 0.
@@ -150,7 +152,7 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of seats; 0 before `announce`."""
+    """Place of this replica in the order of joining; 0 before `announce`."""
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property
@@ -185,7 +187,9 @@ class MailboxClient:
     return future.result()
 
   def _write_in_thread(self, write: Callable[[], None]) -> None:
-    """Starts a thread that writes a snapshot after all earlier snapshots.
+    """Starts a thread that writes a snapshot of the shared state.
+
+    The thread first waits until all earlier snapshots are written.
 
     Args:
       write: Function that writes the snapshot.
@@ -199,10 +203,10 @@ class MailboxClient:
     self.written = [in_thread(write_after_earlier)]
 
   def _wait_for_snapshots(self) -> None:
-    """Waits for snapshots that are being written, up to the grace time.
+    """Waits for snapshots that are being written, for up to `grace_s` seconds.
 
-    It is called at the end of the program. If a snapshot is not done by then, a
-    line of the log says so.
+    It is called at the end of the program. If a snapshot of the shared state is
+    not done by then, a line of the log says so.
     """
     if wait(self.written, self.grace_s).not_done:
       logging.getLogger(__name__).warning(
@@ -213,8 +217,9 @@ class MailboxClient:
   def newest(self) -> list[np.ndarray] | None:
     """Reads the newest snapshot, and sets `event` to continue from there.
 
-    `event` is then the first event whose result the snapshot does not have.
-    This replica takes part in no exchange until `take_part`.
+    A snapshot is the shared state of the replicas at some exchange. `event` is
+    then the first exchange whose result the snapshot does not have. This
+    replica takes part in no exchange until `take_part`.
 
     Returns:
       The arrays of the snapshot; None if there is no snapshot. Then `event` is
@@ -280,7 +285,7 @@ class MailboxClient:
     """Announces this replica for an event, so that the others wait for it.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
 
     Returns:
       Whether this replica's message for the event may still count
@@ -291,7 +296,9 @@ class MailboxClient:
   def signs(self) -> np.ndarray:
     """Returns the random signs for the next event's fingerprint.
 
-    They are float32 [2^20] of +1 and -1, and equal in all replicas.
+    They are float32 [2^20] of +1 and -1, and equal in all replicas. A
+    fingerprint is a few random sums of the outer parameters and the outer
+    optimizer, by which replicas compare them.
     """
     return random_signs(self.run, self.event)
 
@@ -347,12 +354,15 @@ class MailboxClient:
 class ExchangeSession:
   """Exchanges the messages of one event, turn by turn.
 
+  An event is one exchange of the run's schedule. It has one turn for each
+  message that a replica sends in it; most codecs need one message.
+
   Attributes:
     is_counted: Whether this replica's messages were listed in all turns so far.
     drops_all: Whether this replica must drop the values of the fragment that it
-      has sent or holds back. There are two reasons: one of its messages was
-      left out by the manifest, or a message that it sent before a restart
-      counts in place of the new one.
+      has sent or holds back. There are two reasons: the replicas have left one
+      of its messages out of the mean, or a message that it sent before a
+      restart counts in place of the new one.
   """
 
   def __init__(
@@ -369,12 +379,13 @@ class ExchangeSession:
 
     Args:
       client: The client of the mailbox.
-      event: Number of the event.
+      event: Number of the event (exchange).
       kind: Number that is equal for events with messages of one size, e.g. the
         number of the fragment.
       attends: Whether this replica sends messages. If not, it only reads.
       weight: Weight of this replica's messages in the mean.
-      state: Fingerprint of the shared state before the event.
+      state: Fingerprint of the shared state before the event: a few random sums
+        of the outer parameters and the outer optimizer.
     """
     self._client = client
     self._event = event
@@ -399,7 +410,7 @@ class ExchangeSession:
     Args:
       arrays: The arrays of this replica's message.
       is_finite: Whether this replica's values are finite. If not, the message
-        has the weight 0: the manifest leaves it out, but the others need not
+        has the weight 0: it is left out of the mean, but the others need not
         wait for it.
       shared: Returns the arrays of the shared state, for a snapshot.
       tables: How the arrays are encoded; None: the mean is not made in shares.

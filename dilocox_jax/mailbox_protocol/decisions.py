@@ -38,6 +38,10 @@ DECIDES_WITHIN_S = 0.01
 class Decisions:
   """Reads and takes the decisions of one run.
 
+  A decision is a value that all replicas follow, such as a list of messages.
+  Two objects of the store hold it: the proposal, which is created first, and
+  the decision. If one of them is lost, the other one still has the value.
+
   Attributes:
     has_proposed: Whether this replica created the proposal in the last call of
       `decide`. Then it knows the decision a moment before the others.
@@ -47,7 +51,7 @@ class Decisions:
     """Makes no request to the store yet.
 
     Args:
-      store: The store, as a `RetryingStore`.
+      store: The folder or bucket, as a `RetryingStore`.
       signer: The signer of the run.
     """
     self._store = store
@@ -68,7 +72,7 @@ class Decisions:
   def decide(
     self, path: str, proposal: str, value: dict[str, Any]
   ) -> dict[str, Any]:
-    """Proposes a value, decides, and returns the decision.
+    """Proposes a value that all replicas shall follow, and decides.
 
     If another replica has proposed or decided before, its value counts.
 

@@ -46,7 +46,10 @@ _SMALLEST_NORM = 2.0**-62
 
 
 class Fingerprint(NamedTuple):
-  """The fingerprint of the shared state of a fragment.
+  """A few random sums of a fragment's shared state, to compare replicas.
+
+  The shared state is the outer parameters, the outer optimizer and the codec's
+  common state.
 
   Attributes:
     rows: The rounding unit, the norm and 32 random sums of each of the B blocks
@@ -73,6 +76,9 @@ NOTHING = Fingerprint(
 class SharedState(NamedTuple):
   """What a message tells about its sender's shared state.
 
+  The shared state is the outer parameters, the outer optimizer and the codec's
+  common state.
+
   Attributes:
     name: Digest of the last manifest that the sender has followed, as 64
       hexadecimal digits; "" before the first manifest.
@@ -89,11 +95,14 @@ class SharedState(NamedTuple):
   def difference_from(
     self, other: "SharedState", event: int, num_kinds: int
   ) -> str:
-    """Returns how this state differs from another one of the same name.
+    """Returns how this state differs from that of another replica.
+
+    Both states have the same `name`, so both replicas have averaged the same
+    messages, and their states should be equal up to rounding.
 
     Args:
       other: The state of another replica before the same event.
-      event: Number of the event.
+      event: Number of the event (exchange).
       num_kinds: Number of fragments. Each event changes the state of one
         fragment.
 
@@ -109,7 +118,10 @@ class SharedState(NamedTuple):
 
 
 def rows_in(content: bytes | memoryview) -> np.ndarray:
-  """Returns the rows of a fingerprint, float32 [B, 34] for B blocks.
+  """Converts raw bytes to the rows of a fingerprint, float32 [B, 34].
+
+  A row has the rounding unit, the norm and 32 random sums of one of the B
+  blocks of values.
 
   Args:
     content: Raw bytes of the rows, as a message contains them: little-endian
@@ -147,6 +159,8 @@ def fingerprint_of(
   arrays: Iterable[np.ndarray], signs: np.ndarray
 ) -> Fingerprint:
   """Computes the fingerprint of a shared state, in numpy.
+
+  A fingerprint is a few random sums, by which replicas compare their states.
 
   Args:
     arrays: The arrays of the state, in the same order in all replicas.

@@ -75,6 +75,9 @@ TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 class Exchanged(NamedTuple):
   """The result of a turn: the messages that all replicas average.
 
+  In a turn, each replica sends one message. Most codecs have one turn in each
+  exchange (event).
+
   Attributes:
     messages: Name of the replica, weight and arrays of each message, in the
       order in which all replicas add them up. If there is no message, the
@@ -90,9 +93,9 @@ class Exchanged(NamedTuple):
     mean: The weighted mean of the messages, as arrays of the same types and
       shapes; None if the mean was not made in shares. The caller then averages
       `messages`.
-    wrong_shares: Wrong shares that this replica has found since the turn
-      before, in earlier turns: event and number of the share, and the replica
-      that should make it.
+    wrong_shares: Shares of earlier means that this replica has found to be
+      wrong since the turn before. For each: the event, the number of the share,
+      and the name of the replica that should make it.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -231,6 +234,7 @@ class Mailbox:
   def newest(self) -> Snapshot | None:
     """Reads the newest complete snapshot, and sets this mailbox back to it.
 
+    A snapshot is the state that all replicas share before an event (exchange).
     If earlier calls have led to no progress, it first waits up to a minute.
 
     Returns:
@@ -270,6 +274,7 @@ class Mailbox:
   def _read_newest(self) -> Snapshot | None:
     """Returns the newest complete snapshot; None if there is none.
 
+    A snapshot is the state that all replicas share before an event (exchange).
     Snapshots that have led to a wrong state (`_bad`) are passed over. While
     this replica reads a snapshot, others may write newer ones and delete it. So
     it lists the snapshots again after each one that cannot be read.
@@ -317,7 +322,7 @@ class Mailbox:
   def _go_on(
     self, memory: Memory, *, loaded: int = -1, repeats: bool = False
   ) -> None:
-    """Sets the event from which this replica goes on, and resets its notes.
+    """Sets the event from which this replica goes on after a start or restart.
 
     Args:
       memory: What this replica remembers of the earlier events.
@@ -337,9 +342,10 @@ class Mailbox:
     """Returns the random signs for the fingerprint of an event's state.
 
     They are float32 [2^20] of +1 and -1, and equal in all replicas of the run.
+    A fingerprint is a few random sums, by which replicas compare their states.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
     """
     return random_signs(self._run, event)
 
@@ -348,8 +354,11 @@ class Mailbox:
   ) -> Fingerprint:
     """Returns the fingerprint of the shared state before an event.
 
+    A fingerprint is a few random sums, by which replicas compare the outer
+    parameters and the outer optimizer.
+
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
       arrays: All arrays of the state that the event changes, in the same order
         in all replicas.
     """
@@ -365,7 +374,7 @@ class Mailbox:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of seats; 0 before `announce`."""
+    """Place of this replica in the order of joining; 0 before `announce`."""
     return self._seats.index or 0
 
   @property
@@ -415,10 +424,11 @@ class Mailbox:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    The replica takes a seat, unless the others wait for it already.
+    The replica writes a seat (an entry with its name and the event) into the
+    store, unless the others wait for it already.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
 
     Returns:
       Whether this replica should do its inner steps for the event, because its
@@ -460,8 +470,9 @@ class Mailbox:
   ) -> Exchanged:
     """Sends a message, and returns the messages that all replicas average.
 
-    It waits until the turn is settled: up to the grace time, or longer if there
-    is no quorum or the store is away.
+    It waits until the replicas have decided on the list of these messages: up
+    to `rules.grace_s` seconds, or longer if there are fewer messages than
+    `rules.quorum` or the store cannot be reached.
 
     Args:
       event: Number of the event. It is the one after the last event, or an
@@ -516,6 +527,7 @@ class Mailbox:
       tables=tables,
     )
     inbox = new_inbox(num_slices=self._num_slices(len(expected), tables))
+    # In its first exchange, this process notes the size of a snapshot.
     if snapshot and not self._agreement.snapshot_bytes:
       most_slices = self._num_slices(self.rules.replicas, tables)
       self._note_sizes(new_inbox(num_slices=most_slices), snapshot)
@@ -535,6 +547,8 @@ class Mailbox:
       )
       sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
+    # In a turn that was settled earlier, messages may have another number of
+    # slices than they would have now.
     if inbox.is_past and agreed.num_slices:
       inbox = new_inbox(num_slices=agreed.num_slices)
     digests = {listed.replica: listed.digest for listed in agreed.listed}
@@ -564,17 +578,24 @@ class Mailbox:
     )
 
   def _taken_wrong_shares(self) -> list[tuple[int, int, str]]:
-    """Returns the wrong shares that were found since the last call."""
+    """Returns the wrong shares that were found since the last call.
+
+    For each: the event, the number of the share, and the name of the replica
+    that should make it.
+    """
     # A check in another thread may add one meanwhile.
     found = list(self._wrong_shares)
     del self._wrong_shares[: len(found)]
     return found
 
   def _check_accusers(self) -> None:
-    """Ends this replica if several others have found wrong shares of it.
+    """Raises an error if several replicas have found wrong shares of this one.
+
+    A share is the mean of one slice of all messages. A second replica sometimes
+    computes it again, and compares both results.
 
     Raises:
-      StoppedError: If they have.
+      StoppedError: If two replicas or more have found such shares.
     """
     if len(self._accusers) >= _ENOUGH_ACCUSERS:
       raise StoppedError(
@@ -588,7 +609,7 @@ class Mailbox:
 
     Args:
       event: Number of the event that the caller exchanges now.
-      turn: Number of the turn.
+      turn: Number of the turn: of the message within the event, from 0.
 
     Raises:
       ValueError: If the event before is not settled yet or, in a later turn,
@@ -620,8 +641,8 @@ class Mailbox:
     """Remembers what was agreed in a turn, and writes a snapshot that is due.
 
     Args:
-      agreed: The manifest of the turn.
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      agreed: The manifest of the turn, which lists the messages to average.
+      inbox: The messages of the turn that this replica has so far.
       snapshot: Returns the first event whose result the shared state does not
         have yet, and the arrays of the state. None: this replica does not write
         a snapshot now.
@@ -646,9 +667,12 @@ class Mailbox:
   ]:
     """Reads the listed messages or, if their mean is made in shares, the mean.
 
+    A share is the mean of one slice of all messages. Each replica makes one
+    share, and reads the others.
+
     Args:
-      inbox: Inbox of a turn: the messages that this replica has of it.
-      agreed: The manifest of the turn.
+      inbox: The messages of the turn that this replica has so far.
+      agreed: The manifest of the turn, which lists the messages to average.
       beside: More functions without arguments, which are called at the same
         time as the first requests.
 
@@ -676,11 +700,11 @@ class Mailbox:
     num_slices: int,
     tables: Tables | None,
   ) -> Inbox:
-    """Returns the inbox of a turn, without a message.
+    """Returns an empty inbox, which will hold the messages of a turn.
 
     Args:
-      event: Number of the event.
-      turn: Number of the turn.
+      event: Number of the event (exchange).
+      turn: Number of the turn: of the message within the event, from 0.
       like: Arrays of the types and shapes of a message.
       kind: Number that is equal for events with messages of one size.
       num_blocks: Number of blocks in the fingerprint of each message.
@@ -726,16 +750,19 @@ class Mailbox:
     agreed: Manifest,
     beside: Sequence[Callable[[], Any]],
   ) -> list[np.ndarray]:
-    """Returns the arrays of a turn's mean, which is made in shares.
+    """Returns the mean of a turn's messages, which is made in shares.
 
-    In some turns, this replica then computes another replica's share again to
-    check it (`beside`).
+    A share is the mean of one slice of all messages. In some turns, this
+    replica then computes another replica's share again to check it (`beside`).
 
     Args:
-      inbox: Inbox of the turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       agreed: The manifest, which lists at least one message.
       beside: More functions without arguments, which are called at the same
         time as the first requests.
+
+    Returns:
+      Arrays of the types and shapes of a message.
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a newer snapshot
@@ -756,7 +783,11 @@ class Mailbox:
     return shares.mean()
 
   def _check_one_share(self, shares: Shares) -> None:
-    """Lets one share of a turn be computed again, if it is its turn.
+    """Starts the check of a share, in the turns in which a share is checked.
+
+    A share is the mean of one slice of all messages. If this replica is the
+    checker, it computes another replica's share again. If this replica has made
+    the share, it will read the result of the check some turns later.
 
     Args:
       shares: The shares of the turn.
@@ -776,13 +807,15 @@ class Mailbox:
       self._unread_checks.append(check)
 
   def _check_share(self, shares: Shares, check: Check) -> None:
-    """Computes another replica's share again. A warning says if it differs.
+    """Computes another replica's share again, and logs whether it differs.
 
-    Nothing is checked if the store is away.
+    A share is the mean of one slice of all messages. If the share differs, an
+    object in the store tells its maker. If the store is away, nothing is
+    checked.
 
     Args:
       shares: The shares of a turn.
-      check: Which share.
+      check: Says which share is checked.
     """
     maker = shares.maker(check.number)
     try:
@@ -808,6 +841,9 @@ class Mailbox:
 
   def _read_checks(self, checks: Sequence[Check]) -> None:
     """Reads whether shares that this replica has made were found to be wrong.
+
+    A share is the mean of one slice of all messages. Another replica has
+    computed it again.
 
     Args:
       checks: Checks of earlier turns.
@@ -840,19 +876,20 @@ class Mailbox:
   ) -> None:
     """Checks that this replica has the shared state of the listed messages.
 
-    If its own message is listed, the writer of the manifest has compared the
-    states. Else this replica compares its state with that of the first listed
-    message.
+    The shared state is the outer parameters and the outer optimizer. If this
+    replica's message is listed, the writer of the list has compared the states.
+    Else this replica compares its state with that of the first listed message.
 
     Args:
-      agreed: The manifest of the event's first turn.
-      inbox: The inbox of this turn.
+      agreed: The manifest (list of messages) of the event's first turn.
+      inbox: The messages of the turn that this replica has so far.
       shared: This replica's shared state.
       sent_digest: Digest of the message that this replica sent; "" if it sent
         none.
 
     Raises:
-      ReplicaStaleError: If the states differ, or if they were split.
+      ReplicaStaleError: If the states differ, or if two different states were
+        equally frequent among the senders.
       StoppedError: If they have differed too often.
     """
     if agreed.is_split:
@@ -881,8 +918,9 @@ class Mailbox:
   def _begin_again(self, inbox: Inbox, reason: str) -> None:
     """Raises the error for a replica whose shared state differs.
 
-    If the snapshot that it has loaded may be wrong, it will pass over this
-    snapshot in the next call of `newest`.
+    The shared state is the outer parameters and the outer optimizer, and a
+    snapshot is such a state in the store. If the snapshot that this replica has
+    loaded may be wrong, the next call of `newest` passes over it.
 
     Args:
       inbox: The inbox of the event's first turn.
@@ -908,8 +946,10 @@ class Mailbox:
   def _note_sizes(self, inbox: Inbox, take: TakeSnapshot) -> None:
     """Notes how many bytes a snapshot has, and checks the limit of the store.
 
+    A snapshot is the state that all replicas share before an event (exchange).
+
     Args:
-      inbox: Inbox of a turn: the messages that this replica has of it.
+      inbox: The messages of the turn that this replica has so far.
       take: Returns the first event whose result the shared state does not have
         yet, and the arrays of the state.
 
@@ -955,9 +995,9 @@ class Mailbox:
   def _write_snapshot(
     self, event: int, memory: Memory, take: TakeSnapshot
   ) -> None:
-    """Copies the shared state, and passes its write as a snapshot to `beside`.
+    """Copies the shared state, and lets `beside` write it as a snapshot.
 
-    This replica has claimed the snapshot.
+    This replica has claimed the snapshot, so no other one writes it.
 
     Args:
       event: Number of the event. The snapshot has the state before it.

@@ -6,7 +6,7 @@ the norm of its message often differs from the *usual* norm:
 - For three or more messages, the usual norm is their median. The median follows
   the learning rate, and one wrong message never decides it.
 - For two messages, it is the lower norm, or the running median of the last six
-  events with messages of this kind if that is higher.
+  events (exchanges) with messages of this kind if that is higher.
 - For a single message, it is this running median. In the first six events there
   is no usual norm, because their messages have fewer inner steps, or a learning
   rate that rises from 0.
@@ -65,7 +65,10 @@ class Listed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """The agreement on a turn. One replica writes it once, and all follow it.
+  """The agreement on a turn: which messages all replicas average.
+
+  In a turn, each replica sends one message. One replica writes the manifest
+  once, and all follow it.
 
   Attributes:
     before: Digest of the manifest before this one, in hexadecimal digits; ""
@@ -95,7 +98,10 @@ class Manifest:
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the manifest and its proposal in a store, without signatures."""
+    """Bytes that the manifest takes in a store, without signatures.
+
+    The store has it twice: as a proposal, and as the decision.
+    """
     return 2 * len(self._text())
 
   @property
@@ -134,18 +140,19 @@ def make_manifest(
   states: Vote = Vote({}),  # noqa: B008 - nobody changes it
   full_weight_ratio: float = 1.0,
 ) -> Manifest:
-  """Returns the manifest for the messages that have arrived.
+  """Returns the manifest that lists the messages to average in a turn.
 
   A message is left out if its sender has another shared state (`votes`), if its
   values are not finite, or if its norm is too large. A message with a large
   norm gets a lower weight (the module's docstring has the formula).
 
   Args:
-    sent: The messages by replica, in the order of seats.
+    sent: The messages by replica, in the order in which replicas joined.
     before: Digest of the manifest before this one.
-    accepted: Median norms of the messages of earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges), the
+      oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
-      times the usual norm.
+      times the usual norm (`usual_norm`).
     roster: The replicas that take part after this event.
     states: The messages that do not count because of their senders' states.
     full_weight_ratio: A message loses weight if its norm is more than this many
@@ -218,8 +225,8 @@ def usual_norm(
   Args:
     norms: Norms of the messages of a turn. Norms that are 0 or not finite do
       not count.
-    accepted: Median norms of the messages of earlier events of the same kind
-      and turn, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges) of the
+      same kind and turn, the oldest first.
 
   Returns:
     The usual norm; None if no norm counts, or if only one norm counts and there
@@ -243,13 +250,14 @@ def usual_norm(
 def too_large(
   norms: Mapping[str, float], accepted: Sequence[float], max_ratio: float
 ) -> dict[str, str]:
-  """Returns the messages that are left out because of their norms.
+  """Returns which messages are left out because of their norms, and why.
 
   Args:
     norms: Norms of the messages of a turn, by replica.
-    accepted: Median norms of the messages of earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges), the
+      oldest first.
     max_ratio: A message is left out if its norm is more than this many times
-      the usual norm, or not finite.
+      the usual norm (`usual_norm`), or not finite.
 
   Returns:
     For each replica whose message is left out, the reason.
@@ -273,9 +281,10 @@ def weight_factors(
 
   Args:
     norms: Norms of the messages that are averaged, by replica.
-    accepted: Median norms of the messages of earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events (exchanges), the
+      oldest first.
     full_ratio: The factor is below 1 for a norm of more than this many times
-      the usual norm.
+      the usual norm (`usual_norm`).
 
   Returns:
     The factor by replica. It is at most 1. It is 1 for all messages if there is

@@ -86,18 +86,25 @@ Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
 
 def seat_path(index: int) -> str:
-  """Returns the path of a seat by its number, e.g. "seat/0002"."""
+  """Returns the path of a seat by its number, e.g. "seat/0002".
+
+  A seat is the entry of a replica that joins the run or comes back.
+  """
   return f"{SEATS}/{index:04d}"
 
 
 def messages_folder(event: int, turn: int) -> str:
-  """Returns the folder of a turn's messages, e.g. "event/0000000012/0"."""
+  """Returns the folder of a turn's messages, e.g. "event/0000000012/0".
+
+  `event` is the number of an exchange, and `turn` that of a message in it.
+  """
   return f"{EVENTS}/{event:010d}/{turn}"
 
 
 def message_path(event: int, turn: int, replica: str) -> str:
   """Returns the path of a replica's message in a turn.
 
+  `event` is the number of an exchange, and `turn` that of a message in it.
   Example: "event/0000000012/0/oslo".
   """
   return f"{messages_folder(event, turn)}/{replica}"
@@ -106,47 +113,61 @@ def message_path(event: int, turn: int, replica: str) -> str:
 def proposal_path(event: int, turn: int) -> str:
   """Returns the path of the manifest that is proposed for a turn.
 
-  Example: "proposal/0000000012.0".
+  A manifest is the list of the messages to average. `event` is the number of an
+  exchange, and `turn` that of a message in it. Example:
+  "proposal/0000000012.0".
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
 
 def manifest_path(event: int, turn: int) -> str:
-  """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0"."""
+  """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
+
+  A manifest is the list of the messages to average. `event` is the number of an
+  exchange, and `turn` that of a message in it.
+  """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
 
 def shares_folder(event: int, turn: int) -> str:
-  """Returns the folder of the shares of a turn's mean.
+  """Returns the folder of the shares of a turn, i.e. the means of its slices.
 
+  `event` is the number of an exchange, and `turn` that of a message in it.
   Example: "share/0000000012/0".
   """
   return f"{SHARES}/{event:010d}/{turn}"
 
 
 def share_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of a share of a turn's mean, by the share's number.
+  """Returns the path of a share of a turn, i.e. the mean of one slice.
 
-  Example: "share/0000000012/0/5".
+  `event` is the number of an exchange, `turn` that of a message in it, and
+  `number` that of the slice. Example: "share/0000000012/0/5".
   """
   return f"{shares_folder(event, turn)}/{number}"
 
 
 def residual_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of the residual of a share.
+  """Returns the path of a share's residual, i.e. what its encoding has lost.
 
+  A share is the mean of one slice of all messages. `event` is the number of an
+  exchange, `turn` that of a message in it, and `number` that of the slice.
   Example: "share/0000000012/0/5.rest".
   """
   return f"{share_path(event, turn, number)}.rest"
 
 
 def wrong_share_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of the object which says that a share is wrong."""
+  """Returns the path of the object which says that a share is wrong.
+
+  A share is the mean of one slice of all messages of a turn. The object is
+  missing if no replica has found the share to be wrong.
+  """
   return f"{share_path(event, turn, number)}.wrong"
 
 
 def snapshot_path(event: int, part: str) -> str:
-  """Returns the path of a part of the snapshot before an event.
+  """Returns the path of a part of the snapshot before an event (exchange).
 
   The parts are "claim", "arrays" and "index". Example:
   "snapshot/0000000064/index".
@@ -156,6 +177,8 @@ def snapshot_path(event: int, part: str) -> str:
 
 def gone_paths(start: int) -> tuple[str, str]:
   """Returns the paths of the two marks of a deleted interval of events.
+
+  An interval is the events from one snapshot to the next one.
 
   Args:
     start: The first event of the interval.
@@ -174,7 +197,7 @@ def probe_path(replica: str, token: str) -> str:
 
 
 def event_of(path: str) -> int:
-  """Returns the number of the event to which an object of the store belongs.
+  """Returns the number of the event (exchange) that an object belongs to.
 
   These objects are messages, proposals, manifests, shares and snapshots. The
   function returns -1 if the path has any other form. Such an object may belong
@@ -198,7 +221,7 @@ def num_bytes(kinds: Iterable[Kind]) -> int:
 
 
 def message_bytes(num_array_bytes: int) -> int:
-  """Returns the number of bytes of a message, with its tags and its header.
+  """Returns the number of bytes of a message, with its signature and header.
 
   The fingerprint in the first turn of an event is not counted.
 
@@ -209,14 +232,15 @@ def message_bytes(num_array_bytes: int) -> int:
 
 
 def _kind_text(kind: np.dtype, shape: tuple[int, ...]) -> str:
-  """Returns type and shape of an array, as rows: `uint8[12, 16]`.
+  """Returns dtype and shape of an array as a text, e.g. "uint8[12, 16]".
 
-  A replica on one device may have rows [layers, rows, width], and a replica
-  on several devices the same rows as [1, layers * rows, width].
+  All axes but the last count as one, because a replica on one device may have
+  rows [layers, rows, width], and a replica on several devices the same rows as
+  [1, layers * rows, width].
 
   Args:
     kind: Type of the array.
-    shape: Its shape. All axes but the last count as one.
+    shape: Its shape.
   """
   if len(shape) > 1:
     shape = math.prod(shape[:-1]), shape[-1]
@@ -247,7 +271,7 @@ def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
 
 
 class Message(NamedTuple):
-  """The message of one replica in a turn.
+  """The message of one replica in one turn of an exchange.
 
   Attributes:
     data: The whole object as it is in the store, in one or several parts.
@@ -255,7 +279,8 @@ class Message(NamedTuple):
       finite.
     arrays: The arrays that are averaged. Empty if only one section of a message
       in slices was read.
-    state: Name and fingerprint of the sender's shared state.
+    state: Name of the sender's shared state, and its fingerprint (a few random
+      sums).
     norm: Euclidean norm of the decoded values, as the sender declares it. Only
       messages in slices have it (`sliced.py`); None: the norm is computed from
       `arrays`.
@@ -280,13 +305,14 @@ class Message(NamedTuple):
 class Inbox:
   """The messages of one turn, as one replica sends and reads them.
 
-  Threads may read different messages at the same time.
+  In a turn of an event (exchange), each replica sends one message. Threads may
+  read different messages at the same time.
 
   Attributes:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     signer: The signer of the run.
-    event: Number of the event.
-    turn: Number of the turn.
+    event: Number of the event (exchange).
+    turn: Number of the turn: of the message within the event, from 0.
     like: Arrays with the types and shapes of every message of this turn. Their
       values are not read.
     kind: Number that is equal for events with messages of one size, e.g. the
@@ -307,7 +333,7 @@ class Inbox:
       store; None: not in this turn.
     num_slices: Number of slices into which messages are cut, S
       (`sliced.SlicedInbox`); 0: they are not cut.
-    num_bytes: Bytes of one message, with its tags.
+    num_bytes: Bytes of one message, with its signature.
     layout: Digest of types and shapes of a whole message, in hexadecimal
       digits.
   """
@@ -430,7 +456,7 @@ class Inbox:
     return self.signer.verify(path, stored) is not None
 
   def look(self) -> None:
-    """Lists the turn's folder, and sets `there` to the senders of messages.
+    """Lists the turn's folder, and sets `there` to those who have sent.
 
     An object of another size than a message is passed over.
     """
@@ -453,10 +479,11 @@ class Inbox:
     return all(name in self.held or name in self.there for name in replicas)
 
   def reads(self, replicas: Iterable[str]) -> list[Callable[[], None]]:
-    """Returns functions that read messages which are in `there`, not in `held`.
+    """Returns functions that read messages which are probably in the store.
 
     Args:
-      replicas: Names of the senders. For the others no function is returned.
+      replicas: Names of the senders. There is no function for a message that is
+        in `held` already, or whose sender is not in `there`.
     """
     return [
       functools.partial(self.read, name)
@@ -469,9 +496,13 @@ class Inbox:
     return [name for name in replicas if name not in self.held]
 
   def has(self, replica: str) -> bool:
-    """Returns whether a replica's message is in `held`, after one try to read.
+    """Returns whether `held` has a replica's message, and reads it if not.
 
-    The store is asked only if the message is not in `held` yet.
+    Args:
+      replica: Name of the sender.
+
+    Returns:
+      Whether the message is in `held` now. False: the store does not have it.
     """
     if replica not in self.held:
       self.read(replica)

@@ -42,7 +42,7 @@ def prove(store: Any, name: str) -> None:
   at random. So several processes may test a store at the same time.
 
   Args:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     name: Name of the replica that enters.
 
   Raises:
@@ -71,7 +71,7 @@ def _fault_of(store: Any, path: str) -> str:
   """Tests a store with one object.
 
   Args:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     path: Path of an object that does not exist. The test creates the object,
       and leaves it in the store.
 
@@ -98,7 +98,7 @@ def _fault_of_second_creation(store: Any, path: str) -> str:
   """Tries to create an object that exists, and tests the store's answer.
 
   Args:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     path: Path of the object, whose content is `_FIRST`.
 
   Returns:

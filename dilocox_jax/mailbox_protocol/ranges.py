@@ -31,13 +31,13 @@ class SignedRanges:
     """Makes no request yet.
 
     Args:
-      store: The store, as a `RetryingStore`.
+      store: The folder or bucket, as a `RetryingStore`.
       signer: The signer of the run.
       path: Path of the object.
       num_bytes: Bytes of the object's content.
       digest: First 32 bytes of the object as hexadecimal digits, as a manifest
-        lists them. If another object is at the path, it counts as missing. "":
-        any object that is signed for this path is read.
+        (a list of messages) has them. If another object is at the path, it
+        counts as missing. "": any object that is signed for this path is read.
     """
     self._store = store
     self._signer = signer
@@ -82,6 +82,8 @@ class SignedRanges:
 
   def _read_blocks(self, start: int, stop: int) -> Buffer | None:
     """Reads bytes of the content. At the first call it also reads the tags.
+
+    The tags are the authentication codes of the blocks of the content.
 
     Args:
       start: First byte, counted from the beginning of the content.

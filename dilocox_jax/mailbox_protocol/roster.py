@@ -61,7 +61,7 @@ _LONGEST_CROWD_PAUSE_S = 3.0
 
 
 class RunMismatchError(ValueError):
-  """Says that a replica must not join the run that is in a store.
+  """Raised if a replica must not join the run that is in a store.
 
   For example, its config differs. The message is one line.
   """
@@ -213,7 +213,7 @@ def join_run(
   or damaged, it is written again from the other.
 
   Args:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     secret: The secret that all replicas share.
     terms: The values that must be equal in all replicas (`run_terms`).
     where: Folder or URL of the store, for error messages.
@@ -297,7 +297,7 @@ def _record_in_use(
   """Chooses between the contents of `run.json` and its copy if they differ.
 
   Args:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     secret: The secret that all replicas share.
     records: The two contents, which have different identifiers of a run.
     where: Folder or URL of the store, for error messages.
@@ -386,7 +386,7 @@ def checked_name(replica: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Roster:
-  """The replicas that take part after an event, as the event's manifest says.
+  """The replicas that take part in a run after an event (exchange).
 
   Attributes:
     seats: Names of all replicas that ever took a seat, in the order of their
@@ -424,20 +424,26 @@ class Roster:
     return len(self.seats) + self.later
 
   def names(self) -> list[str]:
-    """Returns the names of all replicas that ever took part, in seat order."""
+    """Returns the names of all replicas that ever took part.
+
+    They are in the order in which the replicas joined.
+    """
     return list(self.seats)
 
   def expected(self) -> list[str]:
-    """Returns the names of the replicas that are not away, in seat order.
+    """Returns the names of the replicas whose messages the others wait for.
 
-    The others wait for the messages of these replicas.
+    They are the replicas that are not away, in the order in which they joined.
     """
     return [name for name in self.names() if name not in self.away]
 
   def renewed(
     self, event: int, taken: Iterable[Mapping[str, Any]] = ()
   ) -> "Roster":
-    """Returns the roster to which newcomers and returning replicas are added.
+    """Returns a copy to which newcomers and returning replicas are added.
+
+    Each of them has written a seat: an object with its name and the event from
+    which it takes part.
 
     Args:
       event: Number of the event that is settled next. A replica whose seat
@@ -466,13 +472,13 @@ class Roster:
     return Roster(tuple(seats), away, later, since)
 
   def after(self, event: int, present: Iterable[str]) -> "Roster":
-    """Returns the roster after an event.
+    """Returns the roster (who takes part) after an event.
 
     A replica with a message is no longer away. An expected replica without a
     message is away from now on.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
       present: Names of the replicas whose messages were in the store.
     """
     present = set(present)
@@ -490,6 +496,9 @@ class Roster:
 class Seats:
   """Reads the seats of all replicas, and takes seats for one replica.
 
+  A seat is an object in the store with the name of a replica and the event from
+  which it takes part. Seats are numbered in the order in which they are taken.
+
   Attributes:
     index: Place of this replica in `Roster.seats`; None before `announce`.
   """
@@ -498,7 +507,7 @@ class Seats:
     """Makes no request to the store yet.
 
     Args:
-      store: The store, as a `RetryingStore`.
+      store: The folder or bucket, as a `RetryingStore`.
       signer: The signer of the run.
       name: Name of this replica.
     """
@@ -510,7 +519,7 @@ class Seats:
     self.index: int | None = None
 
   def read(self, number: int) -> dict[str, Any] | None:
-    """Reads a seat.
+    """Reads a seat: the name of a replica, and when it joined or came back.
 
     Args:
       number: Number of the seat.
@@ -525,7 +534,8 @@ class Seats:
   def read_from(self, number: int) -> list[dict[str, Any]]:
     """Returns the contents of consecutive seats, as `read` returns them.
 
-    The list ends before the first seat that is free or damaged.
+    A seat is the entry of a replica that has joined or come back. The list ends
+    before the first seat that is free or damaged.
 
     Args:
       number: Number of the first seat to read.
@@ -538,11 +548,12 @@ class Seats:
   def announce(self, event: int, roster: Roster) -> None:
     """Takes a seat, so that the others expect this replica from an event on.
 
-    Does nothing if this replica has taken its last seat for the same event.
+    A seat is an object in the store with the replica's name and the event. If
+    this replica has taken its last seat for the same event, nothing happens.
 
     Args:
-      event: Number of the event.
-      roster: The roster after the event before `event`.
+      event: Number of the event (exchange).
+      roster: The replicas that take part after the event before `event`.
     """
     if self._since == event:
       return
@@ -556,12 +567,13 @@ class Seats:
   def look_after(self, roster: Roster) -> None:
     """Writes this replica's seat again if the seat has vanished.
 
-    Seats are counted up to the first one that is free, so a gap hides every
-    seat after it. So this replica also takes each new seat before its own that
-    is missing, because the replica that held the seat may have died.
+    A seat is the entry of a replica in the store. Seats are counted up to the
+    first one that is free, so a gap hides every seat after it. So this replica
+    also takes each new seat before its own that is missing, because the replica
+    that held the seat may have died.
 
     Args:
-      roster: The roster after the last event that was settled.
+      roster: The replicas that take part after the last settled event.
     """
     if self._since is None:
       return
@@ -578,26 +590,29 @@ class Seats:
     return {"name": self._name, "since": self._since}
 
   def _read_all(self, numbers: Iterable[int]) -> list[dict[str, Any] | None]:
-    """Reads several seats at the same time, each as `read` does."""
+    """Reads the seats with some numbers at the same time, as `read` does."""
     return self._store.at_once(
       [functools.partial(self.read, number) for number in numbers]
     )
 
   def _first_free(self, number: int) -> int:
-    """Returns the smallest number of a free seat that is at least `number`."""
+    """Returns the smallest number, from `number` on, that no seat has.
+
+    A seat is the entry of a replica that joins the run or comes back.
+    """
     paths = self._store.sizes(SEATS)
     while seat_path(number) in paths:
       number += 1
     return number
 
   def _take_seat(self, roster: Roster) -> int:
-    """Takes the first free seat.
+    """Takes the first free seat, i.e. creates the object with its number.
 
     If this replica took the next seat before a restart, it takes the same seat
     again.
 
     Args:
-      roster: The roster after the last event that was settled.
+      roster: The replicas that take part after the last settled event.
 
     Returns:
       Number of the seat.

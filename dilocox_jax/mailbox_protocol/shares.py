@@ -82,11 +82,13 @@ _SHARE_TOLERANCE = 63 * 2.0**-24
 
 
 class Check(NamedTuple):
-  """Which share of a turn is computed again.
+  """Says which share of a turn's mean is computed again, and by whom.
+
+  A share is the mean of one slice of all messages.
 
   Attributes:
-    event: Event of the turn.
-    turn: Number of the turn.
+    event: Number of the event (exchange).
+    turn: Number of the turn: of the message within the event, from 0.
     number: Number of the share.
     checker: Name of the replica that computes it again.
   """
@@ -103,7 +105,9 @@ class Check(NamedTuple):
 
 
 class Residual(NamedTuple):
-  """The residual of a share, as the replica that made the share remembers it.
+  """What the encoding of a share lost, as the share's maker remembers it.
+
+  A share is the mean of one slice of all messages.
 
   Attributes:
     event: Number of the event whose mean the share is a part of.
@@ -115,15 +119,16 @@ class Residual(NamedTuple):
 
 
 class Share(NamedTuple):
-  """A share that this replica has read or made.
+  """The mean of one slice of all messages, which this replica read or made.
 
   Attributes:
     data: The signed object, as it is in the store.
-    tables: The values of the share, as tables of encoded rows.
-    has_residual: Whether a residual was added to the mean before it was
-      encoded.
-    loss: The residual that encoding has left, as tables of encoded rows; None:
-      this replica has read the share, so it does not know the residual.
+    tables: The encoded values of the share, a table for each group of rows.
+    has_residual: Whether a residual of an earlier share was added to the mean
+      before it was encoded.
+    loss: What encoding has lost, as tables of encoded rows, which is the new
+      residual. None: this replica has read the share, so it does not know the
+      residual.
   """
 
   data: Data
@@ -134,15 +139,16 @@ class Share(NamedTuple):
 
 @dataclasses.dataclass
 class Shares:
-  """The shares of one turn, as one replica makes and reads them.
+  """Makes and reads the shares of one turn's mean, for one replica.
 
-  Some methods return functions that make requests, so that the caller can make
-  them at the same time.
+  A share is the mean of one slice of all messages. Each replica makes one
+  share, and reads the others. Some methods return functions that make requests,
+  so that the caller can make these requests at the same time.
 
   Attributes:
-    store: The store, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore`.
     signer: The signer of the run.
-    inbox: Inbox of the turn: the messages that this replica has of it.
+    inbox: The messages of the turn that this replica has so far.
     agreed: The manifest of the turn, which lists at least one message.
     name: Name of this replica.
     remembered: Residuals of shares that this replica has made, by (kind, turn,
@@ -177,7 +183,7 @@ class Shares:
     return [n for n in range(self.num_slices) if n not in self.held]
 
   def maker(self, number: int) -> str:
-    """Returns the name of the replica that has to make a share.
+    """Returns the name of the replica that has to make a share of the mean.
 
     After the grace time, every replica that waits for the share makes it.
 
@@ -212,13 +218,15 @@ class Shares:
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call first in a try to get all shares.
 
-    They make this replica's own shares, or read the slices for them. They also
-    write residuals that are not written yet. The functions of `last_calls`
-    follow.
+    A share is the mean of one slice of all messages. The functions make the
+    shares of this replica, or read the slices for these shares. They also write
+    residuals that are not written yet. The caller calls the functions of
+    `last_calls` afterwards.
 
     Args:
-      is_late: Whether the grace time is over. Then they also look for the
-        missing shares of other replicas, and read the slices for them.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then the
+        functions also look for the missing shares of other replicas, and read
+        the slices for them.
     """
     calls = self.writes_of_residuals()
     if self.inbox.is_past:
@@ -234,12 +242,13 @@ class Shares:
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call last in a try to get all shares.
 
-    They read the shares of other replicas, and make this replica's own shares
-    whose slices the functions of `first_calls` have read.
+    A share is the mean of one slice of all messages. The functions read the
+    shares of other replicas. They make those shares of this replica whose
+    slices the functions of `first_calls` have read.
 
     Args:
-      is_late: Whether the grace time is over. Then they also make the missing
-        shares of other replicas.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then the
+        functions also make the missing shares of other replicas.
       lists: Whether to list the shares' folder first if more than `FEW` are
         missing. Then only shares that are there are read.
     """
@@ -255,7 +264,7 @@ class Shares:
     return calls
 
   def _making(self, numbers: Sequence[int]) -> list[Callable[[], Any]]:
-    """Returns functions that make shares, or read the slices for them.
+    """Returns functions that make shares of the mean, or read their slices.
 
     A share is made only if all its slices were read before.
 
@@ -285,9 +294,11 @@ class Shares:
     return [n for n in numbers if share_path(event, turn, n) in there]
 
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
-    """Returns functions that read the missing slices of a share.
+    """Returns functions that read the slices for a share of the mean.
 
-    A slice of another message than the listed one is forgotten, and read again.
+    The share is the mean of these slices, one of each listed message. A slice
+    that was read before is not read again, unless it belongs to another message
+    of the same replica than the manifest lists.
 
     Args:
       number: Number of the share.
@@ -302,7 +313,7 @@ class Shares:
     return self.inbox.read_slices(self.agreed.names, number)
 
   def has_slices(self, number: int) -> bool:
-    """Returns whether all slices of a share were read.
+    """Returns whether this replica has read all slices for a share of the mean.
 
     Args:
       number: Number of the share.
@@ -310,11 +321,11 @@ class Shares:
     return not self.reads_of_slices(number)
 
   def create(self, number: int) -> None:
-    """Computes a share from its slices, writes it, and adds it to `held`.
+    """Computes a share (the mean of one slice), and writes it to the store.
 
-    If another replica has already written the share, that object is used. If
-    the norm of the computed share is too large (`_is_too_large`), nothing is
-    written.
+    The share is also added to `held`. If another replica has already written
+    the share, that object is used. If the norm of the computed share is too
+    large (`_is_too_large`), nothing is written.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -339,7 +350,8 @@ class Shares:
   def _keep(self, number: int, share: Share) -> None:
     """Adds a share that this replica has made to `held`.
 
-    Its residual is remembered, and will be written (`writes_of_residuals`).
+    Its residual (what encoding has lost) is remembered, and will be written
+    (`writes_of_residuals`).
 
     Args:
       number: Number of the share.
@@ -365,8 +377,8 @@ class Shares:
   def writes_of_residuals(self) -> list[Callable[[], Any]]:
     """Returns functions that write residuals of shares into the store.
 
-    They are the residuals of shares that this replica has made since the last
-    call of this method.
+    A residual is what the encoding of a share has lost. The functions write the
+    residuals of the shares that this replica has made since the last call.
     """
     calls: list[Callable[[], Any]] = []
     for number in self._unwritten_residuals:
@@ -379,9 +391,9 @@ class Shares:
     return calls
 
   def read(self, number: int) -> None:
-    """Reads a share, and adds it to `held` if it is valid.
+    """Reads a share (the mean of one slice), and adds it to `held` if valid.
 
-    Does nothing if the share is missing, not signed, of another manifest, or
+    A share is not valid if it is missing, not signed, of another manifest, or
     too large.
 
     Args:
@@ -401,7 +413,7 @@ class Shares:
     self.held[number] = Share(data, tables, bool(content[_DIGEST_BYTES]))
 
   def _is_too_large(self, number: int, tables: Sequence[Table]) -> bool:
-    """Returns whether a share is refused because of its norm.
+    """Returns whether a share of the mean is refused because of its norm.
 
     A mean cannot have a larger norm than the largest of its messages. A warning
     names the share that is refused, once. All replicas refuse the same shares,
@@ -429,7 +441,7 @@ class Shares:
     return True
 
   def mean(self) -> list[np.ndarray]:
-    """Returns the mean, as arrays of the types and shapes of a message.
+    """Joins the shares to the mean, as arrays like those of a message.
 
     All shares must be in `held`.
     """
@@ -463,9 +475,9 @@ class Shares:
   def check(self, run: str) -> Check | None:
     """Returns which share is computed again in this turn, and by whom.
 
-    In one of `CHECKED_TURNS` turns, one replica checks one share of another
-    replica. A hash of the run and the turn decides which ones, so all replicas
-    know it.
+    A share is the mean of one slice of all messages. In one of `CHECKED_TURNS`
+    turns, one replica checks one share of another replica. A hash of the run
+    and the turn decides which ones, so all replicas know it.
 
     Args:
       run: Identifier of the run.
@@ -490,7 +502,11 @@ class Shares:
     )
 
   def is_made_here(self, number: int) -> bool:
-    """Returns whether this replica has made a share, or the same bytes."""
+    """Returns whether this replica has computed a share itself.
+
+    Args:
+      number: Number of the share.
+    """
     return self.held[number].loss is not None
 
   def difference(self, number: int) -> str:
@@ -519,7 +535,7 @@ class Shares:
     return f"by {gap / norm:.1e} of its norm"
 
   def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
-    """Computes a share from its slices, without writing it.
+    """Computes a share (the mean of one slice) without writing it.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -546,9 +562,10 @@ class Shares:
     return Share(data, tables, has_residual, loss)
 
   def _residual_before(self, number: int) -> list[np.ndarray] | None:
-    """Returns the residual that is added to a share.
+    """Returns the residual that is added to a share before it is encoded.
 
-    It is remembered, or read from the store.
+    The residual is what encoding lost in the share with the same number, at the
+    last event of the same fragment. It is remembered, or read from the store.
 
     Args:
       number: Number of the share.
@@ -577,7 +594,7 @@ def event_bytes(inbox: Inbox, num_messages: int) -> int:
   """Returns the bytes that a turn's messages, shares and residuals take.
 
   Args:
-    inbox: Inbox of the turn: the messages that this replica has of it.
+    inbox: The messages of the turn that this replica has so far.
     num_messages: Number of messages in the turn.
   """
   size = num_messages * inbox.num_bytes

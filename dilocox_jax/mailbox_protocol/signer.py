@@ -83,7 +83,10 @@ def num_blocks(num_bytes: int) -> int:
 
 
 def head_bytes(num_bytes: int) -> int:
-  """Returns how many bytes of tags an object has before its content.
+  """Returns how many bytes a signed object has before its content.
+
+  These bytes are authentication codes: one for the whole object, and one for
+  each block of 1 MiB.
 
   Args:
     num_bytes: Bytes of the content.
@@ -92,7 +95,7 @@ def head_bytes(num_bytes: int) -> int:
 
 
 def signed_bytes(num_bytes: int) -> int:
-  """Returns the number of bytes of a signed object: its tags and its content.
+  """Returns the number of bytes of a signed object: its codes and its content.
 
   Args:
     num_bytes: Bytes of the content.
@@ -106,9 +109,9 @@ def content_bytes(num_signed: int) -> int:
   It is the inverse of `signed_bytes`.
 
   Args:
-    num_signed: Bytes of the object with its tags. If no signed object has this
-      size, `signed_bytes` of the result is another number, or the result is
-      negative.
+    num_signed: Bytes of the object with its authentication codes. If no signed
+      object has this size, `signed_bytes` of the result is another number, or
+      the result is negative.
   """
   without_tag = max(num_signed - TAG_BYTES, 0)
   blocks = max(1, -(-without_tag // (BLOCK_BYTES + TAG_BYTES)))
@@ -139,7 +142,8 @@ class Signer:
         copied.
 
     Returns:
-      The tags, and then the parts of the content.
+      The tags, i.e. authentication codes of the object and of its blocks, and
+      then the parts of the content.
     """
     key = self._key(path, num_bytes_of(list(content)))
     tags = _block_tags(key, content)
@@ -153,8 +157,8 @@ class Signer:
       data: The bytes that were read there; None: the object is missing.
 
     Returns:
-      The content, without a copy; None if the object is missing or a tag is
-      wrong.
+      The content, without a copy; None if the object is missing, or if an
+      authentication code is wrong.
     """
     if data is None:
       return None
@@ -174,8 +178,8 @@ class Signer:
   ) -> bytes | None:
     """Verifies the head of a signed object, and returns the blocks' tags.
 
-    The head is what `sign` put before the content: the tag of the object, and
-    then the tags of its blocks.
+    A tag is an authentication code. The head is what `sign` put before the
+    content: the tag of the object, and then the tags of its blocks.
 
     Args:
       path: Path of the object.
@@ -200,6 +204,8 @@ class Signer:
   ) -> bool:
     """Returns whether consecutive blocks of an object match their tags.
 
+    A tag is an authentication code. Each block of 1 MiB has its own.
+
     Args:
       path: Path of the object.
       blocks: The bytes of the blocks. Only the last block of the object may be
@@ -217,6 +223,9 @@ class Signer:
     self, path: str, sections: Sequence[Sequence[Buffer]]
   ) -> list[Buffer]:
     """Returns an object of sealed sections, to write at a path.
+
+    Each section begins with the digest of the whole object and with a seal, an
+    authentication code. So a section can be verified without the others.
 
     Args:
       path: Path of the object.
@@ -243,7 +252,7 @@ class Signer:
   def verify_section(
     self, path: str, number: int, num_sections: int, data: Buffer | None
   ) -> memoryview | None:
-    """Verifies one section of an object that `sign_sections` made.
+    """Verifies the seal of one section of an object of `sign_sections`.
 
     Args:
       path: Path of the object.
@@ -363,8 +372,8 @@ def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
     content: The buffers of the content, which follow each other.
 
   Yields:
-    The pieces of buffers that a block consists of. The last block may be
-    shorter. An empty content has no block here.
+    For each block, the pieces of buffers of which it consists. The last block
+    may be shorter. An empty content has no block here.
   """
   block: list[Buffer] = []
   missing = BLOCK_BYTES
@@ -386,8 +395,9 @@ def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
   """Returns the tags of the blocks of a content, 32 bytes a block, in order.
 
-  Several threads compute the tags of a large content. This works in Python,
-  because hashing a large buffer releases the interpreter's lock.
+  A tag is the authentication code of a block of 1 MiB. Several threads compute
+  the tags of a large content. This works in Python, because hashing a large
+  buffer releases the interpreter's lock.
 
   Args:
     key: Key for the tags of the object's blocks.

@@ -227,7 +227,7 @@ class SlicedInbox(Inbox):
     """Forgets a slice of a message, and the message itself.
 
     The caller does so if the slice is not from the message that the manifest
-    lists.
+    lists. The slice can then be read again.
 
     Args:
       replica: Name of the message's sender.
@@ -237,10 +237,11 @@ class SlicedInbox(Inbox):
     self.held.pop(replica, None)
 
   def _read_section(self, replica: str, number: int) -> None:
-    """Reads a section of a message, and adds it to `sections` and `held`.
+    """Reads a section (one slice and the header) of a replica's message.
 
-    Does nothing if the section is missing, not sealed or of another layout, or
-    if its weight or its norm is negative or not finite. The section may be of
+    The section is added to `sections`, and the message without arrays to
+    `held`. Nothing is added if the section is missing, not sealed or of another
+    layout, or if its weight or its norm is negative or not finite. It may be of
     another version of the message than the one in `held`. The caller notices
     this by the manifest, and calls `forget`.
 

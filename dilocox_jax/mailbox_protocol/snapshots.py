@@ -56,10 +56,10 @@ _MARK = b"deleted"
 
 
 class Snapshot(NamedTuple):
-  """The shared state before an event.
+  """The state that all replicas share before an event (exchange).
 
   Attributes:
-    event: Number of the event.
+    event: Number of the event (exchange).
     first: The first event whose result the state does not have yet. It is
       earlier than `event` if averages are applied with a delay (tau > 0).
     memory: What replicas remember of earlier events: the fields of
@@ -77,8 +77,10 @@ class Snapshot(NamedTuple):
 def interval_of(event: int, starts: Sequence[int]) -> int:
   """Returns the first event of the interval to which an event belongs.
 
+  An interval is the events from one snapshot to the next one.
+
   Args:
-    event: Number of the event.
+    event: Number of the event (exchange).
     starts: First events of the intervals so far, in increasing order. An event
       before all of them counts as one of the first interval.
   """
@@ -87,7 +89,10 @@ def interval_of(event: int, starts: Sequence[int]) -> int:
 
 
 class Snapshots:
-  """Claims, writes, lists and reads the snapshots of one run."""
+  """Claims, writes, lists and reads the snapshots of one run.
+
+  A snapshot is the state that all replicas share before an event (exchange).
+  """
 
   def __init__(self, store: Any, signer: Signer):
     """Makes no request to the store yet.
@@ -105,7 +110,7 @@ class Snapshots:
     """Tries to become the replica that writes the snapshot before an event.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
 
     Returns:
       Whether this replica writes it. False: another replica was faster.
@@ -148,13 +153,19 @@ class Snapshots:
     return self._delete_before(snapshot.event, starts)
 
   def events(self) -> list[int]:
-    """Returns the events of all snapshots with a valid index, newest first."""
+    """Returns the event of each snapshot with a valid index, newest first.
+
+    The event of a snapshot is the number of the exchange before which all
+    replicas shared its state.
+    """
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def listed(self) -> list[int]:
-    """Returns the events of all snapshots that have an index, oldest first.
+    """Returns the event of each snapshot that has an index, oldest first.
 
-    The indices are not read. So some may be damaged, or written by somebody
+    The event of a snapshot is the number of the exchange before which all
+    replicas shared its state. The index of a snapshot is written last. The
+    indices are not read here. So some may be damaged, or written by somebody
     without the secret.
     """
     events = {
@@ -168,7 +179,7 @@ class Snapshots:
     """Reads the snapshot before an event.
 
     Args:
-      event: Number of the event.
+      event: Number of the event (exchange).
 
     Returns:
       The snapshot; None if a part of it is missing or damaged.
@@ -189,9 +200,10 @@ class Snapshots:
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
     """Returns whether an interval of events is marked as deleted.
 
-    Before the events of an interval are deleted, two equal marks are written.
-    The marks of intervals before the newest `KEPT_MARKS` are deleted in turn,
-    so an interval that old counts as not marked.
+    An interval is the events from one snapshot to the next one. Before they are
+    deleted, two equal marks are written. The marks of intervals before the
+    newest `KEPT_MARKS` are deleted in turn, so an interval that old counts as
+    not marked.
 
     Args:
       start: The first event of the interval.
@@ -263,6 +275,8 @@ class Snapshots:
       for path in stale
       if not path.startswith(SNAPSHOTS) and event_of(path) >= starts[0]
     }
+    # The marks come first: a replica that has slept meanwhile must find them
+    # before it misses an object.
     marks = [
       path for start in sorted(deleted_intervals) for path in gone_paths(start)
     ]

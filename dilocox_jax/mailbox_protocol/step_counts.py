@@ -69,9 +69,10 @@ class StepCounts:
     self._measured_at[fragment] = self._done
 
   def take(self, fragment: int) -> int:
-    """Returns the inner steps of a fragment's oldest measurement in flight.
+    """Returns how many inner steps a fragment's next message stands for.
 
-    The measurement is then removed from those in flight.
+    They are the steps of the fragment's oldest pseudo-gradient that was
+    measured and not yet exchanged. It then no longer counts as in flight.
 
     Args:
       fragment: Number of the fragment.

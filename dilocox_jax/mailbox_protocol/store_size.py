@@ -33,7 +33,9 @@ LEAST_DEFAULT_BYTES = 1_000_000_000
 
 
 class StoreLimit(NamedTuple):
-  """How many bytes a store may hold.
+  """How many bytes a store may hold, in all and in one interval.
+
+  An interval is the events (exchanges) from one snapshot to the next one.
 
   Attributes:
     store_bytes: Largest number of bytes of all objects together.
@@ -51,8 +53,8 @@ def least_store_bytes(snapshot_bytes: int, event_bytes: int) -> int:
   With this limit a snapshot is written at every event.
 
   Args:
-    snapshot_bytes: Bytes of a snapshot.
-    event_bytes: Bytes of all messages and manifests of an event.
+    snapshot_bytes: Bytes of a snapshot of the shared state.
+    event_bytes: Bytes of all messages and manifests of an event (exchange).
   """
   return (
     MOST_SNAPSHOTS * snapshot_bytes + MOST_INTERVALS * event_bytes + OTHER_BYTES
@@ -67,8 +69,8 @@ def check_store_bytes(
   Args:
     store_bytes: The limit that the user set, in bytes; None: there is nothing
       to check.
-    snapshot_bytes: Bytes of a snapshot.
-    event_bytes: Bytes of all messages of an event.
+    snapshot_bytes: Bytes of a snapshot of the shared state.
+    event_bytes: Bytes of all messages of an event (exchange).
 
   Raises:
     ValueError: If the limit is below `least_store_bytes`. The message is one
@@ -92,7 +94,7 @@ def store_limit(
     store_bytes: The limit that the user set, in bytes. None: the limit is what
       5 snapshots and 6 intervals take, where an interval may have M times the
       bytes of a snapshot, and at least 1 GB.
-    snapshot_bytes: Bytes of a snapshot.
+    snapshot_bytes: Bytes of a snapshot of the shared state.
     num_replicas: Number of replicas, M.
   """
   if store_bytes is None:

@@ -21,6 +21,9 @@ from dilocox_jax.mailbox_protocol.messages import Message
 class Vote(NamedTuple):
   """The messages that do not count because of their senders' shared states.
 
+  The shared state is the outer parameters and the outer optimizer. It should be
+  equal in all replicas.
+
   Attributes:
     left_out: For each replica whose message does not count, the reason, e.g.
       "it follows other lists of messages".
@@ -42,15 +45,18 @@ def vote(
 ) -> Vote:
   """Returns which messages do not count because of their senders' states.
 
+  The states should be equal. If they are not, the state that most senders have
+  counts.
+
   Args:
-    sent: The messages by replica, in the order of seats.
-    before: Digest of the manifest of the event before, in hexadecimal digits.
-      It is the name that the senders' state must have.
-    event: Number of the event.
+    sent: The messages by replica, in the order in which replicas joined.
+    before: Digest of the manifest (list of messages) of the event before, in
+      hexadecimal digits. It is the name that the senders' state must have.
+    event: Number of the event (exchange).
     num_kinds: Number of kinds of events, i.e. of fragments. An event changes
       the state of one fragment.
-    breaks_ties: Whether the state of the sender with the earliest seat counts
-      if two states are equally frequent. If not, such states are split.
+    breaks_ties: Whether the state of the sender that joined first counts if two
+      states are equally frequent. If not, such states are split.
   """
   left_out = {}
   comparable = {}
@@ -70,12 +76,15 @@ def vote(
     }
     return {other: text for other, text in texts.items() if text}
 
+  # Usually no state differs from the first one. Then the others need not be
+  # compared with each other.
   first = next(iter(comparable))
   differing = {first: differences_from(first)}
   if differing[first]:
     differing |= {name: differences_from(name) for name in comparable}
-  # Of several replicas with the same number of others that differ from them,
-  # `min` returns the one with the earliest seat.
+  # Choose the replica from which the fewest others differ. Example: a differs
+  # from b and c, which are equal. Two others differ from a, but only one from
+  # each of b and c. `min` returns the first of these two, b.
   chosen = min(differing, key=lambda name: len(differing[name]))
   rivals = [
     name

@@ -49,7 +49,7 @@ class Adaptation:
   Attributes:
     init: (key) -> trained leaves. Adapters are drawn at random with the key.
       Leaves of the model itself keep their values.
-    frozen: Frozen leaves, arrays of the host or `LazyArray`s.
+    frozen: Frozen leaves. Each is an array of the host or a `LazyArray`.
     join: (trained, frozen) -> parameters of the model. Adapters lie beside
       their kernels, already scaled (`split_layer`).
     fold: (trained, frozen) -> parameters of a model without adapters that

@@ -198,8 +198,9 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
 def segment_ids(
   tokens_BxL: Int[Array, "B L"], end_of_text: int
 ) -> Int[Array, "B L"]:
-  """Returns the number of each token's segment in its sequence.
+  """Returns the number of each token's segment in its sequence, from 0.
 
+  A segment is the part of a sequence that belongs to one document.
   Example: if token 0 ends a document, the tokens [7, 8, 0, 5, 6, 0, 9] have the
   segments [0, 0, 1, 1, 1, 2, 2].
 

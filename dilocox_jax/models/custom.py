@@ -308,8 +308,9 @@ def _rule_of_metadata(partitions: Any) -> PartitionRule | None:
   """Returns the partition rule of a module's metadata.
 
   Args:
-    partitions: Tree of `PartitionSpec`s, as flax reads it from the parameters
-      of a module. An empty one means that the parameter has no metadata.
+    partitions: Tree with a `PartitionSpec` for each parameter, as flax reads it
+      from the parameters of a module. An empty one means that the parameter has
+      no metadata.
 
   Returns:
     Function from the path of a parameter to its partition, or None for a

@@ -100,9 +100,9 @@ def _linear(
 def _residual_scale(shape: ModelShape) -> float:
   """Returns the standard deviation of the last kernels of attention and MLP.
 
-  The products of these kernels are added to the stream, two for each layer.
-  With this standard deviation, the variance of the sum does not depend on the
-  depth: 12 layers add 24 terms, each with 1/24 of the variance.
+  The products of these kernels are added to the residual stream, two in each
+  layer. With this standard deviation, the variance of the sum does not depend
+  on the depth: 12 layers add 24 terms, each with 1/24 of the variance.
 
   Source: Radford et al. 2019, GPT-2, section 2.3.
 
@@ -163,10 +163,10 @@ class _Attention(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    """Computes the term that attention adds to the stream.
+    """Computes the term that attention adds to the residual stream.
 
     Args:
-      x_TxD: The stream of B sequences.
+      x_TxD: The residual stream of B sequences, a row for each token.
       length: Length of each sequence, L.
       cache: Keys and values of earlier positions, with room for these tokens.
         None: the tokens are whole sequences.
@@ -254,10 +254,10 @@ class _Mlp(nnx.Module):
     )
 
   def __call__(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T D"]:
-    """Returns the term that the MLP adds to the stream, [T, D].
+    """Returns the term that the MLP adds to the residual stream, [T, D].
 
     Args:
-      x_TxD: The stream of B sequences.
+      x_TxD: The residual stream of B sequences, a row for each token.
     """
     y_TxD = self.norm(x_TxD)
     hidden_TxF = self.up(y_TxD)
@@ -269,7 +269,7 @@ class _Mlp(nnx.Module):
 
 
 class _Block(nnx.Module):
-  """One layer: attention and then the MLP, each added to the stream."""
+  """One layer: attention, then the MLP, each added to the residual stream."""
 
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
@@ -296,7 +296,7 @@ class _Block(nnx.Module):
     """Runs one layer.
 
     Args:
-      x_TxD: The stream of B sequences.
+      x_TxD: The residual stream of B sequences, a row for each token.
       length: Length of each sequence, L.
       cache: Keys and values of earlier positions, with room for these tokens.
         None: the tokens are whole sequences.
@@ -305,8 +305,9 @@ class _Block(nnx.Module):
         None: a sequence is one document.
 
     Returns:
-      The new stream [T, D]; and the keys and values of the tokens. If there is
-      a cache, the second result is the cache with these keys and values.
+      The new residual stream [T, D]; and the keys and values of the tokens. If
+      there is a cache, the second result is the cache with these keys and
+      values.
     """
     attention_TxD, cache = self.attention(
       x_TxD, length, cache, start=start, segments=segments
@@ -323,7 +324,7 @@ class _Embed(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Dtype of the stream.
+      dtype: Dtype of the residual stream.
       rngs: Random numbers for the parameters.
     """
     normal = nnx.initializers.normal(INIT_SCALE)
@@ -345,7 +346,10 @@ class _Embed(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> Float[Array, "T D"]:
-    """Returns the first stream of B sequences: a row of the table per token.
+    """Returns the residual stream before the first layer: a row for each token.
+
+    The row is that of the token's table, plus that of the table of positions if
+    there is one.
 
     Args:
       tokens_BxL: The tokens.

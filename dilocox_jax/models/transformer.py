@@ -36,7 +36,9 @@ Params = dict[str, Any]
 class Model(NamedTuple):
   """A decoder as pure functions.
 
-  `apply` is `embed`, then `block` for every layer, then `logits`.
+  `apply` is `embed`, then `block` for every layer, then `logits`. What they
+  pass on is the residual stream: one row of D values for each of the T = B * L
+  tokens, to which every layer adds its output.
 
   Attributes:
     shape: Sizes of the model.
@@ -130,7 +132,7 @@ def _head_kernel(params: Params, shape: ModelShape) -> Array:
 def remat_wrapper(
   name: str, prevent_cse: bool = False
 ) -> Callable[[Callable], Callable]:
-  """Returns a wrapper that decides what a layer's forward saves.
+  """Returns a wrapper that decides what a layer saves for its backward pass.
 
   Args:
     name: One of `plan.choices.REMATS`. "none" saves all values that JAX's

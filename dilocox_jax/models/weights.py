@@ -76,7 +76,7 @@ class StoredCheckpoint:
   def params(self) -> dict[str, Any]:
     """Returns the parameters of the built-in decoder, a nested dict.
 
-    Its leaves are `StoredLeaf`s, whose values are read from the files when they
+    Each leaf is a `StoredLeaf`, whose values are read from the files when they
     are needed.
     """
     leaves = {

@@ -240,7 +240,8 @@ class SharedFactors:
         [..., rows, columns].
 
     Returns:
-      The mean, and the part that each replica has in the mean.
+      The mean, and the matrices and vectors that each replica adds to the mean,
+      as the others receive them.
     """
     first_right = {
       name: self._first_right(name, leaf)

@@ -19,9 +19,10 @@ differs. The norm of the block says what |d| has to be compared with.
 For example, the block (3, 4) with the signs (+, -) has the norm 5 and the sums
 3 and -4. The block (3, 4.04) has the sums 3 and -4.04, so |d| is 0.04.
 
-All blocks of an event have the same signs, and the next event has others. The
-signs are the bits of SHAKE-256 of the text "<run> <event>". Many languages have
-this function, and its result does not depend on a machine or a version.
+All blocks of an event (exchange) have the same signs, and the next event has
+others. The signs are the bits of SHAKE-256 of the text "<run> <event>". Many
+languages have this function, and its result does not depend on a machine or a
+version.
 
 Source: the count sketch, Charikar et al., 2002, "Finding frequent items in data
 streams". Differs: value i belongs to sum i modulo 32, and not to a random one.
@@ -57,11 +58,13 @@ def random_signs(
 ) -> np.ndarray:
   """Returns the signs of the first values of a block, float32 of +1 and -1.
 
-  Bit k of byte n belongs to the value 8 n + k. A set bit means -1.
+  A fingerprint multiplies the values of a state by these signs before it adds
+  them up. The signs are the bits of a hash of run and event: bit k of byte n
+  belongs to the value 8 n + k, and a set bit means -1.
 
   Args:
     run: Identifier of the run.
-    event: Number of the event.
+    event: Number of the event, i.e. of the exchange in the run.
     num_values: Number of signs. Fewer than a whole block are enough if no block
       has more values.
   """
@@ -91,14 +94,18 @@ def rounding_unit(type_name: str) -> float:
 
 
 def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
-  """Returns the rounding unit, the norm and the sums of each block.
+  """Computes the fingerprint of an array: random sums of its values, by blocks.
+
+  Replicas compare these sums to find out how far their states are apart. A
+  block has 2^20 values, the last one fewer.
 
   Args:
     array: Floating-point values of any shape; they are read in C order.
     signs: Random signs of the event, float32 of +1 and -1 (`random_signs`).
 
   Returns:
-    float32 [B, 34] for an array of B blocks.
+    float32 [B, 34] for B blocks: the rounding unit, the norm and 32 sums of
+    each block.
   """
   flat = array.reshape(-1).astype(np.float32, copy=False)
   rows = np.zeros([num_blocks(flat.size), ROW_VALUES], np.float32)

@@ -117,8 +117,8 @@ def train(
     outer: Optimizer of theta. Each fragment gets a copy; under "eager", each
       fragment of each replica.
     sync_interval: H, inner steps between two sends of a fragment.
-    first_interval: As for `rounds_of`.
-    steps_per_doubling: As for `rounds_of`.
+    first_interval: Length of the first rounds; None: all rounds have H steps.
+    steps_per_doubling: Inner steps after which the length of a round doubles.
     overlap_steps: tau, inner steps between a send and its apply. The rule
       "eager" does not read it: its results are always one round old.
     rule: "reset", "continue", "mix" or "eager" (`Fragment.rejoin`).
@@ -233,9 +233,10 @@ def delays_of(
 ) -> dict[int, int]:
   """Returns when a fragment is sent, and how late each result is.
 
-  Fragment p is sent when (t - t_p) mod H = 0 with t_p = floor(p H / P), and its
-  average is used tau steps later. In a shorter round of h steps, H is h, and
-  tau is tau h / H, rounded down, but at least 1.
+  Fragment p is sent after t inner steps if (t - t_p) mod H = 0 with t_p =
+  floor(p H / P), and its average is applied tau steps later. In a shorter round
+  of h steps, h takes the place of H, and tau h / H that of tau, rounded down
+  but at least 1. With tau = 0 the average is always applied at once.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2; the shorter rounds
   are ours. The fast code is in plan/schedule/sync_schedule.py.
@@ -300,7 +301,7 @@ class Fragment:
   last_send: int = 0
 
   def run_events(self, step: int) -> None:
-    """Runs the fragment's events after an inner step: measure, apply, send.
+    """Measures, applies and sends the fragment, if this is due after a step.
 
     Args:
       step: Number of inner steps done.

@@ -61,6 +61,8 @@ def train_in_pairs(
         own_delta = theta[m][name] - trained[m][name]
         partner_delta = theta[partner][name] - trained[partner][name]
         gradient[name] = (own_delta + partner_delta) / 2
+        # An optimizer subtracts its gradient. So with learning rate 1, half the
+        # difference moves both outer parameters to their mean.
         if averages_parameters:
           difference = theta[m][name] - theta[partner][name]
           gradient[name] = gradient[name] + difference / 2

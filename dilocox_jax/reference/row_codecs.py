@@ -73,7 +73,7 @@ class FloatRows:
 
   @property
   def num_arrays(self) -> int:
-    """1: the values."""
+    """Number of arrays of bytes: 1, which has the values."""
     return 1
 
   @property
@@ -133,7 +133,7 @@ class IntRows:
 
   @property
   def num_arrays(self) -> int:
-    """2: the codes and the scales."""
+    """Number of arrays of bytes: 2, the codes and the scales."""
     return 2
 
   @property
@@ -205,7 +205,7 @@ class E3M0Rows:
 
   @property
   def num_arrays(self) -> int:
-    """2: the codes and the scales."""
+    """Number of arrays of bytes: 2, the codes and the scales."""
     return 2
 
   @property

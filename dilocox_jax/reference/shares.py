@@ -49,7 +49,10 @@ Table = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-  """Says which arrays of a message form its tables of encoded rows.
+  """Says how the arrays of a message form tables of encoded rows.
+
+  A table has the rows of one width, as the codec encodes them. For example, a
+  codec that encodes a row as codes and a scale makes two arrays for each table.
 
   Attributes:
     codec: Codec of all rows.
@@ -81,7 +84,7 @@ class Tables:
     """Decodes tables to the values of each table, float32 [R, width].
 
     Args:
-      tables: All tables of a message, or of a slice.
+      tables: A message or a slice, as tables of encoded rows.
     """
     return [
       self.codec.decode(table, width)
@@ -100,7 +103,7 @@ class Tables:
     """Returns the Euclidean norm of all decoded values together.
 
     Args:
-      tables: All tables of a message, or of a slice.
+      tables: A message or a slice, as tables of encoded rows.
     """
     return norm_of_values(self.decode(tables))
 
@@ -137,7 +140,7 @@ class Cuts:
     """Cuts a message into slices of about equally many bytes.
 
     Args:
-      tables: The tables of the message; only their shapes are read.
+      tables: The message, as tables of encoded rows. Only shapes are read.
       num_slices: Number of slices, S.
     """
     row_bytes = tuple(
@@ -148,8 +151,12 @@ class Cuts:
       rows * sum(widths)
       for rows, widths in zip(num_rows, row_bytes, strict=True)
     ]
+    # Example: two tables of 3 rows of 4 bytes have 24 bytes, and 2 slices. The
+    # cut at byte 12 is after 3 rows of the first table and 0 of the second one.
+    # So `starts` is [[0, 0], [3, 0], [3, 3]].
     starts = []
     for number in range(num_slices + 1):
+      # Bytes before the cut. Each table takes its own bytes from them.
       left = number * sum(sizes) // num_slices
       rows_before = []
       for rows, widths in zip(num_rows, row_bytes, strict=True):
@@ -192,7 +199,7 @@ class Cuts:
     """Cuts a slice out of a message, without copying.
 
     Args:
-      tables: All tables of the message.
+      tables: The message, as tables of encoded rows.
       number: Number of the slice, from 0.
 
     Returns:
@@ -244,7 +251,7 @@ def make_share(
   norms: Sequence[float],
   residual: Sequence[np.ndarray] | None = None,
 ) -> tuple[list[Table], list[Table]]:
-  """Averages the same slice of all messages, and encodes the mean.
+  """Averages the same slice of all messages, and encodes the mean (a share).
 
   A sender signs the norm of its whole message, but nobody has checked the
   values that the store holds. So a slice whose norm is above the declared norm
@@ -253,8 +260,8 @@ def make_share(
 
   Args:
     tables: How messages are encoded.
-    slices: The same slice of each of the K messages, in the order in which the
-      manifest lists them.
+    slices: The same slice of each of the K messages, as tables of encoded rows.
+      All replicas must have the messages in the same order.
     weights: Weight of each message, [K].
     norms: Norm of each whole message, as its sender declared it, [K].
     residual: The residual before, as values of each table, float32 [R, width];
@@ -269,6 +276,7 @@ def make_share(
   for message, weight, norm in zip(slices, weights, norms, strict=True):
     values = tables.decode(message)
     factor = np.float32(weight)
+    # The whole weight counts, also if the slice is scaled down.
     sum_of_weights += factor
     actual_norm = norm_of_values(values)
     if actual_norm > norm * (1 + NORM_TOLERANCE):
@@ -330,9 +338,9 @@ def residual_values(
 
 
 def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
-  """Returns the cuts of residuals.
+  """Returns where the residual of a mean is cut into slices.
 
-  A residual has as many rows and slices as the messages, but other bytes a row.
+  It has as many rows and slices as the messages, but other bytes in each row.
 
   Args:
     tables: How messages are encoded.

@@ -98,13 +98,16 @@ class AdaptiveController:
     return dataclasses.replace(plan, schedule_start=start)
 
   def observe(self, drifts: Sequence[Drift]) -> None:
-    """Records the energy ranks of the averaged updates of a segment.
+    """Records the energy ranks of the updates that a segment has averaged.
 
-    Without adaptive compression nothing is recorded.
+    The energy rank of an update is the number of singular values that hold a
+    given share of its squared norm. Without adaptive compression nothing is
+    recorded.
 
     Args:
-      drifts: One drift for each exchange. Its field `observed` has the arrays
-        from which ranks are measured.
+      drifts: One for each exchange of the segment, a part of the run such as a
+        round. The field `observed` has the arrays from which ranks are
+        measured.
     """
     if not self.is_adaptive:
       return

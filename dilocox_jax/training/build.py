@@ -188,7 +188,9 @@ def programs(
   platform: str | None = None,
   devices: Sequence[Any] | None = None,
 ) -> Programs:
-  """Builds the model, the optimizers and the programs of all phases.
+  """Builds the model, the optimizers and all programs of a run.
+
+  There are programs for data-parallel steps and programs for rounds.
 
   Args:
     config: Config of the run.
@@ -380,7 +382,7 @@ def _with_average(
 def outer_step(
   config: RunConfig, overrides: Overrides, aggregator: Aggregator
 ) -> OuterStep:
-  """Builds the outer step: the exchange, the outer optimizer and the rule.
+  """Builds the outer step: exchange, outer optimizer and apply rule.
 
   Args:
     config: Config of the run.
@@ -401,7 +403,9 @@ def outer_step(
 def outer_optimizer(
   config: RunConfig, learning_rate: float | Array
 ) -> optax.GradientTransformation:
-  """Builds the outer optimizer that a config names, with its average.
+  """Builds the outer optimizer that a config names.
+
+  With `outer.average_power`, it also keeps an average of the parameters.
 
   Args:
     config: Config of the run.

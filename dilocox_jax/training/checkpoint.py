@@ -59,7 +59,7 @@ _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 
 class SaveError(OSError):
-  """The disk refused to store a checkpoint. The message says why."""
+  """Raised if the disk refuses to store a checkpoint. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,9 +158,9 @@ class Checkpoints:
 
     Args:
       step: Name of the checkpoint: the number of finished inner steps, or one
-        more for the last state of a run, after the flush.
+        more for the last state of a run, after its last exchanges.
       state: Tree of arrays. They may be donated as soon as this call returns.
-      record: Values that JSON can hold.
+      record: Values that JSON can hold, which are saved with the state.
 
     Raises:
       SaveError: If the disk refused the earlier save.
@@ -267,8 +267,9 @@ class Checkpoints:
     """Reads the newest checkpoint whose files are not damaged.
 
     Args:
-      template: Function from a checkpoint's record to a tree of the shapes,
-        types and shardings of the state. It may raise `RefusedError`.
+      template: Function from a checkpoint's record (the JSON values that were
+        saved with the state) to a tree of the shapes, types and shardings of
+        the state. It may raise `RefusedError`.
 
     Returns:
       The state and the record. The result is None if there is no checkpoint,
@@ -291,13 +292,14 @@ class Checkpoints:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
     Args:
-      template: Function from a checkpoint's record to a tree of the shapes and
-        types of the state. It may raise `RefusedError`.
+      template: Function from a checkpoint's record (the JSON values that were
+        saved with the state) to a tree of the shapes and types of the state. It
+        may raise `RefusedError`.
 
     Returns:
-      The state, whose leaves are `SavedArray`s, and the record. The result is
-      None if there is no checkpoint, or if the directory is read-only and all
-      checkpoints are damaged.
+      The state, with a `SavedArray` in place of each array, and the record. The
+      result is None if there is no checkpoint, or if the directory is read-only
+      and all checkpoints are damaged.
 
     Raises:
       RefusedError: If all checkpoints are damaged and the directory is not

@@ -45,8 +45,8 @@ def losses(
     validation: Held-out batches: arrays of token ids [N, B, L + 1] of any
       sizes, or trees of examples. Every predicted token, or example, has the
       same weight.
-    judging: More held-out batches, for the outer parameters alone. None: there
-      are none.
+    judging: Batches of the judge text, which only the last evaluation of a run
+      reads. None: this is not the last evaluation, or there is no such text.
 
   Returns:
     The losses, and the bytes that a replica sent to compute them
@@ -182,10 +182,11 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 
 
 def applied_events(segment: Segment) -> list[Event]:
-  """Returns the events in which a segment applies an exchange, in order.
+  """Returns which exchanges a segment applies, in order.
 
   Args:
-    segment: The segment. Its windows without an apply are skipped.
+    segment: A part of the run, such as a round. It consists of windows, of
+      which each applies at most one exchange.
   """
   return [window.applied for window in segment.windows if window.applied]
 
@@ -234,7 +235,7 @@ def check_drifts(
   each replica sent is checked (`Drift.own_squared`).
 
   Args:
-    exchanges: Drift of every exchange, on the host.
+    exchanges: For every exchange, norms of what each replica sent, on the host.
     steps: Inner step of the run at which each exchange was sent.
     participation: Says which replicas take part in each exchange; None: all do.
 
@@ -270,7 +271,7 @@ def _participants(
   """Returns which replicas take part in each exchange.
 
   Args:
-    exchanges: Drift of every exchange.
+    exchanges: For every exchange, norms of what each replica sent.
     participation: Says which replicas take part in each exchange; None: all do.
 
   Returns:
@@ -286,8 +287,10 @@ def drift_rows(
 ) -> list[dict[str, Any]]:
   """Returns the drifts of a segment as rows for `metrics.jsonl`.
 
+  A drift says how far the replicas were from the mean in an exchange.
+
   Args:
-    segment: The segment that was run.
+    segment: The part of the run that was run, such as a round.
     exchanges: Drift of every exchange that the segment applies, on the host.
     energy_share: Share of an update's squared norm that its energy rank must
       hold (`plan.adaptive`).

@@ -46,7 +46,7 @@ class LocalReplicas:
     """Returns the overrides of a run unchanged: the config names the exchange.
 
     Args:
-      overrides: Overrides that the caller passes.
+      overrides: The caller's objects in place of what the config names.
       text_digest: Digest of the training text.
     """
     del text_digest
@@ -120,7 +120,7 @@ class LocalReplicas:
 
     Args:
       state: State before the segment.
-      segment: The segment.
+      segment: A part of the run, such as a round.
 
     Raises:
       AssertionError: Always.
@@ -131,7 +131,7 @@ class LocalReplicas:
     """Does nothing: these replicas send no requests to a store."""
 
   def end(self) -> None:
-    """Does nothing. The trainer calls this method when the flush starts."""
+    """Does nothing. The trainer calls this method after the last inner step."""
 
   def record(self, step: int) -> str:
     """Records nothing, and returns "" as the note for the progress line.

@@ -66,7 +66,7 @@ def mailbox_config(
     config: Config of the user.
     address: Mailbox of the run, and name of the replica; None: the user gave
       none, which is an error.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
 
   Raises:
     ValueError: If there is no address, if the user supplies an exchange, or if
@@ -148,7 +148,7 @@ class MailboxReplica:
     """Makes the exchange through the mailbox, and adds it to the overrides.
 
     Args:
-      overrides: Overrides that the caller passes.
+      overrides: The caller's objects in place of what the config names.
       text_digest: Digest of the training text.
 
     Returns:
@@ -203,7 +203,8 @@ class MailboxReplica:
   def request_stop(self) -> None:
     """Limits the time of requests to the store from now on.
 
-    A request that takes longer than the grace time raises `StoppedError`.
+    A request that takes longer than `mailbox.grace_s` seconds raises
+    `StoppedError`.
     """
     self._client.request_stop()
 
@@ -262,7 +263,7 @@ class MailboxReplica:
     resume_step: int | None,
     log: RunLog | None,
   ) -> None:
-    """Opens the file that records which replicas took part in each event.
+    """Opens the file that records which replicas took part in each exchange.
 
     Args:
       workdir: The run directory.
@@ -280,15 +281,16 @@ class MailboxReplica:
   def indices(self) -> Sequence[int]:
     """Index of this replica among the M replicas of the plan, in a list.
 
-    The index is the number of the replica's seat in the mailbox, modulo M.
+    The mailbox gives each replica a number (its seat). The index is this number
+    modulo M.
     """
     return [self._client.seat % self.config.mesh.num_replicas]
 
   @property
   def is_behind(self) -> bool:
-    """Whether the other replicas have settled the next event without this one.
+    """Whether the others have finished the next exchange without this replica.
 
-    The replica then has to skip the segments that led to this event.
+    The replica then has to skip the segments that led to this exchange.
     """
     return not self._client.announce(self._client.event)
 
@@ -313,11 +315,11 @@ class MailboxReplica:
         logging.getLogger(__name__).info("beginning again: %s", error)
 
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
-    """Runs a segment's sends and applies, but none of its inner steps.
+    """Runs sends and applies of a segment, but none of its inner steps.
 
     Args:
       state: State of this replica before the segment.
-      segment: The segment.
+      segment: A part of the run, such as a round.
 
     Returns:
       State of this replica after the segment.
@@ -329,7 +331,10 @@ class MailboxReplica:
     return state
 
   def end(self) -> None:
-    """Stops writing snapshots: nobody can join after the last step."""
+    """Stops writing snapshots, since nobody can join after the last step.
+
+    A snapshot is a state from which a replica that joins late would start.
+    """
     self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:
@@ -351,7 +356,7 @@ class MailboxReplica:
       raise RefusedError(str(error)) from error
 
   def _write(self, row: dict[str, Any]) -> None:
-    """Writes a row to the file of events, and to the log if there is one.
+    """Writes a row to the file of exchanges, and to the log if there is one.
 
     Args:
       row: Values by column.
@@ -361,14 +366,14 @@ class MailboxReplica:
       self._log.write(plain(row))
 
   def record(self, step: int) -> str:
-    """Records the events since the last call.
+    """Records the exchanges that have ended since the last call.
 
     Args:
       step: Finished inner steps.
 
     Returns:
-      A note for the progress line: the number of replicas in the last event,
-      and the mean number of requests to the store for each event.
+      A note for the progress line: the number of replicas in the last exchange,
+      and the mean number of requests to the store for each exchange.
     """
     events = self._client.settled
     self._client.settled = []
@@ -388,11 +393,11 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs the members of an event if they differ from the last event's.
+    """Logs who took part in an exchange, if it differs from the one before.
 
     Args:
-      event: Number of the event.
-      members: Names of the replicas whose messages the event averages.
+      event: Number of the exchange.
+      members: Names of the replicas whose messages the exchange averages.
     """
     if sorted(members) == self._last_members:
       return

@@ -78,14 +78,14 @@ class LearningRates:
 
 @dataclasses.dataclass(frozen=True)
 class DispatchedSegment:
-  """A segment whose metrics have not been read yet.
+  """A segment, such as a round, whose metrics have not been read yet.
 
   Attributes:
-    segment: The segment.
+    segment: A part of the run, such as a round.
     progress: Progress of the run after the segment.
     metrics: Losses and gradient norms [M, num_steps], still on the devices.
-    drifts: Drift of every exchange that the segment applies, still on the
-      devices.
+    drifts: For every exchange that the segment applies, norms of what the
+      replicas sent (`Drift`); still on the devices.
     ready_s: Time at which the devices have computed metrics and drifts
       (`wall_time.ready_time`).
     waits: Spans in which the segment waited for exchanges, as pairs (begin,
@@ -165,10 +165,10 @@ class MetricsReader:
   def compiling(
     self, segment: Segment
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows, while the block runs, that a segment's programs are compiled.
+    """Shows, inside a `with` block, that a segment's programs are compiled.
 
     Args:
-      segment: The segment.
+      segment: A part of the run, such as a round.
     """
     steps = f"steps {segment.start + 1:,} to {segment.stop:,}"
     return self.activity("compiling", f"{steps} of {self._total_steps:,}")
@@ -176,7 +176,7 @@ class MetricsReader:
   def activity(
     self, name: str, then: str
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows what the run does, and for how long, while the block runs.
+    """Shows, inside a `with` block, what the run does and for how long.
 
     Args:
       name: What the run does, e.g. "evaluating".
@@ -195,7 +195,7 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records the time since the end of the last event as the event's time.
+    """Records how long an event took: the time since the event before ended.
 
     If JAX compiled something in this time, the time to compile becomes a row of
     its own before the row of the event.
@@ -203,8 +203,8 @@ class MetricsReader:
     Args:
       event: Name of the event, e.g. "round" (`recorder.Timing.event`).
       step: Finished inner steps.
-      simulated_s: Simulated time of the run so far (seconds); None: the run has
-        no clock.
+      simulated_s: Simulated time of the run so far (seconds); None: the run
+        simulates no time.
       tokens: Tokens that all replicas saw in this time.
       waits: Spans in which the run waited for exchanges, as pairs (begin, end)
         on the clock of `time.perf_counter`, in seconds; None: they are not
@@ -302,10 +302,13 @@ class MetricsReader:
     step: int,
     participation: RoundParticipation | None = None,
   ) -> None:
-    """Checks that the values which every replica sent in the flush are finite.
+    """Checks that all values that replicas sent in the flush are finite.
+
+    The flush is the exchanges that end a run.
 
     Args:
-      drifts: Drifts of the exchanges of the flush, on the devices.
+      drifts: Norms of what the replicas sent, for each exchange of the flush;
+        still on the devices.
       step: Inner steps of the run.
       participation: Says which replicas take part in the flush; None: all do.
 
@@ -322,7 +325,8 @@ class MetricsReader:
       dispatched: A segment with its metrics, on the devices.
 
     Returns:
-      The drift of every exchange that the segment applies, on the host.
+      For every exchange that the segment applies, norms of what the replicas
+      sent (`Drift`), on the host.
 
     Raises:
       NotFiniteError: If a loss, a gradient or a sent pseudo-gradient is not

@@ -71,7 +71,8 @@ def model_functions(
     gather: When data shards collect the layers of a pipeline stage: "stage" or
       "layer" (`inner.sharded`).
     supplied: Model of the user; None means the model of the config.
-    end_of_text: Token after which attention starts anew, or None.
+    end_of_text: Token after which attention starts anew. None: attention reads
+      the whole sequence.
     trainable: The part of the model that is trained; None means all of it.
 
   Returns:
@@ -335,7 +336,8 @@ def _cut_model(
   Args:
     config: Config of the run, which says which tables are divided.
     model: The whole model.
-    end_of_text: Token after which attention starts anew, or None.
+    end_of_text: Token after which attention starts anew. None: attention reads
+      the whole sequence.
     chunk_tokens: Tokens whose logits are computed at once; 0 means all.
     z_loss: Weight of the z-loss.
   """

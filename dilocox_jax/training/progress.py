@@ -52,10 +52,10 @@ class Speed:
     self._start_s = time.monotonic()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves a time out of the speed, in which programs were compiled.
+    """Leaves the time of a compilation out of the speed of the run.
 
     Args:
-      seconds: The time (seconds).
+      seconds: Duration of the compilation (seconds).
     """
     self._start_s += seconds
 
@@ -83,7 +83,7 @@ class Speed:
 def repeating(
   action: Callable[[float], None], every_s: float
 ) -> Iterator[None]:
-  """Calls a function again and again in a thread while the block runs.
+  """Calls a function again and again in a thread, inside a `with` block.
 
   Args:
     action: Function of the seconds since the start of the block.
@@ -133,17 +133,17 @@ class ProgressLog:
     """Does nothing. A `ProgressBar` has to release the terminal here."""
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves a time out of the speed, in which programs were compiled.
+    """Leaves the time of a compilation out of the speed of the run.
 
     Args:
-      seconds: The time (seconds).
+      seconds: Duration of the compilation (seconds).
     """
     self._speed.leave_out(seconds)
 
   def activity(
     self, name: str, then: str
   ) -> contextlib.AbstractContextManager[None]:
-    """Logs every 30 seconds what the run does while the block runs.
+    """Logs every 30 seconds what the run does, inside a `with` block.
 
     Args:
       name: What the run does, e.g. "compiling".
@@ -162,7 +162,7 @@ class ProgressLog:
 
     Args:
       progress: Progress of the run.
-      loss: Mean loss of the segment.
+      loss: Mean loss since the last update.
       note: A text to add to the line; may be "".
     """
     step = progress.step
@@ -262,16 +262,16 @@ class ProgressBar:
     self._exit_stack.close()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves a time out of the speed, in which programs were compiled.
+    """Leaves the time of a compilation out of the speed of the run.
 
     Args:
-      seconds: The time (seconds).
+      seconds: Duration of the compilation (seconds).
     """
     self._speed.leave_out(seconds)
 
   @contextlib.contextmanager
   def activity(self, name: str, then: str) -> Iterator[None]:
-    """Shows what the run does, and for how long, while the block runs.
+    """Shows what the run does and for how long, inside a `with` block.
 
     Args:
       name: What the run does, e.g. "compiling".
@@ -290,7 +290,7 @@ class ProgressBar:
 
     Args:
       progress: Progress of the run.
-      loss: Mean loss of the segment.
+      loss: Mean loss since the last update.
       note: A text to add; may be "".
     """
     speed = self._speed.tokens_per_s(progress)
@@ -316,7 +316,7 @@ class ProgressBar:
 
 @contextlib.contextmanager
 def _log_lines_to(stream, replaced_streams) -> Iterator[None]:
-  """Lets log handlers write to another stream while the block runs.
+  """Lets log handlers write to another stream, inside a `with` block.
 
   Args:
     stream: The stream to write to.

@@ -131,7 +131,8 @@ def resumed_state(
     programs: Programs of the run.
     checkpoints: Checkpoints of the run directory.
     corpus_digest: Digest of the text as it is now.
-    overrides: Overrides that the caller passes now.
+    overrides: Objects that the caller passes now in place of what the config
+      names.
 
   Returns:
     The state and the record of the checkpoint; None if there is no checkpoint.
@@ -211,8 +212,9 @@ def _check_same_run(
 def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   """Refuses to continue a run with other overrides than it began with.
 
-  Only the names of the overrides are compared. The name "data" is left out,
-  because the digest of the text is compared instead.
+  Overrides are objects in place of what a config names. Only their names are
+  compared. The name "data" is left out, because the digest of the text is
+  compared instead.
 
   Args:
     record: Record of the run or of a checkpoint.

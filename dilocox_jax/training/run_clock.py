@@ -36,7 +36,7 @@ class Clock(Protocol):
     ...
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Advances the clock by the flush.
+    """Advances the clock by the flush, the exchanges that end a run.
 
     Args:
       plan: Plan of the run.

@@ -38,7 +38,7 @@ def record(
   Args:
     config: Config of the run.
     data: Data of the run.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
     clock: Simulated clock of the run; None: it has none.
     workdir: The run directory.
     programs: Programs of the run.
@@ -81,7 +81,7 @@ def announce(
   Args:
     config: Config of the run.
     data: Data of the run.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
     plan: Current plan of the run.
     traffic: Counter of the bytes of the current rounds.
     step: Inner steps that were done before; 0 if the run does not continue.

@@ -72,7 +72,7 @@ class RunData:
 
   @property
   def held_out_digest(self) -> str:
-    """Digest of the batches of every evaluation."""
+    """Digest of the held-out batches, which every evaluation reads."""
     return tree_digest(self.validation, "held out")
 
 
@@ -81,7 +81,7 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
 
   Raises:
     ValueError: One line, if there is no data or too little, or if the data have
@@ -104,7 +104,7 @@ def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
 
   Raises:
     ValueError: One line, if there is no data or too little, or if the data have
@@ -147,12 +147,12 @@ def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
 
 
 def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
-  """Returns the data of a run from a feed that the user supplies.
+  """Returns the data of a run that the user supplies, if they are not a text.
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes.
-    feed: Data of any kind.
+    overrides: The caller's objects in place of what the config names.
+    feed: The user's data: examples with random access, or batches.
 
   Raises:
     ValueError: One line, if training and validation batches have different
@@ -206,7 +206,7 @@ def _check_sequences(
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
     batch: Batch, which must be token ids [B, L + 1].
     name: Name of the batch for messages.
   """
@@ -285,9 +285,9 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes. `overrides.data` is the text if
-      it is a `Corpus`. If it is None or data of another kind, the text of the
-      config is loaded.
+    overrides: The caller's objects in place of what the config names.
+      `overrides.data` is the text if it is a `Corpus`. If it is None or data of
+      another kind, the text of the config is loaded.
 
   Raises:
     ValueError: If there is no text, or if the vocabulary of the model is
@@ -325,7 +325,7 @@ def _reads_tokens(overrides: Overrides) -> bool:
   data.
 
   Args:
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
   """
   return overrides.model is None or overrides.model.logits is not None
 
@@ -340,8 +340,8 @@ def _known_tokens(
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes. A model among them must have
-      logits.
+    overrides: The caller's objects in place of what the config names. A model
+      among them must have logits.
     sequences_shape: Shape [B, L] of the tokens that the model reads: B
       sequences of L tokens.
 
@@ -414,7 +414,7 @@ def _end_of_text(
   Args:
     config: Config of the run.
     text: Text of the run (`corpus`), if it has one.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
 
   Raises:
     ValueError: If `data.document_masks` is set, and the text has no token that

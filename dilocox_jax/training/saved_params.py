@@ -85,10 +85,10 @@ def saved_leaves(programs: Programs, state: TrainingState) -> dict[str, Any]:
 
   Args:
     programs: Programs of the run, which trained a model of this package.
-    state: State of the checkpoint. Its leaves are `SavedArray`s.
+    state: State of the checkpoint, with a `SavedArray` in place of each array.
 
   Returns:
-    A nested dict of `SavedLeaf`s.
+    A nested dict with a `SavedLeaf` for each parameter.
   """
   view = programs.rounds.view
   if isinstance(state, SharedState):

@@ -53,8 +53,8 @@ def with_trainable(
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes. If they have a trained part
-      already, they are returned unchanged.
+    overrides: The caller's objects in place of what the config names. If they
+      have a trained part already, they are returned unchanged.
     trainable: Function from the path of a leaf to whether the leaf is trained
       (`models.adapters.adapt`); None means the adapters of the config, or the
       whole model if the config has none.
@@ -121,9 +121,11 @@ def first_state(
   Args:
     config: Config of the run.
     programs: Programs of the run.
-    phase: First phase of the run.
-    overrides: Overrides that the caller passes. If a model, an optimizer or an
-      exchange was passed to the other run, it must be passed here, too.
+    phase: First phase of the run: "rounds", or "data_parallel" if the run
+      begins with steps that average gradients.
+    overrides: The caller's objects in place of what the config names. If a
+      model, an optimizer or an exchange was passed to the other run, it must be
+      passed here, too.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
@@ -174,7 +176,7 @@ def _checkpoint_of_other_library(
   Args:
     config: Config of the run. Its model must be the model of the checkpoint.
     source: Folder of the checkpoint.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
 
   Raises:
     RefusedError: If the overrides have a model, or if the checkpoint cannot be
@@ -283,8 +285,9 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
   """Returns the overrides that were passed both to a new and to another run.
 
-  Only overrides that decide what a checkpoint holds are returned: the model,
-  the optimizers and the exchange.
+  Overrides are objects in place of what a config names. Only those that decide
+  what a checkpoint holds are returned: the model, the optimizers and the
+  exchange.
 
   Args:
     source: Directory of the other run.
@@ -479,8 +482,9 @@ def _saved_outer(
 
   Returns:
     The outer parameters, and a list of the outer optimizer states of all
-    fragments. Instead of the list, None is returned for a `SharedState`, and
-    for a rule that gives every replica its own outer parameters.
+    fragments. Instead of the list, None is returned if the run averaged
+    gradients when it was saved (`SharedState`), and for a rule that gives every
+    replica its own outer parameters.
 
   Raises:
     RefusedError: If there is no undamaged checkpoint, or if it does not belong

@@ -63,9 +63,10 @@ class TrainingProgress:
     step: Number of finished inner steps.
     tokens: Number of tokens that all replicas together have seen.
     total_sent_bytes: Number of bytes that one replica has sent.
-    is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: Simulated time since the start (seconds); None if the run has
-      no clock.
+    is_finished: Whether the exchanges that end the run (the flush) and the last
+      evaluation are done.
+    simulated_s: Simulated time since the start (seconds); None if the run
+      simulates no time.
   """
 
   step: int = 0
@@ -182,7 +183,7 @@ def segment_sent_bytes(
 
   Args:
     traffic: Counts the bytes of the exchanges.
-    segment: The segment.
+    segment: A part of the run, such as a round.
     state: State after the segment.
   """
   sent_bytes = traffic.segment_bytes(segment)

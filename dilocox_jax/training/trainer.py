@@ -136,7 +136,7 @@ class Trainer:
 
     Another thread may call this method. If there are several processes, a
     request to one of them stops all. From then on, a replica with a mailbox
-    waits for its store no longer than the grace time.
+    waits for its store no longer than `mailbox.grace_s` seconds.
 
     Args:
       stop_signal: Number of the signal that asks the run to stop.
@@ -322,7 +322,7 @@ class Trainer:
     )
 
   def _train_to_the_end(self, state: TrainingState) -> None:
-    """Trains all segments, flushes, and evaluates and saves the result.
+    """Trains to the end, and evaluates and saves the result.
 
     If the replica has lost the other replicas of its mailbox, it joins them
     again.
@@ -428,7 +428,9 @@ class Trainer:
     return max(coordinator_store.allgather(self._stop_signal))
 
   def _read(self, pending: DispatchedSegment | None) -> None:
-    """Waits for a segment, records its metrics, and passes its drifts on.
+    """Waits for a segment, and records its metrics.
+
+    If the rank and H adapt, the ranks of its averaged updates are recorded too.
 
     Args:
       pending: A segment whose metrics are not yet read; None: there is none, so
@@ -456,7 +458,7 @@ class Trainer:
     """Returns a key that is equal for segments that run the same programs.
 
     Args:
-      segment: The segment.
+      segment: A part of the run, such as a round.
     """
     window_kinds = tuple(
       self.controller.rounds.kind(window) for window in segment.windows
@@ -468,7 +470,7 @@ class Trainer:
     """Whether a segment needs programs that no earlier segment has run.
 
     Args:
-      segment: The segment.
+      segment: A part of the run, such as a round.
     """
     return self._program_key(segment) not in self._compiled
 
@@ -482,7 +484,7 @@ class Trainer:
 
     Args:
       state: State before the segment. Its memory may be reused.
-      segment: The segment.
+      segment: A part of the run, such as a round.
 
     Returns:
       The state after the segment, and the segment with its metrics.
@@ -524,7 +526,7 @@ class Trainer:
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
-    """Whether something is due between two segments that `_pause` does.
+    """Whether `_pause` has anything to do after a segment.
 
     The result is True if a warm start ends, or if a new rank and H, an
     evaluation or a checkpoint is due.
@@ -587,8 +589,8 @@ class Trainer:
 
     Args:
       state: State of all replicas.
-      num_steps: Total steps of the run, for the last evaluation, which also
-        computes the judge loss; None for all others.
+      num_steps: Inner steps of the run, if this is its last evaluation, which
+        also computes the loss on the judge text. None for all others.
     """
     judging = self.data.judging if num_steps else None
     with self._reader.activity("evaluating", self._next_steps()):
@@ -644,10 +646,11 @@ class Trainer:
     self._reader.record_time("checkpoint", self.progress.step)
 
   def _finish(self, state: TrainingState) -> None:
-    """Flushes, evaluates and saves a run after its last inner step.
+    """Ends a run after its last inner step: exchanges, evaluates and saves.
 
     Args:
-      state: State after the last inner step. Only a `RoundState` is flushed.
+      state: State after the last inner step. A `RoundState` has progress that
+        was not exchanged yet; it is sent and applied (`_flush`).
     """
     if isinstance(state, RoundState):
       state = self._flush(state)
@@ -658,13 +661,14 @@ class Trainer:
   def _flush(self, state: RoundState) -> RoundState:
     """Sends and applies all progress that is not applied yet.
 
-    The drifts of the flush are checked, and its bytes and time are recorded.
+    What the replicas send is checked to be finite, and the bytes and the time
+    of these exchanges are recorded.
 
     Args:
       state: State after the last inner step.
 
     Returns:
-      The state after the flush, in which nothing is in flight.
+      The state after these exchanges, in which nothing is in flight.
     """
     plan = self.controller.plan
     traffic = self.controller.traffic
@@ -698,7 +702,7 @@ def _replicas_of(
     config: Config of the run.
     address: Mailbox of the run, and name of this program's replica; None means
       that all replicas are in this runtime.
-    overrides: Overrides that the caller passes.
+    overrides: The caller's objects in place of what the config names.
 
   Raises:
     ValueError: If config, address and overrides do not go together.
