@@ -1,6 +1,7 @@
-"""Builds tables of a frame, as Markdown, as CSV and for a terminal.
+"""Builds the tables of a report, as Markdown, as CSV and for a terminal.
 
-A cell "-" means that the setting has no such value.
+A report compares settings, and all its settings together are a `Frame`. A cell
+"-" means that the setting has no such value.
 """
 
 import math

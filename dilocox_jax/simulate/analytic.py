@@ -175,10 +175,10 @@ class AnalyticClock:
     self._exchange = zeros
 
   def walk(self, ops: Iterable[Op]) -> Outcome:
-    """Adds the times of the next ops of the script.
+    """Adds the times of the next inner steps, exchanges and waits.
 
     Args:
-      ops: The ops that come next.
+      ops: The ops of the script that come next (`simulate.script`).
 
     Returns:
       Times, steps and bytes of all ops so far.
@@ -226,10 +226,10 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of the next ops of the script.
+    """Adds the times of the next inner steps, exchanges and waits.
 
     Args:
-      ops: The ops that come next.
+      ops: The ops of the script that come next (`simulate.script`).
     """
     for op in ops:
       if isinstance(op, Compute):
@@ -251,8 +251,8 @@ class AnalyticClock:
       op: The inner steps. `op.taken` has the number of steps that each replica
         takes, [M]; empty: every replica takes all steps.
     """
-    # Where a round is cut into parts, a slow replica may take a step in a part
-    # in which the run's count of steps does not advance.
+    # `op.num_steps` counts the steps of the run. If a round is cut into several
+    # ops, a slow replica may take a step in an op whose `num_steps` is 0.
     count = max(op.num_steps, *op.taken, 0)
     step_s = self.work.step_s
     if op.taken:
@@ -399,12 +399,14 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every replica has read all shares of a mean from a store.
 
-    A replica writes its message and reads one slice of each other message. It
-    proposes the list of messages and decides on it. Then it writes its share of
-    the mean, with the residual, and reads the other shares.
+    With N members, each message is cut into N slices. A replica writes its
+    message, and reads one slice of each other message. Then the replicas agree
+    on the messages that count. Each replica writes its *share*, which is the
+    mean of the slices with one number, and the residual, which is what encoding
+    the share has lost. Last, it reads the shares of the other replicas.
 
     Args:
-      operation: The sizes of a message and of residuals.
+      operation: Sizes of a message and of the residuals.
       start: When each replica begins (seconds), [M].
       links: The links of the members.
 
@@ -570,11 +572,15 @@ class AnalyticClock:
 
 
 def run_time(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
-  """Computes the times of a whole script by formula.
+  """Computes the times of a whole run by formula.
 
   Args:
     link_costs: Cluster and transport.
     work: Durations of the work that each replica does without the network.
-    ops: All ops of the script (`simulate.script`).
+    ops: The run as a sequence of inner steps, exchanges and waits
+      (`simulate.script`).
+
+  Returns:
+    Times, steps and bytes of the run.
   """
   return AnalyticClock(link_costs, work).walk(ops)

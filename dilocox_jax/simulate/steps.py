@@ -174,8 +174,8 @@ def steady_state(
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
-    script: Turns segments of the plan into ops.
-    plan: Segments of the run. The length of the run does not matter.
+    script: Turns the plan into inner steps, exchanges and waits.
+    plan: Plan of the run. The length of the run does not matter.
 
   Returns:
     The averages for one inner step.

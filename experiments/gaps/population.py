@@ -407,7 +407,12 @@ class _OneRun:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
-    """Returns parameters, leaves [M, ...], with the first state of each."""
+    """Returns the values before the first step of a transform.
+
+    Args:
+      transform: The transform of a replica.
+      params: Parameters of all replicas, leaves [M, ...].
+    """
     return Carry(params=params, state=jax.vmap(transform.init)(params))
 
   def _take_steps(
@@ -445,9 +450,9 @@ class _OneRun:
   def _flush(
     self, transform: optax.GradientTransformationExtraArgs, carry: Carry
   ) -> Carry:
-    """Sends and applies the progress that was not applied in the last steps.
+    """Exchanges everything that was not sent or not applied in the last steps.
 
-    For this purpose one more round of steps is taken. Their gradients and their
+    To do so, it takes one more round of steps. Their gradients and their
     learning rate are 0, so they change no parameters by themselves. But the
     schedule sends and applies as in any round.
 

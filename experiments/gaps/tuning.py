@@ -166,9 +166,14 @@ def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
 
 
 def _distance(setting: Setting, other: Setting) -> float:
-  """Returns how much two settings differ: the doublings of all numbers.
+  """Returns how much two settings differ, in doublings of their numbers.
 
-  For example, H = 16 and H = 32 differ by about one doubling.
+  For example, H = 16 and H = 32 differ by about one doubling. The doublings of
+  all numbers in the settings are added up.
+
+  Args:
+    setting: A setting.
+    other: Another setting.
   """
   numbers = [
     (value, getattr(other, field))
@@ -199,7 +204,12 @@ def _first_point(setting: Setting) -> Point:
 
 
 def _neighborhood(setting: Setting, center: Point) -> list[Point]:
-  """Returns a point, and the points that must be worse if it is the best."""
+  """Returns a point of the grid of rates and its neighbors.
+
+  Args:
+    setting: The setting. AllReduce has neighbors in its inner rate only.
+    center: The point.
+  """
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [
     Point(center.inner + inner, center.outer + outer) for inner, outer in steps

@@ -164,7 +164,7 @@ class Rows:
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Returns how many lines of some runs a page does not show.
+    """Counts the lines of some runs that a page leaves out.
 
     They are lines of the same runs on other texts.
 

@@ -4,9 +4,9 @@ Both models have the same recipe (`RECIPE`). Two values are fitted on published
 numbers:
 
 - the duration of a step, for each model, on the throughput of DiLoCoX. In that
-run the exchange is hidden, so only compute limits the throughput.
+  run the exchange is hidden, so only compute limits the throughput.
 - the duration of the codec, on the 107B row of DiLoCoX without overlap
-(`PaperRuns.codec_s`). No other row uses it.
+  (`PaperRuns.codec_s`). No other row uses it.
 
 All other times follow from the plan's bytes over 1 Gbit/s. So the table shows
 which of the paper's numbers follow from these bytes and which do not. There are

@@ -130,8 +130,8 @@ class Prediction:
     kind: Where the constants of the prediction were fitted.
     basis: A few words that say what was fitted or assumed; may be empty.
     published: Figure of the paper; None for a number that no paper states.
-    grid_steps: Error in steps of a grid (predicted minus published), if the
-      paper states only values of a grid; None: there is no grid.
+    grid_steps: Error (predicted minus published), counted in steps of the grid
+      from which the paper takes its values; None: there is no grid.
   """
 
   name: str
@@ -228,7 +228,7 @@ def beside(
   basis: str = "",
   grid_steps: int | None = None,
 ) -> Prediction:
-  """Returns the row of a prediction that a published figure belongs to.
+  """Returns a row with a prediction beside the published figure.
 
   Args:
     figures: Figures of the paper, by name.
@@ -236,8 +236,8 @@ def beside(
     predicted: Predicted value, in the unit of the figure.
     kind: Where the constants of the prediction were fitted.
     basis: A few words that say what was fitted or assumed; may be empty.
-    grid_steps: Error in steps of a grid, if the paper states only values of a
-      grid; None: there is no grid.
+    grid_steps: Error (predicted minus published), counted in steps of the grid
+      from which the paper takes its values; None: there is no grid.
   """
   figure = figures[name]
   return Prediction(

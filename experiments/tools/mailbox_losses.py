@@ -44,12 +44,12 @@ _SHAPES = (
 
 @dataclasses.dataclass(frozen=True)
 class LossRun:
-  """A run whose final loss is compared with that of another run.
+  """A short training run through a mailbox, whose final loss is measured.
 
   Attributes:
     num_replicas: Number of replicas, M.
-    shares: Whether the mean is computed in shares: "on", "off" or "auto"
-      (`MailboxRules.shares`).
+    shares: Whether the mean is computed in shares, each by another replica:
+      "on", "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value in messages; 32: float32.
     seed: Seed of the parameters and of the order of the text.
     num_events: Number of exchanges. Eight inner steps lead to each.
@@ -127,10 +127,12 @@ class LossRun:
       for _ in range(_INNER_STEPS):
         _, gradient = loss_and_gradient(params, *_batch(text, draws))
         params -= adam.update(gradient)
+      # The pseudo-gradient, plus what earlier messages have lost.
       corrected = (outer - params + residual).reshape(-1, _WIDTH)
       encoded = codec.encode(corrected)
       exchanged = mailbox.exchange(event, 0, encoded, tables=tables)
       sent = codec.decode(encoded, _WIDTH)
+      # With shares the result has the mean, otherwise all messages.
       if exchanged.mean is not None:
         mean = codec.decode(exchanged.mean, _WIDTH)
       else:
@@ -139,11 +141,13 @@ class LossRun:
           axis=0,
           weights=[weight for _, weight, _ in exchanged.messages],
         )
+      # A message that was not averaged is lost as a whole.
       if exchanged.is_own_listed:
         residual = (corrected - sent).reshape(-1)
       else:
         residual = corrected.reshape(-1)
       step = mean.reshape(-1).astype(np.float32)
+      # SGD with Nesterov momentum.
       momentum = np.float32(_MOMENTUM) * momentum + step
       outer -= np.float32(_OUTER_RATE) * (step + _MOMENTUM * momentum)
     held_out = _text_of(_HELD_OUT)
