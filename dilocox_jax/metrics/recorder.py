@@ -310,7 +310,7 @@ class Recorder:
       self._log.write(lines.plain(row))
 
   def record_round(self, **fields: Any) -> None:
-    """Records a finished segment of training.
+    """Records the metrics of a round, or of several data-parallel steps.
 
     Args:
       **fields: Fields of `RoundRow`, as Python, numpy or JAX numbers.

@@ -348,7 +348,7 @@ class Frame:
     return [self._record(setting) for setting in self.settings]
 
   def _record(self, setting: Setting) -> dict[str, Any]:
-    """Returns the row of a setting (`records`)."""
+    """Returns the values of a setting in the rows of `records`, by column."""
     gap, gap_error = self.gap(setting)
     base = self.base(setting)
     steps = 0

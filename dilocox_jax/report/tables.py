@@ -21,7 +21,10 @@ CellRows = list[dict[str, str]]  # Texts of the cells of each row, by column.
 
 
 def _run(frame: Frame, setting: Setting) -> str:
-  """Returns the name of a setting, with the number of its missing seeds."""
+  """Returns the name of a setting, e.g. "diloco (2 of 3 seeds)".
+
+  The number of seeds is left out if no seed is missing.
+  """
   missing = units.human_missing(len(setting.seed_runs), frame.num_seeds)
   return setting.label + missing
 

@@ -132,10 +132,11 @@ class LongRunClock(AnalyticClock):
     self._moments: list[np.ndarray] = []
 
   def repeat(self, ops: Sequence[Op], count: int) -> None:
-    """Adds the times of ops that are repeated several times in a row.
+    """Adds the times of several equal rounds in a row.
 
     Args:
-      ops: Ops of one repetition. They wait for every exchange that they launch.
+      ops: Inner steps, exchanges and waits of one round. They wait for every
+        exchange that they launch.
       count: Number of repetitions.
     """
     while count > _FEW:
@@ -304,12 +305,12 @@ class LongRunClock(AnalyticClock):
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-  """The states of the clock before the periods of a stretch.
+  """The states of the clock before each period of a stretch of equal periods.
 
-  From one period to the next, only the differences between replicas change. So
-  these states leave out the duration of all earlier periods for the slowest
-  replica. The points in time then stay near 0, where rounding errors are
-  smallest. Sums and counts stay as in `start`.
+  From one period to the next, only the differences between replicas change, by
+  equal amounts. So these states leave out the duration of all earlier periods
+  for the slowest replica. The points in time then stay near 0, where rounding
+  errors are smallest. Sums and counts stay as in `start`.
 
   Attributes:
     start: State before period 0.

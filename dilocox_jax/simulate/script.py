@@ -128,7 +128,7 @@ class Script:
     return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of a run one by one, flush included.
+    """Yields the inner steps, exchanges and waits of a run, flush included.
 
     Args:
       plan: Plan of the run.
@@ -138,9 +138,9 @@ class Script:
     yield from self.flush(plan)
 
   def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
-    """Yields the ops of a run, flush included, with repetitions as counts.
+    """Yields the ops of a run, flush included, and equal rounds only once.
 
-    Exchanges that repeat keep the keys of their first time.
+    The exchanges of a repeated round keep the keys of the first such round.
 
     Args:
       plan: Plan of the run.
@@ -175,7 +175,10 @@ class Script:
       yield Wait(gradient, codec_share=share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of the flush, in which no replica takes inner steps.
+    """Yields the ops of the flush at the end of a run.
+
+    In the flush the replicas exchange everything that is pending, and take no
+    inner steps.
 
     Args:
       plan: Plan of the run. If all its steps average gradients, nothing is in

@@ -195,9 +195,10 @@ class GrowingRuns:
     }
 
   def table(self, names: Sequence[str]) -> str:
-    """Returns a Markdown table of losses on the judge text.
+    """Returns a Markdown table of the losses of settings.
 
-    Each loss is compared with that of the setting `constant`. The difference is
+    The losses are those on the judge text, on which nothing was chosen. Each is
+    compared with that of the setting `constant`. The difference is
     the mean over seeds, each paired with the same seed of `constant`, and has
     the standard error of this mean.
 

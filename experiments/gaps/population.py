@@ -223,7 +223,10 @@ class _Programs(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def _programs(setting: Setting) -> _Programs:
-  """Builds the programs of a setting; JAX compiles them at their first call."""
+  """Builds the programs that train and evaluate many runs of a setting.
+
+  JAX compiles them at their first call.
+  """
   config = setting.config(_ANY_RUN)
   computation = on_platform(config, build.platform_name())
   model, gradient, evaluation = model_functions(

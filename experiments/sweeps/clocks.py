@@ -35,11 +35,14 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the end of the last segment up to an inner step (seconds).
+    """Returns the simulated time after an inner step (seconds).
+
+    Times are known only at the ends of segments (rounds, or several
+    data-parallel steps). So the result is the end of the last segment that ends
+    at or before this step; 0 if there is none.
 
     Args:
-      step: Inner step. Segments that end at or before this step count. Before
-        the end of the first segment the time is 0.
+      step: Number of inner steps.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)

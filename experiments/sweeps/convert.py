@@ -209,7 +209,11 @@ def convert(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Converts the files that the command line names."""
+  """Converts the files that the command line names.
+
+  Args:
+    argv: The path of the program, and the paths of the old files.
+  """
   path = pathlib.Path(_RUNS.value)
   with command_line.usage_errors():
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))

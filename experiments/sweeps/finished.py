@@ -116,7 +116,9 @@ class Rows:
     return list(self._evaluations.get(row.run, ()))
 
   def row(self, run: SweepRun, corpus: str) -> RunRow | None:
-    """Returns the line of a run on a text; None if there is none.
+    """Returns the line of runs.csv of a run that was trained on a text.
+
+    The result is None if there is no such line.
 
     Args:
       run: The run.
@@ -220,7 +222,10 @@ def _lines(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _without_text(run: str) -> str:
-  """Returns the name of a run without the digits of its text."""
+  """Returns the name of a run without the digest of its text.
+
+  Example: "main/bf9984aefb55" for "main/bf9984aefb55-94ff7b".
+  """
   return run.rpartition("-")[0]
 
 

@@ -106,7 +106,7 @@ def steady_program(
 def _segment_of_gradients(
   config: RunConfig, programs: build.Programs
 ) -> Program:
-  """Traces the first segment of a method that averages gradients.
+  """Traces the program of the first steps of a method that averages gradients.
 
   Args:
     config: Config of the run.
