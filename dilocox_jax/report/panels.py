@@ -1,10 +1,10 @@
-"""Draws pictures of a frame: loss against tokens, bytes and simulated time.
+"""Draws the losses of settings against tokens, bytes and simulated time.
 
-A curve is the mean over seeds. The band around it reaches from the lowest seed
-to the highest. A reader can tell about six curves apart. So at most six curves,
-the *front*, have a color and a name in the legend. One rule chooses the front
-of all figures (`_front_names`). All other curves are thin and gray, and lie
-behind the front. They show the range of results.
+A curve is the mean over the seeds of a setting. The band around it reaches from
+the lowest seed to the highest. A reader can tell about six curves apart. So at
+most six curves, the *front*, have a color and a name in the legend. One rule
+chooses the front of all figures (`_front_names`). All other curves are thin and
+gray, and lie behind the front. They show the range of results.
 """
 
 import dataclasses

@@ -40,14 +40,16 @@ from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 
-# Requests that follow each other beside those for messages and shares: for the
-# proposal and the manifest, and for the marks of a deletion.
+# Numbers of requests to a store that follow each other, besides those for
+# messages and shares. To decide on the list of messages takes two: for the
+# proposal and for the manifest. To agree also takes one for the marks of a
+# deletion, unless it is made together with another request.
 _DECIDING_REQUESTS = 2
 _AGREEING_REQUESTS = 3
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
-# A connection that was idle for exactly the time after which it would start
-# slowly does not, whatever sums of steps are rounded to.
+# A connection that was idle for exactly the timeout does not start slowly. The
+# small addition keeps it so if rounding makes the idle time a little longer.
 _SLOW_AFTER_S = RETRANSMISSION_TIMEOUT_S + 1e-6
 # A point in time for every replica: seconds [M]. The event simulation of the
 # tests has lists of nodes in their place.
@@ -329,8 +331,8 @@ class AnalyticClock:
     for step in steps:
       slow_s = self._slow_start_s(step, links)
       size_bytes = step.size_bytes / pieces * slowness
-      for piece, came in enumerate(arrived):
-        ready = self._later(sent, came) if step.is_relayed else sent
+      for piece, arrival in enumerate(arrived):
+        ready = self._later(sent, arrival) if step.is_relayed else sent
         sent, arrived[piece] = self._send(
           step, size_bytes, slow_s, ready, links
         )
@@ -450,12 +452,17 @@ class AnalyticClock:
     write_s, _, _, _ = links.store_s(written_bytes)
     _, slow_s, read_s, request_s = links.store_s(read_bytes)
     written = start + write_s
+    # When each member is done so far, [number of members]. First its requests
+    # are answered.
     done = written + slow_s + request_s
     places = np.arange(len(written))
+    # All members read the objects in the order in which these were written.
     for place in np.argsort(written, kind="stable"):
-      there = written[place] + request_s
-      read = np.maximum(done, there) + read_s - request_s
-      done = np.where(places == place, done, read)
+      available = written[place] + request_s
+      # `read_s - request_s` is the time of the content alone.
+      has_read = np.maximum(done, available) + read_s - request_s
+      # The member that wrote the object does not read it.
+      done = np.where(places == place, done, has_read)
     return done
 
   def _take_steps(self, seconds: np.ndarray) -> None:

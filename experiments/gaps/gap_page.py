@@ -180,7 +180,7 @@ def _share(estimate: Estimate) -> str:
 
 
 def _own_table(found: Answer) -> Table:
-  """Returns the table of the planned method's expected gaps, by replicas."""
+  """Returns the table of the planned method's gaps, by number of replicas."""
   rows = []
   for number in NUMBERS_OF_REPLICAS:
     planned = found.own_offers.get(number)

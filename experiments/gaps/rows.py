@@ -189,7 +189,9 @@ def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
 
 
 def lock_path(path: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the lock that a program holds while it trains a setting.
+  """Returns the file of the lock that a program holds while it trains.
+
+  Each setting has a lock of its own.
 
   Args:
     path: File to which the finished runs are added.

@@ -24,7 +24,8 @@ _FEWEST_STEPS = 40
 # AdamW (recalled), -0.45 for Muon from 26 thousand to 10 million parameters
 # (`experiments.gaps.tuning`).
 _RATE_POWER = -0.4
-# Three rates with B sequences in a step and three with B / 2.
+# Three rates with B sequences in a step and three with B / 2, which take half
+# as long; counted in runs with B sequences.
 _RUNS_OF_A_PAIR = 3 * 1.5
 NUM_SIZES = 3  # Sizes that are trained, if there are as many.
 

@@ -21,7 +21,8 @@ from experiments.runtime.command_line import StoppedError
 from experiments.sweeps.runs import SweepRun
 from experiments.sweeps.training import Training
 
-# Ratio of neighboring rates. The best rate lies within the root of it.
+# Ratio of neighboring rates. So the true best rate is at most the square root
+# of this ratio away from the best one that was tried.
 _RATIO = 2.0
 _FIRST_POINTS = (-1, 0, 1)  # Powers of the ratio that are tried at first.
 # Sections of a config that belong to methods with rounds.

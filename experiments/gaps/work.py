@@ -146,7 +146,7 @@ def _row(
   text: Corpus,
   seconds: float,
 ) -> GapRow:
-  """Returns the line of a finished run.
+  """Returns the line of the CSV file for a finished run.
 
   Args:
     setting: Setting of the run.

@@ -234,10 +234,10 @@ def _train(
 def stopper(trainer: Trainer) -> Callable[[int], None]:
   """Returns a function that stops a run when a signal has come.
 
-  A run that has begun saves and stops after its current segment. A run that has
-  not begun has nothing to save, so the function ends the process at once:
-  compiling cannot be interrupted and may take minutes, and a scheduler does not
-  wait so long.
+  A run that has begun saves and stops after its current segment (a round, or
+  several data-parallel steps). A run that has not begun has nothing to save, so
+  the function ends the process at once: compiling cannot be interrupted and may
+  take minutes, and a scheduler does not wait so long.
 
   Args:
     trainer: The trainer of the run.

@@ -24,8 +24,9 @@ class Times:
   """Simulated times of a run on a clock.
 
   Attributes:
-    at_s: Time from the start of the run to the end of every segment (seconds),
-      by the segment's last inner step. The flush is not included.
+    at_s: Time from the start of the run to the end of each segment (seconds),
+      by the segment's last inner step. A segment is a round, or several
+      data-parallel steps. The flush is not included.
     end_s: Time of the whole run with its flush (seconds).
     utilization: Share of `end_s` in which replicas took inner steps, 0 to 1.
   """

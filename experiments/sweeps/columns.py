@@ -123,11 +123,14 @@ def _kinds() -> dict[str, type]:
 
 
 def _kinds_in(section: type, prefix: str) -> list[tuple[str, type]]:
-  """Returns the fields of a section with their types.
+  """Lists the fields of a section of a config.
 
   Args:
     section: `RunConfig` or a section of it.
     prefix: Start of the dotted names, e.g. "sync."; "" for `RunConfig`.
+
+  Returns:
+    The dotted name and the type of each field.
   """
   kinds = []
   for name, hint in typing.get_type_hints(section).items():

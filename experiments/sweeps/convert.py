@@ -81,10 +81,11 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 
 
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
-  """Converts the file of a sweep, and its curves.
+  """Converts the old file of a sweep, and the file of its evaluations.
 
   Args:
-    path: NAME.csv; NAME_curves.csv may be beside it.
+    path: Old file NAME.csv. Beside it there may be NAME_curves.csv, which has
+      the evaluations.
 
   Returns:
     Lines of runs.csv and of evaluations.csv.

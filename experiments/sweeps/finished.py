@@ -127,7 +127,7 @@ class Rows:
     return self.runs.get(run_id(self.study, run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
-    """Chooses one text, and returns the line of each run on this text.
+    """Chooses one text, and returns the lines of runs.csv on this text.
 
     The same config may have been trained on different versions of its text, for
     example with another version of Python's library. Losses on two versions do
@@ -230,7 +230,9 @@ def _without_text(run: str) -> str:
 
 
 def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
-  """Returns a line of runs.csv whose config is known.
+  """Converts the cells of a line of runs.csv to a `RunRow`.
+
+  The line must have the whole config of its run.
 
   Args:
     cells: Cells of the line by column (`read_runs`).

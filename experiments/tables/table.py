@@ -387,24 +387,26 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def _first_row(table: Table, name: str) -> Prediction:
-  """Returns the first row of a figure. Later rows vary its assumptions.
+  """Returns the first row of a table that predicts a published number.
+
+  Later rows predict the same number from other assumptions.
 
   Args:
     table: Table that has such a row.
-    name: Name of the figure.
+    name: Name of the published number.
   """
   return next(row for row in table.rows if row.name == name)
 
 
 def _summary_line(paper: str, label: str, rows: Sequence[Prediction]) -> str:
-  """Returns the line of a figure, or of a published range.
+  """Returns the line of the summary for a published number or range.
 
   A range has "within" or "outside" in place of an error.
 
   Args:
     paper: Short name of the paper.
-    label: Short name of the figure.
-    rows: Row of the figure, or two rows for both ends of the range, which have
+    label: Short name of the number or range.
+    rows: Row of the number; or two rows for both ends of the range, which have
       the same predicted value.
   """
   prediction = rows[0]

@@ -9,11 +9,11 @@
 
 An *event* is one exchange of all replicas through the store. `simulate` runs
 all replicas in one process, with a store whose requests take simulated time. It
-counts requests, and the latencies that follow each other.
-`processes` runs each replica as a process, with a folder as the store whose
-requests are delayed. `sign` prints how many GB of a message one CPU second
-signs and checks. `loss` trains a small model with and without shares, and
-prints both losses for each seed.
+counts requests, and the latencies that follow each other. `processes` runs each
+replica as a process, with a folder as the store whose requests are delayed.
+`sign` prints how many GB of a message one CPU second signs and checks. `loss`
+trains a small model twice: each replica computes the whole mean, or each
+computes a share of it. It prints both losses for each seed.
 """
 
 from collections.abc import Sequence

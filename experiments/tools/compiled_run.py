@@ -147,10 +147,10 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
 
 
 def _overrides(config: RunConfig) -> Overrides:
-  """Returns the overrides with which a run can be compiled without arrays.
+  """Returns what a run needs in place of arrays to be compiled.
 
-  If the run trains adapters, the overrides have the adapters and the frozen
-  base model as shapes. Otherwise there are no overrides.
+  If the run trains adapters, these are the adapters and the frozen base model,
+  as shapes and types. Otherwise nothing is needed.
 
   Args:
     config: Config of the run.

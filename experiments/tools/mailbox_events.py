@@ -289,7 +289,7 @@ def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
 
 
 class DelayedStore(Store):
-  """A folder whose requests take as long as those of a bucket."""
+  """A store of a mailbox in a folder, with requests as slow as a bucket's."""
 
   def __init__(self, where: str, latency_s: float):
     """Opens the folder.

@@ -203,6 +203,7 @@ def loss_and_gradient(
   log_probabilities = logits - log_sums
   rows = np.arange(len(targets))
   loss = -float(log_probabilities[rows, targets].mean())
+  # The derivatives of the loss by the values of each layer, from the last one.
   by_logits = np.exp(log_probabilities)
   by_logits[rows, targets] -= 1
   by_logits /= np.float32(len(targets))
