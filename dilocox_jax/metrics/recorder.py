@@ -143,7 +143,7 @@ class Timing:
     event: Name of the event:
 
       - "compile": JAX compiled programs for the event of the next row.
-      - "round": a segment of training.
+      - "round": a round of training, or several data-parallel steps.
       - "evaluation": validation losses were computed.
       - "checkpoint": a save was started, until the run could continue.
       - "flush": the updates still in flight after the last step were applied.

@@ -80,7 +80,7 @@ class Curve:
 
   Attributes:
     name: Name of the method or the setting.
-    x: Costs, in the unit of the horizontal axis.
+    x: Costs (tokens, bytes or time), in the unit of the horizontal axis.
     y: Losses (nats a token), as many as `x`.
     low: Lower edge of the band around the curve; empty without a band.
     high: Upper edge of the band; empty without a band.

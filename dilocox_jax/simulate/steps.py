@@ -2,8 +2,8 @@
 
 The time of a step is its number of operations (FLOP) divided by the rate that
 the devices achieve (FLOP/s). Pipeline stages add the *bubble*, the time in
-which a stage has nothing to do. The bubble is computed from the same lists of
-ticks that a pipelined step executes.
+which a stage has nothing to do. The bubble is computed from the same order of
+forward and backward passes in which a pipelined step executes them.
 
 A long run is judged by the rounds in its middle. The first and the last rounds
 are different: the first exchange meets an idle line, and the flush at the end

@@ -15,12 +15,16 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 @dataclasses.dataclass(frozen=True)
 class GrowingSetting(Setting):
-  """A setting whose rounds may grow, or with another outer step.
+  """Everything about a run but its rates and seed, with rounds that may grow.
+
+  It has the fields of `Setting`, and fields for growing rounds and for other
+  outer steps.
 
   Attributes:
     first_interval: Number of inner steps of the first rounds; 0: all rounds
       have `interval` steps.
-    steps_per_doubling: Inner steps after which the length of a round doubles.
+    steps_per_doubling: Inner steps after which the length of a round doubles;
+      0: it does not.
     outer_schedule: Schedule of the outer rate, "constant" or "cosine".
     outer_optimizer: Name of the outer optimizer. "schedule_free_sgd" evaluates
       its own average, in place of the usual one.

@@ -198,9 +198,9 @@ class GrowingRuns:
     """Returns a Markdown table of the losses of settings.
 
     The losses are those on the judge text, on which nothing was chosen. Each is
-    compared with that of the setting `constant`. The difference is
-    the mean over seeds, each paired with the same seed of `constant`, and has
-    the standard error of this mean.
+    compared with that of the setting `constant`. The difference is the mean
+    over seeds, each paired with the same seed of `constant`, and has the
+    standard error of this mean.
 
     Args:
       names: Names of the settings. Settings without results are left out.

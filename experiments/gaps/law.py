@@ -52,10 +52,11 @@ class Line(NamedTuple):
 def lines(
   rows: Sequence[GapRow], field: str, doublings: str = "by_curve"
 ) -> list[Line]:
-  """Fits a line to settings that differ only in the number of replicas.
+  """Fits "doublings lost = a log2 M - b" to groups of settings.
 
-  A group of such settings gets a line if it has at least three numbers of
-  replicas. The errors of slope and offset come from fits to one seed at a time.
+  The settings of a group differ only in the number of replicas, M. A group with
+  fewer than three numbers of replicas is left out. The errors of slope and
+  offset come from fits to one seed at a time.
 
   Args:
     rows: Finished runs. Those that are held out are not read.

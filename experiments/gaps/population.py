@@ -335,7 +335,10 @@ class _OneRun:
 
   @property
   def _average_power(self) -> float:
-    """Power of the average of the parameters that is evaluated."""
+    """Power of the weights in the evaluated average of the parameters.
+
+    A larger power gives newer parameters more weight (`outer.average_power`).
+    """
     return self.config.outer.average_power
 
   def _inner_optimizer(self, rate: Array) -> optax.GradientTransformation:

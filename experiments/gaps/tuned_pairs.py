@@ -88,6 +88,8 @@ class TunedPair:
 class PairTraining:
   """Trains AllReduce with B / 2 and with B sequences in a step.
 
+  B is the number of sequences in a step of all replicas of the planned run.
+
   Attributes:
     training: Trains runs, and keeps their results.
     num_processes: Number of runs that train at once.

@@ -68,12 +68,15 @@ def cells_of(run: SweepRun) -> dict[str, Any]:
 
 
 def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values that make the config of a run, by dotted name.
+  """Reads the config of a run from its cells in runs.csv.
 
   It is the inverse of `cells_of`.
 
   Args:
     cells: Cells of a run's config by column.
+
+  Returns:
+    The values that make the config (`from_mapping`), by dotted name.
   """
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}

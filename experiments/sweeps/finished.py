@@ -108,7 +108,7 @@ class Rows:
     """Returns the evaluations of a finished run, in order.
 
     Args:
-      row: The line of the run.
+      row: Line of the run in runs.csv.
 
     Returns:
       The lines of its evaluations; empty if evaluations.csv has none.

@@ -81,7 +81,7 @@ class PaperRuns:
     """Fits `step_s` on the published throughput of DiLoCoX.
 
     Args:
-      figures: Figures of the paper, by name.
+      figures: Published numbers of the paper, by name.
       model: Name of the model, one of `MODELS`.
       setting: Choices that the paper leaves open.
     """
@@ -270,7 +270,7 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   the two settings in `PICKED`.
 
   Args:
-    figures: Figures of the paper, by name.
+    figures: Published numbers of the paper, by name.
     paper: Runs of the model with `RECIPE`.
   """
 

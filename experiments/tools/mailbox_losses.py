@@ -1,5 +1,8 @@
 """Trains a small model in numpy through a mailbox, with and without shares.
 
+With shares each replica computes a part of the mean of all messages, and reads
+the other parts. Without shares each replica computes the whole mean.
+
 The model guesses the next character from the eight before it. It has an
 embedding, one hidden layer and a softmax; about 37,000 parameters. Its text
 consists of files of Python's own library. Each replica takes inner steps with
