@@ -176,6 +176,7 @@ def loss_panel(
     curve(setting, axis, divisor, num_seeds) for setting in frame.settings
   ]
   draw_curves(ax, curves, front)
+  # A logarithmic axis cannot show zero bytes.
   pareto = [
     setting for setting in frame.pareto_front() if setting.sent_bytes > 0
   ]
@@ -189,6 +190,7 @@ def loss_panel(
   if limits:
     ax.set_ylim(*limits)
   else:
+    # With few settings only a few high losses at the start are cut.
     last_losses = [setting.loss for setting in frame.settings]
     losses = [point.loss for point in _points(frame)]
     above = style.cut_high(ax, losses, last_losses)

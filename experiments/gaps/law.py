@@ -69,6 +69,7 @@ def lines(
   """
   rows_by_setting = by_setting([row for row in rows if not _is_held_out(row)])
   all_costs = _by_kind(costs(rows_by_setting, field), doublings)
+  # The same costs, but by a single seed each.
   seed_costs = [
     _by_kind(costs(rows_by_setting, field, seeds=(seed,)), doublings)
     for seed in tuning.RESULT_SEEDS
@@ -78,6 +79,7 @@ def lines(
     if len(points) < _FEWEST_POINTS:
       continue
     slope, offset = _fit(points, doublings)
+    # Slope and offset of each seed, [seeds, 2].
     seed_fits = np.asarray([_fit(each[kind], doublings) for each in seed_costs])
     slope_error, offset_error = np.std(seed_fits, axis=0, ddof=1) / math.sqrt(
       len(seed_fits)

@@ -334,6 +334,8 @@ def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
       placement.check_devices(config, owners)
       yield
     return
+  # `wait_for_end` waits until the other processes end too. Otherwise they would
+  # report that they have lost this process.
   except command_line.ENDINGS as error:
     command_line.print_error(error, where)
     code = command_line.exit_code(error)
