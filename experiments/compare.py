@@ -5,9 +5,10 @@ r"""Compares runs: what each run sends, and which loss it reaches.
 
 The arguments are directories that experiments.train wrote. The runs need not be
 finished, but all must be evaluated on the same text. The program prints a
-table, and writes WORKDIR/report.md with a figure and the data. Bytes and gaps
+table, and writes WORKDIR/report.md with figures and the data. Bytes and gaps
 are relative to AllReduce; if there is no AllReduce, to the run that sent most.
-Simulated time comes first if the runs were trained with --cluster.
+If all runs were trained with the same --cluster, their simulated times are
+compared too.
 """
 
 from collections.abc import Sequence

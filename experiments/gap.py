@@ -17,7 +17,8 @@ itself is not trained. With losses that you have, nothing is trained:
 With --cluster the table also has hours, and the loss of one cluster alone after
 the same time: whether a second cluster is worth it. If the training would take
 longer than --minutes, smaller models of the same shape are trained, and s is
-extended to the planned size. The same command goes on after an interruption.
+extrapolated to the planned size. The same command goes on after an
+interruption.
 """
 
 import os
@@ -87,7 +88,13 @@ _PROCESSES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Measures s and prints the expected gaps."""
+  """Measures what AllReduce gains from a larger batch; prints expected gaps.
+
+  With --losses nothing is measured.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
     _STEP_S, is_used=_CLUSTER.value is not None, needs="--cluster"
@@ -125,7 +132,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check(config: "RunConfig") -> None:
-  """Raises UsageError if the law says nothing about a planned run."""
+  """Raises UsageError if the planned method averages gradients at every step.
+
+  Such a method has no local steps, so the law of the gap says nothing about it.
+
+  Args:
+    config: Config of the planned run.
+  """
   if config.sync.named.exchanged == "gradient":
     raise UsageError(
       f"--config: sync.method={config.sync.method} exchanges gradients at every"
@@ -135,14 +148,22 @@ def _check(config: "RunConfig") -> None:
 
 
 def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
-  """Trains what is missing, and returns s.
+  """Trains the runs of AllReduce that are missing, and computes s from them.
+
+  s is the share by which AllReduce's loss falls when its batch doubles.
 
   Args:
     config: Config of the planned run.
-    workdir: The work directory.
+    workdir: The work directory, which has the finished runs.
+
+  Returns:
+    s with its range, and the runs that it comes from.
 
   Raises:
-    UsageError: If no model is small enough for --minutes.
+    UsageError: If the batch of the planned run is odd, if --minutes are too few
+      for the planned model and for two smaller ones, or if the larger batch
+      does not lower the loss.
+    StoppedError: If a run failed, or if Ctrl-C or SIGTERM came.
   """
   from experiments.gaps import measured_gain
   from experiments.gaps.tuned_pairs import PairTraining

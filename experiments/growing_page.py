@@ -19,10 +19,11 @@ _NOTE = (
 
 
 def report(plans: Sequence[GrowingPlan]) -> None:
-  """Prints a table of schedules.
+  """Prints a table of schedules with their simulated times and bytes.
 
   Args:
-    plans: The run with rounds of one length, and the proposals.
+    plans: First the run with rounds of one length, then the schedules that are
+      proposed in its place.
   """
   title = f"{plans[0].config.sync.method}: rounds that take no more time"
   table = terminal_table(_COLUMNS, map(_cells, plans), title=title)
@@ -33,7 +34,7 @@ def report(plans: Sequence[GrowingPlan]) -> None:
 
 
 def _cells(plan: GrowingPlan) -> list[str]:
-  """Returns the cells of a schedule."""
+  """Returns the cells of a schedule's row in the table."""
   sync = plan.config.sync
   rounds = f"{sync.named.schedule.interval_label}"
   if sync.steps_per_doubling:

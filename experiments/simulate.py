@@ -88,7 +88,11 @@ _TOKENS = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Simulates and prints the costs."""
+  """Simulates the run of --config or every method, and prints the costs.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
     losses_flag.LOSSES,
@@ -190,22 +194,7 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
 
 
 def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
-  """Prints schedules with fewer local steps early that take equal time.
-
-  Args:
-    config: Config of the run, whose rounds have one length.
-    options: Settings of the simulation.
-  """
-  from dilocox_jax.api import growing_plans
-  from experiments import growing_page
-
-  with command_line.usage_errors(kinds=(ValueError, OSError)):
-    plans = growing_plans.growing_plans(config, _CLUSTER.value, options)
-  growing_page.report(plans)
-
-
-def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
-  """Prints schedules with fewer local steps early that take equal time.
+  """Prints schedules whose first rounds are short and that take no more time.
 
   Args:
     config: Config of the run, whose rounds have one length.

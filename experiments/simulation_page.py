@@ -46,7 +46,7 @@ def _speed(tokens_per_s: float) -> str:
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
-  """Returns the rows of a plan that both the terminal and the page show."""
+  """Returns the costs of a planned run that the terminal and the page show."""
   base_speed = _speed(plan.allreduce_tokens_per_s)
   speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {base_speed})"
   speed = _speed(plan.tokens_per_s)
@@ -74,7 +74,7 @@ def _answer(plan: MethodPlan) -> list[Row]:
 
 
 def _memory(plan: MethodPlan) -> str:
-  """Returns the memory that a plan needs, and whether a device has it."""
+  """Returns a text: the memory a planned run needs, and whether it fits."""
   needed = units.human_bytes(plan.memory.total)
   if not math.isfinite(plan.device_bytes):
     return needed
@@ -130,7 +130,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
 
 
 def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
-  """Yields the rows of a plan that only the page shows.
+  """Yields the costs of a planned run that only the page shows.
 
   Args:
     plan: The run and its costs.
@@ -159,7 +159,7 @@ def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
 
 
 def _notes(plan: MethodPlan) -> Iterator[str]:
-  """Yields the assumptions of a plan, and settings that would help the plan."""
+  """Yields the assumptions behind a planned run's costs, and some advice."""
   setup = plan.setup
   config = plan.config
   costs = setup.link_costs
@@ -197,11 +197,14 @@ def report_methods(
   workdir: pathlib.Path,
   is_gain_known: bool = False,
 ) -> None:
-  """Prints the table of plans; writes the page and the configs that fit.
+  """Prints the costs of all methods; writes the page, and configs to train.
+
+  A config is written for each method whose run fits into the devices.
 
   Args:
-    plans: Plans, the best first (`method_plans.compare_methods`).
-    refused: By name of each other method, why the config excludes it.
+    plans: A planned run for each method, the best first
+      (`method_plans.compare_methods`).
+    refused: For each other method, by its name, why the config excludes it.
     workdir: Directory to write into.
     is_gain_known: Whether the expected gaps follow from two losses of the user,
       and not from the size of the model.
@@ -263,10 +266,10 @@ def report_methods(
 
 
 def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
-  """Returns sentences that say how plans are ranked.
+  """Returns sentences that say how the methods are ranked.
 
   Args:
-    plans: The plans.
+    plans: A planned run for each method.
     is_gain_known: As in `report_methods`.
   """
   source = (
@@ -294,10 +297,9 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
 def _assumptions(plan: MethodPlan) -> list[str]:
   """Returns the assumptions behind the simulated times.
 
-  All plans on the same cluster have the same assumptions.
-
   Args:
-    plan: Any of the plans.
+    plan: Any planned run. All runs on the same cluster have the same
+      assumptions.
   """
   cluster = plan.setup.link_costs.cluster
   shares = sorted({site.achieved_fraction for site in cluster.sites})
@@ -312,12 +314,12 @@ def _assumptions(plan: MethodPlan) -> list[str]:
 
 
 def _advice(plans: Sequence[MethodPlan]) -> str:
-  """Returns which plan to take and the gaps measured for its method.
+  """Returns a text that recommends the best method, and states its gaps.
 
-  If no plan has memory to spare, it returns what would help.
+  If no run has memory to spare, the text says what would help.
 
   Args:
-    plans: Plans, the best first.
+    plans: A planned run for each method, the best first.
   """
   best = plans[0]
   if not best.has_room:
@@ -352,7 +354,7 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 
 
 def _settings(plan: MethodPlan) -> str:
-  """Returns the H of a plan, e.g. " with H = 30".
+  """Returns a text with the H of a planned run, e.g. " with H = 30".
 
   The text is "" for methods that average the gradients of every step.
   """
@@ -363,7 +365,7 @@ def _settings(plan: MethodPlan) -> str:
 
 
 def _hiding(plan: MethodPlan) -> str:
-  """Returns a sentence that says whether a plan hides its exchanges.
+  """Returns a sentence: does a planned run hide its exchanges behind steps?
 
   If it does not, the sentence names an H that would. The text is "" for methods
   that average the gradients of every step.
@@ -396,19 +398,22 @@ def _remove_earlier(workdir: pathlib.Path) -> None:
 
 
 def _config_file(plan_name: str) -> str:
-  """Returns the file name of a plan's config, e.g. "allreduce_bf16.json"."""
+  """Returns the file name of a planned run's config, e.g. "diloco.json"."""
   return f"{plan_name.replace(' ', '_')}.json"
 
 
 def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
-  """Writes the config of a plan, and returns a value of --config that loads it.
+  """Writes the config of a planned run to a file.
 
   If the learning rate is at its default and the optimizer is AdamW, the config
   gets a learning rate for the size of the model.
 
   Args:
-    plan: The plan.
+    plan: The planned run.
     workdir: Directory to write into.
+
+  Returns:
+    The value of the flag --config that loads the file.
   """
   config = plan.config
   values = config.to_mapping()
@@ -423,14 +428,14 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
 
 def _start(plan: MethodPlan, config: str) -> str:
-  """Returns the command that trains a plan, and a text that explains it.
+  """Returns the command that trains a planned run, and explains the command.
 
   The text says on which machines the command must be started, and what a user
   has to fill in.
 
   Args:
-    plan: The plan.
-    config: Value of --config.
+    plan: The planned run.
+    config: Value of the flag --config.
   """
   cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
@@ -461,10 +466,10 @@ def _start(plan: MethodPlan, config: str) -> str:
 
 
 def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
-  """Returns the cells of a plan, by column.
+  """Returns the cells of a planned run in the table of methods, by column.
 
   Args:
-    plan: The plan.
+    plan: The planned run.
     is_short: Whether to leave out the columns for which a terminal has no
       room.
   """
@@ -514,7 +519,7 @@ def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
   of an expected one.
 
   Args:
-    plan: The plan.
+    plan: The planned run.
     is_short: Whether to leave out the range.
   """
   if plan.is_baseline:
@@ -534,7 +539,7 @@ def _measured_gap(plan: MethodPlan) -> str:
   Example: "+0.78 ± 0.07 % M=2".
 
   Args:
-    plan: The plan.
+    plan: The planned run.
   """
   if plan.is_baseline:
     return "baseline"

@@ -3,8 +3,9 @@
 There are two files:
 
 - `metrics.jsonl` depends only on seed and config. A run that was killed and
-resumed must write the same bytes as a run that was never killed. So the trainer
-must record every row up to a step before it saves a checkpoint of that step.
+  resumed must write the same bytes as a run that was never killed. So the
+  trainer must record every row up to a step before it saves a checkpoint of
+  that step.
 - `timing.jsonl` depends on the machine, so it differs between two runs.
 
 Writers and readers use the same types, so every field has one spelling. A
@@ -142,7 +143,7 @@ class Timing:
     event: Name of the event:
 
       - "compile": JAX compiled programs for the event of the next row.
-      - "round": a segment of training.
+      - "round": a round of training, or several data-parallel steps.
       - "evaluation": validation losses were computed.
       - "checkpoint": a save was started, until the run could continue.
       - "flush": the updates still in flight after the last step were applied.
@@ -155,8 +156,9 @@ class Timing:
     simulated_s: Seconds since the start on the run's simulated clock; NaN for
       a run without a simulated clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
-      steps and waited for a delayed exchange. NaN if the exchange is part of
-      the window's program, because the time cannot be measured then.
+      steps and waited for a delayed exchange. NaN if one compiled program has
+      both the inner steps and the exchange, because the time cannot be measured
+      then.
     link_bytes: Bytes that left this process through its throttled link during
       the event, headers included; NaN without such a link.
   """
@@ -308,7 +310,7 @@ class Recorder:
       self._log.write(lines.plain(row))
 
   def record_round(self, **fields: Any) -> None:
-    """Records a finished segment of training.
+    """Records the metrics of a round, or of several data-parallel steps.
 
     Args:
       **fields: Fields of `RoundRow`, as Python, numpy or JAX numbers.

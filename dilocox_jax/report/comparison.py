@@ -1,4 +1,4 @@
-"""Shows several runs, or all settings of a sweep, in one page.
+"""Shows several runs, or all settings of a sweep, on one page.
 
 Losses on two texts cannot be compared, and the default text differs between
 Python versions. So `side_by_side` refuses runs whose texts have different
@@ -56,9 +56,11 @@ class Page:
 
   Attributes:
     title: Title of the page.
-    frame: All settings.
+    frame: The settings with their runs. A setting is a method with all its
+      hyper-parameters.
     intro: Paragraphs in front of the tables, in Markdown.
-    failed: Run, reason and log of each run that failed, by column.
+    failed: A table row for each run that failed: the cells of the columns run,
+      reason and log, by column.
     columns: Columns of the first table, keys of `tables.CELLS`. A column whose
       cells are all "-" is left out.
   """
@@ -71,10 +73,10 @@ class Page:
 
   @property
   def equal(self) -> Frame:
-    """The settings with the number of tokens that most settings have.
+    """The settings that were trained on equally many tokens.
 
-    This frame also has the settings without a run yet, and the settings that
-    diverged before that number of tokens.
+    The number of tokens is the one that most settings have. Settings without a
+    run, and settings that diverged before that number, are included.
     """
     num_settings = collections.Counter(
       setting.tokens for setting in self.frame.settings if setting.tokens
@@ -91,9 +93,10 @@ class Page:
   def sections(self) -> Iterator[tuple[str, CellRows, str]]:
     """Yields the title, the rows and the note of each table.
 
-    The first table compares settings at equal tokens. Then there is a table for
-    each clock. The last table has the settings with other numbers of tokens, if
-    there are any. The notes are Markdown.
+    The first table compares settings at equal tokens. Then there is a table of
+    the simulated times on each clock (a simulated cluster). The last table has
+    the settings with other numbers of tokens, if there are any. The notes are
+    Markdown.
     """
     frame = self.equal
     rows = tables.table(frame, self.columns)
@@ -150,7 +153,7 @@ class Page:
       yield from _section("Failed", self.failed)
 
   def write(self, out_dir: Directory, command: str = "") -> pathlib.Path:
-    """Writes `report.md`, `table.csv` and `figures/`.
+    """Writes `report.md`, `report.html`, `table.csv` and `figures/`.
 
     Args:
       out_dir: Directory to write into; created if missing.
@@ -313,8 +316,8 @@ def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
 def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
   """Draws the pictures of a page, and yields the lines that show them.
 
-  Pictures of an earlier page that the new page lacks are removed. Without any
-  curve, the only picture is of the bytes.
+  Pictures of an earlier page that the new page lacks are removed. If no setting
+  was evaluated more than once, the only picture is loss against bytes.
 
   Args:
     frame: Settings at equal tokens, at least one.
@@ -345,14 +348,18 @@ def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
 
 
 def _picture_names(frame: Frame) -> dict[str, str]:
-  """Returns the file name of each picture without suffix, by its axis.
+  """Returns the file names of the pictures, without suffix.
 
-  A file name has only the letters and digits of a clock's name. If another
-  picture has the name already, a number follows. So no picture replaces another
-  one.
+  The file name of a clock's picture has only the letters and digits of the
+  clock's name. If another picture has the name already, a number follows. So no
+  picture replaces another one.
 
   Args:
-    frame: The settings.
+    frame: The settings and their clocks.
+
+  Returns:
+    File names by the horizontal axis of the picture, which is
+    `panels.TOKENS`, `panels.BYTES` or the name of a clock.
   """
   names = {panels.TOKENS: panels.TOKENS, panels.BYTES: panels.BYTES}
   for clock in frame.clocks:
@@ -382,10 +389,10 @@ def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
 
 
 def _time_title(frame: Frame, clock: str) -> str:
-  """Returns the title of the picture of a clock.
+  """Returns the title of the picture of loss against a clock's simulated time.
 
-  The title names the setting that reaches the target loss first, and its
-  baseline, if there is such a setting.
+  If a setting reaches the target loss, the title names the setting that reaches
+  it first, and the baseline of this setting.
 
   Args:
     frame: All settings.

@@ -1,9 +1,10 @@
-"""The part of a run's page that puts the expected gap beside what came.
+"""Writes the section of a run's page about the expected gap to AllReduce.
 
-The gap follows from s, by how much AllReduce's loss falls when its batch
+The gap is the loss of the run divided by the loss of AllReduce, minus 1. It is
+computed from s, the share by which AllReduce's loss falls when its batch
 doubles. `experiments.gap` measures s and writes it to `gap.json`. If the run
-directory has a copy of this file, it counts. Otherwise s is extrapolated from
-the size of the model.
+directory has a copy of this file, the section takes s from it. Otherwise s is
+extrapolated from the size of the model.
 """
 
 import math
@@ -26,13 +27,15 @@ _ENDS = ("value", "low", "high")  # Fields of an `Estimate`.
 
 
 def section(run: LoadedRun) -> dict[str, list[str]]:
-  """Returns the part of the page, as lines in Markdown by title.
-
-  The result is empty for a run that has not ended, has no rounds or one
-  replica, or has a method that this program does not know.
+  """Returns the section of a run's page about the expected gap to AllReduce.
 
   Args:
     run: The run.
+
+  Returns:
+    The lines of the section in Markdown, by its title. The result is empty for
+    a run that has not ended, has no rounds or only one replica, or has a method
+    that this program does not know.
 
   Raises:
     RecordError: If `gap.json` is damaged, or is that of another model.
@@ -45,43 +48,43 @@ def section(run: LoadedRun) -> dict[str, list[str]]:
     return {}
   measured_gain = _measured_gain(run)
   gain = measured_gain or gain_of_size(run.record["parameter_count"])
-  found = run_gap(config, gain)
-  if found is None:
+  expected = run_gap(config, gain)
+  if expected is None:
     return {}
-  return {_TITLE: list(_lines(run, found, is_measured=bool(measured_gain)))}
+  return {_TITLE: list(_lines(run, expected, is_measured=bool(measured_gain)))}
 
 
 def _lines(
-  run: LoadedRun, found: ExpectedGap, is_measured: bool
+  run: LoadedRun, expected: ExpectedGap, is_measured: bool
 ) -> Iterator[str]:
-  """Yields the lines of the part.
+  """Yields the lines of the section about the expected gap, in Markdown.
 
   Args:
     run: The run.
-    found: Its expected gap.
-    is_measured: Whether s comes from `gap.json`.
+    expected: The gap that is expected of the run.
+    is_measured: Whether s (the module's docstring) was read from `gap.json`.
   """
   loss = run.validation_loss
   kind = "measured" if is_measured else "extrapolated from the size"
-  lowest = loss / (1 + found.high)
-  highest = loss / (1 + found.low)
+  lowest = loss / (1 + expected.high)
+  highest = loss / (1 + expected.low)
   rows = [
     (
       "s",
-      units.human_share(found.gain.value),
-      f"{100 * found.gain.low:.1f} to {100 * found.gain.high:.1f} %",
+      units.human_share(expected.gain.value),
+      f"{100 * expected.gain.low:.1f} to {100 * expected.gain.high:.1f} %",
       kind,
     ),
     (
       "gap to AllReduce",
-      f"{100 * found.gap:+.1f} %",
-      f"{100 * found.low:+.1f} to {100 * found.high:+.1f} %",
+      f"{100 * expected.gap:+.1f} %",
+      f"{100 * expected.low:+.1f} to {100 * expected.high:+.1f} %",
       "expected",
     ),
     ("loss of this run", units.human_loss(loss), "", "measured"),
     (
       "loss of AllReduce",
-      units.human_loss(loss / (1 + found.gap)),
+      units.human_loss(loss / (1 + expected.gap)),
       f"{lowest:.4f} to {highest:.4f}",
       "derived from both",
     ),
@@ -100,19 +103,24 @@ def _lines(
       f"`experiments.gap` measures s. With a copy of its `{GAIN_FILE}` in this"
       " directory, the next report has that s."
     )
-  for note in found.notes:
+  for note in expected.notes:
     yield ""
     yield note
 
 
 def _measured_gain(run: LoadedRun) -> Estimate | None:
-  """Returns s from `gap.json`; None if the run directory has no such file.
+  """Reads the measured s from `gap.json` in the run directory.
+
+  s is the share by which AllReduce's loss falls when its batch doubles.
 
   Args:
     run: The run.
 
+  Returns:
+    s with its range; None if the run directory has no such file.
+
   Raises:
-    RecordError: If the file is damaged, or is that of another run.
+    RecordError: If the file is damaged, or was measured for another model.
   """
   path = run.workdir / GAIN_FILE
   if not path.exists():

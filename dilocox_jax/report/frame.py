@@ -90,7 +90,7 @@ class SeedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """All runs of one setting.
+  """A setting (a method with all its hyper-parameters), and its runs.
 
   Attributes:
     name: Name of the setting.
@@ -204,6 +204,9 @@ class Setting:
 class Frame:
   """All settings of a report.
 
+  A setting is a method with all its hyper-parameters. It has a run for each
+  seed.
+
   Attributes:
     settings: Settings in the order of the tables.
     num_seeds: Number of runs that each setting should have.
@@ -302,9 +305,9 @@ class Frame:
   def cheapest(self) -> Setting | None:
     """Returns the setting that sends fewest bytes at about the same loss.
 
-    Only settings with all seeds and a finite gap count. If the gap of some of
-    them is at most `_NEAR`, only those are compared. The result is None if no
-    setting counts.
+    Only settings with all seeds and a finite gap count. If some of them have a
+    gap of at most 10 % (`_NEAR`), only those are compared. The result is None
+    if no setting counts.
     """
     compared = []
     near = []
@@ -348,7 +351,7 @@ class Frame:
     return [self._record(setting) for setting in self.settings]
 
   def _record(self, setting: Setting) -> dict[str, Any]:
-    """Returns the row of a setting (`records`)."""
+    """Returns the values of a setting in the rows of `records`, by column."""
     gap, gap_error = self.gap(setting)
     base = self.base(setting)
     steps = 0

@@ -1,10 +1,10 @@
-"""Draws pictures of a frame: loss against tokens, bytes and simulated time.
+"""Draws the losses of settings against tokens, bytes and simulated time.
 
-A curve is the mean over seeds. The band around it reaches from the lowest seed
-to the highest. A reader can tell about six curves apart. So at most six curves,
-the *front*, have a color and a name in the legend. One rule chooses the front
-of all figures (`_front_names`). All other curves are thin and gray, and lie
-behind the front. They show the range of results.
+A curve is the mean over the seeds of a setting. The band around it reaches from
+the lowest seed to the highest. A reader can tell about six curves apart. So at
+most six curves, the *front*, have a color and a name in the legend. One rule
+chooses the front of all figures (`_front_names`). All other curves are thin and
+gray, and lie behind the front. They show the range of results.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ class Curve:
 
   Attributes:
     name: Name of the method or the setting.
-    x: Costs, in the unit of the horizontal axis.
+    x: Costs (tokens, bytes or time), in the unit of the horizontal axis.
     y: Losses (nats a token), as many as `x`.
     low: Lower edge of the band around the curve; empty without a band.
     high: Upper edge of the band; empty without a band.
@@ -176,6 +176,7 @@ def loss_panel(
     curve(setting, axis, divisor, num_seeds) for setting in frame.settings
   ]
   draw_curves(ax, curves, front)
+  # A logarithmic axis cannot show zero bytes.
   pareto = [
     setting for setting in frame.pareto_front() if setting.sent_bytes > 0
   ]
@@ -189,6 +190,7 @@ def loss_panel(
   if limits:
     ax.set_ylim(*limits)
   else:
+    # With few settings only a few high losses at the start are cut.
     last_losses = [setting.loss for setting in frame.settings]
     losses = [point.loss for point in _points(frame)]
     above = style.cut_high(ax, losses, last_losses)

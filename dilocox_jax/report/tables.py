@@ -1,6 +1,7 @@
-"""Builds tables of a frame, as Markdown, as CSV and for a terminal.
+"""Builds the tables of a report, as Markdown, as CSV and for a terminal.
 
-A cell "-" means that the setting has no such value.
+A report compares settings, and all its settings together are a `Frame`. A cell
+"-" means that the setting has no such value.
 """
 
 import math
@@ -20,7 +21,10 @@ CellRows = list[dict[str, str]]  # Texts of the cells of each row, by column.
 
 
 def _run(frame: Frame, setting: Setting) -> str:
-  """Returns the name of a setting, with the number of its missing seeds."""
+  """Returns the name of a setting, e.g. "diloco (2 of 3 seeds)".
+
+  The number of seeds is left out if no seed is missing.
+  """
   missing = units.human_missing(len(setting.seed_runs), frame.num_seeds)
   return setting.label + missing
 

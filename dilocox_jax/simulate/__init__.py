@@ -1,1 +1,1 @@
-"""Simulates a run on given links: its seconds and bytes, and where they go."""
+"""Computes how long a run would take on given links, and what it would send."""

@@ -40,14 +40,16 @@ from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 
-# Requests that follow each other beside those for messages and shares: for the
-# proposal and the manifest, and for the marks of a deletion.
+# Numbers of requests to a store that follow each other, besides those for
+# messages and shares. To decide on the list of messages takes two: for the
+# proposal and for the manifest. To agree also takes one for the marks of a
+# deletion, unless it is made together with another request.
 _DECIDING_REQUESTS = 2
 _AGREEING_REQUESTS = 3
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
-# A connection that was idle for exactly the time after which it would start
-# slowly does not, whatever sums of steps are rounded to.
+# A connection that was idle for exactly the timeout does not start slowly. The
+# small addition keeps it so if rounding makes the idle time a little longer.
 _SLOW_AFTER_S = RETRANSMISSION_TIMEOUT_S + 1e-6
 # A point in time for every replica: seconds [M]. The event simulation of the
 # tests has lists of nodes in their place.
@@ -175,10 +177,10 @@ class AnalyticClock:
     self._exchange = zeros
 
   def walk(self, ops: Iterable[Op]) -> Outcome:
-    """Adds the times of the next ops of the script.
+    """Adds the times of the next inner steps, exchanges and waits.
 
     Args:
-      ops: The ops that come next.
+      ops: The ops of the script that come next (`simulate.script`).
 
     Returns:
       Times, steps and bytes of all ops so far.
@@ -226,10 +228,10 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of the next ops of the script.
+    """Adds the times of the next inner steps, exchanges and waits.
 
     Args:
-      ops: The ops that come next.
+      ops: The ops of the script that come next (`simulate.script`).
     """
     for op in ops:
       if isinstance(op, Compute):
@@ -251,8 +253,8 @@ class AnalyticClock:
       op: The inner steps. `op.taken` has the number of steps that each replica
         takes, [M]; empty: every replica takes all steps.
     """
-    # Where a round is cut into parts, a slow replica may take a step in a part
-    # in which the run's count of steps does not advance.
+    # `op.num_steps` counts the steps of the run. If a round is cut into several
+    # ops, a slow replica may take a step in an op whose `num_steps` is 0.
     count = max(op.num_steps, *op.taken, 0)
     step_s = self.work.step_s
     if op.taken:
@@ -329,8 +331,8 @@ class AnalyticClock:
     for step in steps:
       slow_s = self._slow_start_s(step, links)
       size_bytes = step.size_bytes / pieces * slowness
-      for piece, came in enumerate(arrived):
-        ready = self._later(sent, came) if step.is_relayed else sent
+      for piece, arrival in enumerate(arrived):
+        ready = self._later(sent, arrival) if step.is_relayed else sent
         sent, arrived[piece] = self._send(
           step, size_bytes, slow_s, ready, links
         )
@@ -399,12 +401,14 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every replica has read all shares of a mean from a store.
 
-    A replica writes its message and reads one slice of each other message. It
-    proposes the list of messages and decides on it. Then it writes its share of
-    the mean, with the residual, and reads the other shares.
+    With N members, each message is cut into N slices. A replica writes its
+    message, and reads one slice of each other message. Then the replicas agree
+    on the messages that count. Each replica writes its *share*, which is the
+    mean of the slices with one number, and the residual, which is what encoding
+    the share has lost. Last, it reads the shares of the other replicas.
 
     Args:
-      operation: The sizes of a message and of residuals.
+      operation: Sizes of a message and of the residuals.
       start: When each replica begins (seconds), [M].
       links: The links of the members.
 
@@ -448,12 +452,17 @@ class AnalyticClock:
     write_s, _, _, _ = links.store_s(written_bytes)
     _, slow_s, read_s, request_s = links.store_s(read_bytes)
     written = start + write_s
+    # When each member is done so far, [number of members]. First its requests
+    # are answered.
     done = written + slow_s + request_s
     places = np.arange(len(written))
+    # All members read the objects in the order in which these were written.
     for place in np.argsort(written, kind="stable"):
-      there = written[place] + request_s
-      read = np.maximum(done, there) + read_s - request_s
-      done = np.where(places == place, done, read)
+      available = written[place] + request_s
+      # `read_s - request_s` is the time of the content alone.
+      has_read = np.maximum(done, available) + read_s - request_s
+      # The member that wrote the object does not read it.
+      done = np.where(places == place, done, has_read)
     return done
 
   def _take_steps(self, seconds: np.ndarray) -> None:
@@ -570,11 +579,15 @@ class AnalyticClock:
 
 
 def run_time(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
-  """Computes the times of a whole script by formula.
+  """Computes the times of a whole run by formula.
 
   Args:
     link_costs: Cluster and transport.
     work: Durations of the work that each replica does without the network.
-    ops: All ops of the script (`simulate.script`).
+    ops: The run as a sequence of inner steps, exchanges and waits
+      (`simulate.script`).
+
+  Returns:
+    Times, steps and bytes of the run.
   """
   return AnalyticClock(link_costs, work).walk(ops)

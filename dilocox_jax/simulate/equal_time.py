@@ -1,9 +1,9 @@
-"""Finds growing rounds, or a data-parallel start, that a run has time for.
+"""Finds schedules with which a run takes no longer than a given time.
 
-Short rounds early cost time on a slow link, and long rounds late save it. So
-there are many schedules with which a run takes no longer than with rounds of
-one length. The simulator finds them; it does not know which of them trains
-best.
+The rounds of such a schedule grow, or the run starts data-parallel. Short
+rounds early cost time on a slow link, and long rounds late save it. So there
+are many schedules with which a run takes no longer than with rounds of one
+length. The simulator finds them; it does not know which of them trains best.
 """
 
 import dataclasses
@@ -49,17 +49,18 @@ class TimedSchedule:
 def constant_rounds(
   link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
 ) -> TimedSchedule:
-  """Returns the costs of a run whose rounds have one length.
+  """Returns the simulated costs of a run whose rounds have one length.
 
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
-    script: Turns segments of the plan into ops.
+    script: Turns the plan into inner steps, exchanges and waits.
     plan: Plan of the run, without a data-parallel start.
 
   Raises:
-    ValueError: One line, if the rounds of the plan are not all of one length,
-      or if replicas come and go.
+    ValueError: One line, if the method averages gradients, if the rounds of the
+      plan are not all of one length, if the plan has a data-parallel start, or
+      if replicas come and go.
   """
   schedule = plan.method.schedule
   require(
@@ -90,19 +91,23 @@ def schedules_within(
 ) -> Iterator[TimedSchedule]:
   """Yields schedules with which a run takes at most a given time.
 
-  The last rounds have H, 2 H or 4 H steps. The first rounds have a power of two
-  of steps, less than H, and the rounds grow as slowly as the time allows; or
-  there is a data-parallel start that is as long as the time allows. A schedule
-  that the time does not allow at all is left out.
+  The last rounds have H, 2 H or 4 H steps. There are two kinds of schedules. In
+  the first kind, the first rounds have 1, 2, 4, ... steps, fewer than H, and
+  the rounds grow as slowly as the time allows. In the second kind, all rounds
+  are equally long, after a data-parallel start that is as long as the time
+  allows. Schedules that always take too long are left out.
 
   Args:
     most_s: Longest time of the whole run (seconds).
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
-    script: Turns segments of the plan into ops.
-    plan: Plan of the run with rounds of one length (`constant_rounds`).
-    method_of: Builds the method with other rounds. It raises ValueError if the
-      method does not allow them.
+    script: Turns the plan into inner steps, exchanges and waits.
+    plan: Plan of the run with rounds of one length (`constant_rounds`), of H
+      steps each.
+    method_of: Builds the method with other rounds from the number of inner
+      steps of the last rounds, that of the first rounds, and the steps in which
+      a round's length doubles. It raises ValueError if the method does not
+      allow such rounds.
   """
   interval = plan.method.schedule.sync_interval
 
@@ -167,16 +172,19 @@ def _longest_growth(
 def _largest(
   timed: Callable[[int], TimedSchedule | None], most: int
 ) -> TimedSchedule | None:
-  """Returns the result for the largest number that is not None, by bisection.
+  """Finds by bisection the largest number that still gives a schedule.
 
   The last round of a run may be shorter than the others, so the time of a run
-  does not grow evenly with the number. The result may then be that of a number
-  which is a little less than the largest one.
+  does not grow evenly with the number. The bisection may then miss the largest
+  number by a little.
 
   Args:
-    timed: Function from a number, at least 1, to a schedule; None if the number
-      is too large.
-    most: Largest number that counts.
+    timed: Function from a number, at least 1, to a schedule; it returns None if
+      the number is too large.
+    most: Largest number to try.
+
+  Returns:
+    The schedule of the number that was found; None if `timed(1)` is None.
   """
   best = timed(1)
   if best is None:

@@ -88,7 +88,9 @@ GLOO = Transport(
 
 
 def num_segments(slice_bytes: float, segment_bytes: float) -> int:
-  """Returns the number of segments of a slice of an all-reduce, at least two.
+  """Returns into how many segments gloo cuts a slice of an all-reduce.
+
+  There are at least two.
 
   Args:
     slice_bytes: Size of the slice (bytes).
@@ -100,10 +102,11 @@ def num_segments(slice_bytes: float, segment_bytes: float) -> int:
 def request_waits_s(
   segment_s: np.ndarray, rtt_s: np.ndarray, num_replicas: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the time that requests add to the segments' time on the line.
+  """Returns how much longer gloo's segments take because they are asked for.
 
-  In the letters of the module's docstring, it is (R - W) / 2 for each segment,
-  and W once after the last two segments, which overlap with no others.
+  The result is added to the time of the bytes on the line. In the letters of
+  the module's docstring, it is (R - W) / 2 for each segment, and W once after
+  the last two segments, which overlap with no others.
 
   Args:
     segment_s: Time of a segment on the line, s (seconds), [M].

@@ -99,8 +99,8 @@ def simulate_run(
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
-    script: Turns segments of the plan into ops.
-    plan: Segments of the run.
+    script: Turns the plan into inner steps, exchanges and waits.
+    plan: Plan of the run.
 
   Returns:
     The times of every replica, and the steps and bytes of the run.
@@ -112,9 +112,10 @@ def simulate_run(
 
 
 class LongRunClock(AnalyticClock):
-  """A clock that can repeat ops many times without walking through all of them.
+  """A clock that adds up many equal rounds without computing each of them.
 
-  The module's docstring explains how.
+  A round is a list of ops: inner steps, exchanges and waits. The module's
+  docstring explains how the clock computes the rounds that it leaves out.
   """
 
   def __init__(self, link_costs: LinkCosts, work: Work):
@@ -131,10 +132,11 @@ class LongRunClock(AnalyticClock):
     self._moments: list[np.ndarray] = []
 
   def repeat(self, ops: Sequence[Op], count: int) -> None:
-    """Adds the times of ops that are repeated several times in a row.
+    """Adds the times of several equal rounds in a row.
 
     Args:
-      ops: Ops of one repetition. They wait for every exchange that they launch.
+      ops: Inner steps, exchanges and waits of one round. They wait for every
+        exchange that they launch.
       count: Number of repetitions.
     """
     while count > _FEW:
@@ -173,14 +175,17 @@ class LongRunClock(AnalyticClock):
     self._origin = {}
 
   def _find_period(self, ops: Sequence[Op], count: int) -> tuple[int, int]:
-    """Walks through repetitions until a period is found.
+    """Walks through repetitions of ops until their times repeat.
+
+    The times have the period p if each repetition takes as long as the p-th
+    repetition before it, for every replica.
 
     Args:
-      ops: Ops of one repetition.
+      ops: Ops of one repetition, such as those of one round.
       count: Number of repetitions that are left.
 
     Returns:
-      Number of repetitions that the clock has walked through, and their period
+      Number of repetitions that the clock has walked through, and the period,
       in repetitions. The period is 0 if none was found.
     """
     longest_period = 2 * self.num_replicas
@@ -193,17 +198,18 @@ class LongRunClock(AnalyticClock):
     return len(history), 0
 
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
-    """Adds the times of the periods of a stretch.
+    """Adds the times of all periods that take as long as the first one.
 
-    Walks through the first two periods, the periods that bisection looks at,
-    and the last period of the stretch.
+    These periods are a *stretch*. The clock walks only through the first two
+    periods, the periods that bisection looks at, and the last period of the
+    stretch. It computes the times of the others.
 
     Args:
       ops: Ops of one period.
       num_periods: Number of periods that are left, at least 2.
 
     Returns:
-      Number of periods of the stretch, 2 to `num_periods`.
+      Number of periods that were added, 2 to `num_periods`.
     """
     start = self._state()
     first_moments_s = self._walk_through(ops)
@@ -299,12 +305,12 @@ class LongRunClock(AnalyticClock):
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-  """The states of the clock before the periods of a stretch.
+  """The states of the clock before each period of a stretch of equal periods.
 
-  From one period to the next, only the differences between replicas change. So
-  these states leave out the duration of all earlier periods for the slowest
-  replica. The points in time then stay near 0, where rounding errors are
-  smallest. Sums and counts stay as in `start`.
+  From one period to the next, only the differences between replicas change, by
+  equal amounts. So these states leave out the duration of all earlier periods
+  for the slowest replica. The points in time then stay near 0, where rounding
+  errors are smallest. Sums and counts stay as in `start`.
 
   Attributes:
     start: State before period 0.

@@ -98,6 +98,9 @@ Op = Compute | Launch | Wait | Join
 class Script:
   """Turns the segments of a plan into ops.
 
+  A segment is a round, or several data-parallel steps. An op is a number of
+  inner steps, the start of an exchange, a wait, or a return of replicas.
+
   Attributes:
     traffic: Operations and bytes of every exchange.
     copied_bytes: Size of the state that a returning replica gets (bytes).
@@ -125,7 +128,7 @@ class Script:
     return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of a run one by one, flush included.
+    """Yields the inner steps, exchanges and waits of a run, flush included.
 
     Args:
       plan: Plan of the run.
@@ -135,9 +138,9 @@ class Script:
     yield from self.flush(plan)
 
   def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
-    """Yields the ops of a run, flush included, with repetitions as counts.
+    """Yields the ops of a run, flush included, and equal rounds only once.
 
-    Exchanges that repeat keep the keys of their first time.
+    The exchanges of a repeated round keep the keys of the first such round.
 
     Args:
       plan: Plan of the run.
@@ -172,7 +175,10 @@ class Script:
       yield Wait(gradient, codec_share=share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of the flush, in which no replica takes inner steps.
+    """Yields the ops of the flush at the end of a run.
+
+    In the flush the replicas exchange everything that is pending, and take no
+    inner steps.
 
     Args:
       plan: Plan of the run. If all its steps average gradients, nothing is in
@@ -213,9 +219,10 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of windows in the order of the compiled program.
 
-    An exchange starts with the window that applies its result. With tau = 0 it
-    starts after the window's inner steps, because its values are measured
-    there.
+    A window is the inner steps until a fragment is next sent or applied. An
+    exchange starts at the beginning of the window that applies its result. With
+    tau = 0 it starts after the window's inner steps, because its values are
+    measured there.
 
     Args:
       windows: Windows of a round or of a flush.
@@ -245,12 +252,14 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of an exchange and of the inner steps that hide it.
 
-    The exchange has one launch for each of its turns. Each turn is hidden by a
-    part of the inner steps, as in the compiled program. The time of the codec
-    is divided evenly among the turns.
+    An exchange may have several messages, each of which needs the result of the
+    message before it. Such a message has the *turn* 1, 2 and so on. The inner
+    steps are divided among the turns, as in the compiled program. Each turn is
+    launched before its part of the inner steps, and waited for after this part.
+    The time of the codec is divided evenly among the turns.
 
     Args:
-      event: The event that applies the exchange.
+      event: Fragment of the exchange, and the steps of its send and its apply.
       start: Inner step of the run from which the schedule counts.
       behind: Inner steps between the launch and the wait; if there are none,
         all messages are sent at once.
@@ -266,13 +275,17 @@ class Script:
       yield Wait((*key, 0), members)
       return
     ends = stretch_ends(operations, count)
-    taken = zip(*(stretches(each, ends) for each in behind.taken), strict=True)
+    # For each turn, the number of its steps that each replica takes. Example:
+    # of 4 steps, replica 0 takes 4 and replica 1 takes 2. If each of two turns
+    # gets half of the steps, this yields (2, 1) for both.
+    taken_by_turn = zip(
+      *(stretches(num_taken, ends) for num_taken in behind.taken), strict=True
+    )
     for turn, num_steps in enumerate(stretches(behind.num_steps, ends)):
-      of_turn = tuple(each for each in operations if each.turn == turn)
-      yield Launch((*key, turn), of_turn, members, 1 / len(ends))
-      of_replicas = next(taken, ())
-      if num_steps or any(of_replicas):
-        yield dataclasses.replace(
-          behind, num_steps=num_steps, taken=of_replicas
-        )
+      sent = tuple(each for each in operations if each.turn == turn)
+      yield Launch((*key, turn), sent, members, 1 / len(ends))
+      # If all replicas take all steps, `behind.taken` is empty.
+      taken = next(taken_by_turn, ())
+      if num_steps or any(taken):
+        yield dataclasses.replace(behind, num_steps=num_steps, taken=taken)
       yield Wait((*key, turn), members, 1 / len(ends))

@@ -2,8 +2,8 @@
 
 The time of a step is its number of operations (FLOP) divided by the rate that
 the devices achieve (FLOP/s). Pipeline stages add the *bubble*, the time in
-which a stage has nothing to do. The bubble is computed from the same lists of
-ticks that a pipelined step executes.
+which a stage has nothing to do. The bubble is computed from the same order of
+forward and backward passes in which a pipelined step executes them.
 
 A long run is judged by the rounds in its middle. The first and the last rounds
 are different: the first exchange meets an idle line, and the flush at the end
@@ -80,6 +80,7 @@ def step_seconds(
   busy_s = []
   for replica in replicas:
     num_devices = cluster.num_devices(replica)
+    # Example: if 6 of 8 devices compute, they take 8 / 6 of the time.
     used_share = min((num_used or num_devices) / num_devices, 1.0)
     compute_s = step_flops / cluster.replica_flops(replica) / used_share
     wait_s = 8 * inner_bytes / cluster.site(replica).intra_bps
@@ -95,6 +96,7 @@ def step_seconds(
         f"devices of a replica at site {cluster.site(replica).name!r}"
       )
     micro_batch_s = replica_busy_s / pipeline.num_micro_batches
+    # A backward pass takes twice as long as a forward pass.
     timelines.append(
       timeline(
         pipeline,
@@ -174,8 +176,8 @@ def steady_state(
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
-    script: Turns segments of the plan into ops.
-    plan: Segments of the run. The length of the run does not matter.
+    script: Turns the plan into inner steps, exchanges and waits.
+    plan: Plan of the run. The length of the run does not matter.
 
   Returns:
     The averages for one inner step.
@@ -186,6 +188,7 @@ def steady_state(
     start = plan.warm_start_steps
     if method.schedule.steady_round:
       start += method.schedule.steady_step
+  # After `depth` rounds, results of earlier rounds arrive in every round.
   num_first = method.schedule.depth + _FIRST_ROUNDS
   membership = plan.membership
   num_counted = _COUNTED_ROUNDS
@@ -194,6 +197,7 @@ def steady_state(
     if membership.absence_rate:
       num_counted = _DRAWN_ROUNDS
   num_rounds = num_first + num_counted
+  # The run is made long enough for all these rounds.
   most_steps = max(method.schedule.sync_interval, plan.steps_per_dispatch)
   long_plan = dataclasses.replace(
     plan,

@@ -1,9 +1,14 @@
 """Writes the constants of the law of the gap (`dilocox_jax/gap/law.json`).
 
-The lines come from the finished runs, the factors of the methods from the gaps
-of the committed sweeps (`dilocox_jax.api.measured_gaps`). What comes from
-elsewhere is in `ELSEWHERE`: the lines of an earlier study, and constants that
-no run of this list measures.
+The law predicts the gap of M replicas to AllReduce from the *doublings lost*:
+how many times AllReduce's batch may be halved until its loss is that of the
+replicas. Its constants come from three places:
+
+- The lines "doublings lost = a log2 M - b" are fitted to finished runs.
+- The factors by which other methods lose more doublings than DiLoCo are
+  computed from the committed sweeps (`dilocox_jax.api.measured_gaps`).
+- All other constants are in `ELSEWHERE`: lines of an earlier study, and
+  constants that no finished run measures.
 """
 
 import dataclasses
@@ -125,11 +130,14 @@ ELSEWHERE: Mapping[str, Any] = {
 
 
 def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
-  """Returns the content of the file.
+  """Computes the content of `law.json`.
 
   Args:
     rows: Finished runs of the study. Those that are held out are not read.
-    field: The loss that is compared, a field of `GapRow`.
+    field: Name of the loss that is compared, a field of `GapRow`.
+
+  Returns:
+    The constants by name, as JSON values.
   """
   values = dict(ELSEWHERE)
   values["lines"] = [*_fitted_lines(rows, field), *ELSEWHERE["lines"]]
@@ -147,11 +155,11 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
 
 
 def write(rows: Sequence[GapRow], field: str) -> None:
-  """Writes the file.
+  """Writes `law.json`.
 
   Args:
     rows: Finished runs of the study.
-    field: The loss that is compared, a field of `GapRow`.
+    field: Name of the loss that is compared, a field of `GapRow`.
   """
   write_json(PATH, content(rows, field))
 
@@ -159,11 +167,17 @@ def write(rows: Sequence[GapRow], field: str) -> None:
 def _fitted_lines(
   rows: Sequence[GapRow], field: str
 ) -> Iterator[dict[str, Any]]:
-  """Yields the lines of plain DiLoCo that are fitted to runs.
+  """Yields the lines "doublings lost = a log2 M - b" that are fitted to runs.
+
+  Only runs of plain DiLoCo (`_is_plain`) with H = 16 count.
 
   Args:
     rows: Finished runs.
-    field: The loss that is compared.
+    field: Name of the loss that is compared, a field of `GapRow`.
+
+  Yields:
+    An entry of "lines" in `law.json`, for each model, number of steps and
+    number of sequences a step.
   """
   for name, doublings in _DOUBLINGS.items():
     for line in law.lines(rows, field, doublings):
@@ -191,7 +205,14 @@ def _fitted_lines(
 
 
 def _is_plain(setting: Setting) -> bool:
-  """Returns whether a setting is plain DiLoCo, with another H at most."""
+  """Returns whether a setting is DiLoCo without any extras.
+
+  Extras are a delay, one-bit messages, a warm start, another momentum and so
+  on. The model, the numbers of replicas, sequences and steps, and H may be any.
+
+  Args:
+    setting: The setting.
+  """
   plain = Setting(
     setting.size,
     replicas=setting.replicas,
@@ -203,16 +224,17 @@ def _is_plain(setting: Setting) -> bool:
 
 
 def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
-  """Returns the power of H by which the doublings lost grow.
+  """Computes the power p of "doublings lost are proportional to H^p".
 
-  The value is the mean over all settings with another H than the lines. The
-  range covers each of them, and the range of the earlier study.
+  Each setting with another H than 16 gives a value of p, by comparison with the
+  same setting at H = 16. The result is the mean of these values. Its range
+  covers each of them, and the range of the earlier study.
 
   Args:
     all_costs: Costs of settings.
 
   Returns:
-    The entry of the file; None if no setting has another H.
+    The entry "interval_power" of `law.json`; None if no setting has another H.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling
@@ -241,15 +263,19 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
 
 
 def _factors(power: float) -> dict[str, Any]:
-  """Returns the factor of each method whose gap was measured.
+  """Computes how many times more doublings each method loses than DiLoCo.
 
-  A factor is the doublings that the method lost over those that DiLoCo lost,
-  with the same number of replicas, after both are brought to one H. The ratio
-  of two doublings is that of the logarithms of the losses' ratios, so it does
-  not depend on s.
+  Both are compared with the same number of replicas and, by the power of H, at
+  the same H. A gap g with d doublings lost fulfills ln(1 + g) = -d ln(1 - s).
+  So the ratio of two numbers of doublings is that of the two ln(1 + g), and
+  does not depend on s.
 
   Args:
-    power: Power of H.
+    power: Power p of H: the doublings lost are proportional to H^p.
+
+  Returns:
+    The entry "factors" of `law.json`, with the factor and its range for each
+    method whose gap was measured.
   """
   diloco = _plain_muon("diloco")
   factors: dict[str, Any] = {}
@@ -273,15 +299,20 @@ def _factors(power: float) -> dict[str, Any]:
 
 
 def _source(gap: MeasuredGap) -> str:
-  """Returns where the runs of a measured gap are found."""
+  """Returns the file, study and setting of the runs behind a measured gap."""
   return f"{_RUNS}: {gap.study}, {gap.name}"
 
 
 def _plain_muon(method: str) -> MeasuredGap | None:
-  """Returns the gap of four replicas of a method with plain Muon, if any.
+  """Returns the measured gap of a method with four replicas and Muon.
+
+  Only runs with Muon's default momentum count.
 
   Args:
     method: Name of the method.
+
+  Returns:
+    The gap; None if no such gap was measured.
   """
   for gap in measured_gaps(method, num_replicas=4):
     settings = gap.settings

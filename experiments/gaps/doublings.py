@@ -45,12 +45,14 @@ class Cost(NamedTuple):
 
   Attributes:
     setting: Setting of the replicas.
-    gap: Loss of the replicas over that of AllReduce, less one; the seeds are
-      paired.
-    gain: s, the share by which AllReduce's loss falls from B / 2 to B.
-    by_last_doubling: Doublings lost, if all of them gain s.
-    by_curve: Doublings lost, by AllReduce's losses at all batches. NaN: the
-      loss lies outside of these losses.
+    gap: Loss of the replicas divided by that of AllReduce with the same seed,
+      minus 1; the mean over seeds.
+    gain: s, the share by which AllReduce's loss falls if its batch grows from
+      B / 2 to B sequences.
+    by_last_doubling: Doublings lost (the module's docstring), if each doubling
+      of the batch lowers AllReduce's loss by the share s.
+    by_curve: Doublings lost, by AllReduce's losses at all batches that were
+      trained. NaN: the loss of the replicas lies outside of these losses.
   """
 
   setting: Setting
@@ -72,23 +74,24 @@ def costs(
 
   Args:
     rows_by_setting: Finished runs of each setting.
-    field: The loss that is compared, a field of `GapRow`.
-    seeds: Result seeds whose losses are compared.
+    field: Name of the loss that is compared, a field of `GapRow`.
+    seeds: Seeds whose losses are compared, of `tuning.RESULT_SEEDS`.
   """
   losses_by_setting = {
     setting: result_losses(setting, rows, field, seeds)
     for setting, rows in rows_by_setting.items()
   }
-  found = []
+  all_costs = []
   for setting, losses in losses_by_setting.items():
     if setting.is_allreduce or not losses:
       continue
     curve = _allreduce_curve(setting, losses_by_setting)
-    full = _allreduce(setting, setting.global_batch)
-    if not {setting.global_batch, setting.global_batch // 2} <= set(curve):
+    full_batch = setting.global_batch
+    if full_batch not in curve or full_batch // 2 not in curve:
       continue
-    found.append(_cost(setting, losses, losses_by_setting[full], curve=curve))
-  return found
+    allreduce_losses = losses_by_setting[_allreduce(setting, full_batch)]
+    all_costs.append(_cost(setting, losses, allreduce_losses, curve=curve))
+  return all_costs
 
 
 def result_losses(
@@ -97,13 +100,14 @@ def result_losses(
   field: str,
   seeds: Sequence[int] = tuning.RESULT_SEEDS,
 ) -> dict[int, float]:
-  """Returns the losses of result seeds at the best rates, by seed.
+  """Returns the losses of a setting at its best rates, by seed.
 
   Args:
     setting: The setting.
     rows: Finished runs of the setting.
-    field: A field of `GapRow` with a loss.
-    seeds: The seeds, of `tuning.RESULT_SEEDS`.
+    field: Name of the loss, a field of `GapRow`.
+    seeds: The seeds, of `tuning.RESULT_SEEDS`. The rates were chosen on other
+      seeds.
 
   Returns:
     The losses; empty if a run is missing.
@@ -120,19 +124,26 @@ def result_losses(
 
 
 def gap_of(doublings: float, gain: float) -> float:
-  """Returns the gap of replicas that lose some doublings.
+  """Returns the gap to AllReduce that a number of doublings lost means.
 
-  Each doubling multiplies the loss by 1 / (1 - s).
+  Each doubling of the batch that is lost multiplies the loss by 1 / (1 - s).
 
   Args:
-    doublings: Doublings lost.
-    gain: s, the share by which AllReduce's loss falls when B doubles.
+    doublings: Doublings lost (the module's docstring).
+    gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   return (1 - gain) ** -doublings - 1
 
 
 def _allreduce(setting: Setting, batch: int) -> Setting:
-  """Returns AllReduce with the model, text and steps of a setting."""
+  """Returns the setting of AllReduce that replicas are compared with.
+
+  It has the model, text, steps and momentum of the replicas.
+
+  Args:
+    setting: Setting of the replicas.
+    batch: Number of sequences in a step of AllReduce.
+  """
   return Setting(
     setting.size,
     replicas=1,
@@ -147,11 +158,15 @@ def _allreduce(setting: Setting, batch: int) -> Setting:
 def _allreduce_curve(
   setting: Setting, losses_by_setting: Mapping[Setting, Mapping[int, float]]
 ) -> dict[int, float]:
-  """Returns the mean loss of AllReduce by its number of sequences a step.
+  """Returns the mean losses of AllReduce with the model of some replicas.
 
   Args:
-    setting: Setting of several replicas, whose model and steps are taken.
+    setting: Setting of the replicas. AllReduce has their model, text, steps and
+      momentum.
     losses_by_setting: Losses of each setting, by seed.
+
+  Returns:
+    Mean loss over seeds, by the number of sequences in a step of AllReduce.
   """
   return {
     candidate.batch: float(np.mean(list(losses.values())))
@@ -166,11 +181,11 @@ def _cost(
   allreduce_losses: Mapping[int, float],
   curve: Mapping[int, float],
 ) -> Cost:
-  """Compares replicas with AllReduce.
+  """Computes what replicas cost beside AllReduce.
 
   Args:
     setting: Setting of the replicas.
-    losses: Their losses, by seed.
+    losses: Losses of the replicas, by seed.
     allreduce_losses: Losses of AllReduce with as many sequences a step, by
       seed.
     curve: Mean loss of AllReduce, by number of sequences a step. It has the
@@ -193,17 +208,18 @@ def _cost(
 
 
 def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
-  """Returns the batch with which AllReduce ends at a loss.
+  """Returns the batch with which AllReduce would end at a given loss.
 
-  Between two batches the logarithm of the batch is linear in the logarithm of
-  the loss.
+  Between two batches that were trained, the logarithm of the batch is
+  interpolated linearly in the logarithm of the loss.
 
   Args:
     loss: The loss.
-    curve: Loss of AllReduce, by batch.
+    curve: Loss of AllReduce, by number of sequences in a step.
 
   Returns:
-    The batch; NaN if the loss is higher or lower than all of AllReduce's.
+    The number of sequences in a step, which need not be whole; NaN if the loss
+    is higher or lower than all losses of the curve.
   """
   batches = sorted(curve, reverse=True)
   log_losses = [math.log(curve[batch]) for batch in batches]

@@ -32,7 +32,7 @@ _KINDS = {
 
 
 class Table(NamedTuple):
-  """A table.
+  """A table of texts, for the terminal and for the page.
 
   Attributes:
     header: Names of the columns.
@@ -45,13 +45,14 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """Everything that the page shows.
+  """What replicas would cost: everything that the terminal and the page show.
 
   Attributes:
     config: Config of the planned run.
-    gain: s, and where it comes from.
-    offers: Offers by method and number of replicas, those of the planned method
-      first.
+    gain: The measured s, which is the share by which AllReduce's loss falls
+      when its batch doubles; and the runs that it comes from.
+    offers: Expected gap, bytes and times of each method with each number of
+      replicas; by method and number of replicas, the planned method first.
     cluster: Name of the cluster; None: there is none.
   """
 
@@ -67,7 +68,7 @@ class Answer:
 
   @property
   def own_offers(self) -> Mapping[int, Offer]:
-    """Offers of the planned method by number of replicas."""
+    """The entry of the planned method in `offers`; empty if it has none."""
     return self.offers.get(self.method, {})
 
 
@@ -77,38 +78,40 @@ def answer(
   cluster: str | None = None,
   step_s: float | None = None,
 ) -> Answer:
-  """Computes all offers.
+  """Computes what 2 to 64 replicas would cost with each method.
 
   Args:
     config: Config of the planned run.
-    gain: s.
-    cluster: Name of a preset or path of a cluster file; None: no hours.
+    gain: The measured s, the share by which AllReduce's loss falls when its
+      batch doubles.
+    cluster: Name of a preset or path of a cluster file; None: no times are
+      computed.
     step_s: Duration of an inner step of the planned run (seconds); None: it is
-      derived.
+      derived from the operations of a step and the devices of the cluster.
 
   Raises:
     ValueError: One line, if the planned run does not fit on the cluster, or if
       its sequences cannot be divided among any number of replicas.
   """
-  own = config.sync.method_name
-  methods = [own, *(name for name in METHODS if name != own)]
+  planned_method = config.sync.method_name
+  other_methods = [name for name in METHODS if name != planned_method]
   offers: dict[str, dict[int, Offer]] = {}
   num_sites = None if cluster is None else sites_of(cluster)
-  for method in methods:
-    by_number: dict[int, Offer] = {}
-    for number in NUMBERS_OF_REPLICAS:
-      one = offer(config, method, number, gain.gain)
-      if one is None:
+  for method in [planned_method, *other_methods]:
+    offers_of_method: dict[int, Offer] = {}
+    for num_replicas in NUMBERS_OF_REPLICAS:
+      planned = offer(config, method, num_replicas, gain.gain)
+      if planned is None:
         continue
-      if cluster is not None and num_sites in (None, number):
+      if cluster is not None and num_sites in (None, num_replicas):
         # A replica with fewer sequences takes a shorter step.
-        share = one.config.data.batch_size / config.data.batch_size
-        own_step_s = None if step_s is None else step_s * share
-        one = with_hours(one, cluster, own_step_s, gain.loss)
-      by_number[number] = one
-    if by_number:
-      offers[method] = by_number
-  if own not in offers:
+        share = planned.config.data.batch_size / config.data.batch_size
+        replica_step_s = None if step_s is None else step_s * share
+        planned = with_hours(planned, cluster, replica_step_s, gain.loss)
+      offers_of_method[num_replicas] = planned
+    if offers_of_method:
+      offers[method] = offers_of_method
+  if planned_method not in offers:
     raise ValueError(
       f"{global_batch(config)} sequences in a step cannot be divided among 2 to"
       " 64 replicas: change data.batch_size or mesh.num_replicas"
@@ -117,12 +120,12 @@ def answer(
 
 
 def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
-  """Prints the answer, and writes the page and `gap.json`.
+  """Prints what replicas would cost, and writes the page and `gap.json`.
 
   Args:
-    found: The answer.
+    found: Expected gaps, bytes and times (`answer`).
     workdir: Directory to write into.
-    command: Command line for the page.
+    command: Command line that the page shows.
   """
   write_json(workdir / NUMBERS, _numbers(found))
   tables = {
@@ -157,7 +160,7 @@ def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
 
 
 def _summary(found: Answer) -> str:
-  """Returns a sentence with s."""
+  """Returns a sentence that says how much AllReduce gains from its batch."""
   gain = found.gain
   batch = global_batch(found.config)
   half = f"{batch // 2}" if batch % 2 == 0 else f"{batch / 2:g}"
@@ -177,36 +180,40 @@ def _share(estimate: Estimate) -> str:
 
 
 def _own_table(found: Answer) -> Table:
-  """Returns the table of the planned method's gaps."""
+  """Returns the table of the planned method's gaps, by number of replicas."""
   rows = []
   for number in NUMBERS_OF_REPLICAS:
-    one = found.own_offers.get(number)
-    if one is None:
+    planned = found.own_offers.get(number)
+    if planned is None:
       rows.append([str(number), "-", "-", "-", "-", "-"])
       continue
-    gap = one.expected
+    gap = planned.expected
     rows.append(
       [
         str(number),
-        str(one.config.data.batch_size),
-        str(one.config.sync.named.schedule.sync_interval),
+        str(planned.config.data.batch_size),
+        str(planned.config.sync.named.schedule.sync_interval),
         f"{100 * gap.gap:+.1f} %",
         f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}",
-        units.human_bytes(one.sent_bytes),
+        units.human_bytes(planned.sent_bytes),
       ]
     )
   return Table(("M", "sequences", "H", "gap", "range", "sent"), rows)
 
 
 def _hours_table(found: Answer) -> Table:
-  """Returns the table of hours and losses; without rows if there are none."""
+  """Returns the table of the planned method's times and losses on the cluster.
+
+  It has a row for each number of replicas whose times were computed. Without a
+  cluster it has no rows.
+  """
   has_loss = math.isfinite(found.gain.loss)
   header = ["M", "time", "AllReduce"]
   if has_loss:
     header += ["loss", "range", "alone", "worth it"]
   rows = []
-  for number, one in found.own_offers.items():
-    hours = one.hours
+  for number, planned in found.own_offers.items():
+    hours = planned.hours
     if hours is None:
       continue
     row = [
@@ -226,7 +233,7 @@ def _hours_table(found: Answer) -> Table:
 
 
 def _method_table(found: Answer) -> Table:
-  """Returns the table of the expected gaps of all methods."""
+  """Returns the table of the expected gaps of all methods (per cent)."""
   numbers = [
     number for number in NUMBERS_OF_REPLICAS if number in found.own_offers
   ]
@@ -254,7 +261,12 @@ def _method_table(found: Answer) -> Table:
 
 
 def _rate_table(pairs: Sequence[TunedPair]) -> Table:
-  """Returns the table of trained runs; without rows if there are none."""
+  """Returns the table of the runs of AllReduce that were trained.
+
+  Args:
+    pairs: The trained models, each with two batches at their best rates. If
+      there are none, the table has no rows.
+  """
   header = ["parameters", "B", "steps", "best rate", "of", "loss", "refined"]
   rows = []
   for pair in pairs:
@@ -274,30 +286,32 @@ def _rate_table(pairs: Sequence[TunedPair]) -> Table:
 
 
 def _verdict(found: Answer) -> str:
-  """Returns whether another cluster is worth it; "" if it is not known."""
-  sentences = []
-  for number, one in found.own_offers.items():
-    hours = one.hours
-    if hours is None or not math.isfinite(hours.loss.value):
-      continue
-    words = {
-      "yes": "are worth it",
-      "no": "are not worth it",
-      "not known": "may be worth it or not",
-    }
-    sentences.append(
-      f"{number} clusters {words[hours.verdict]}: after"
-      f" {units.human_time(hours.time_s)} they reach a loss of"
-      f" {hours.loss.value:.3f} ({hours.loss.low:.3f} to"
-      f" {hours.loss.high:.3f}), and one cluster alone"
-      f" {hours.alone_loss:.3f}."
-    )
-    break
-  return " ".join(sentences)
+  """Returns a sentence that says whether more clusters are worth it.
+
+  It compares the fewest clusters whose times were computed with one cluster
+  alone. It is "" if there are no such times, or if AllReduce's loss is not
+  known.
+  """
+  words = {
+    "yes": "are worth it",
+    "no": "are not worth it",
+    "not known": "may be worth it or not",
+  }
+  for number, planned in found.own_offers.items():
+    hours = planned.hours
+    if hours is not None and math.isfinite(hours.loss.value):
+      return (
+        f"{number} clusters {words[hours.verdict]}: after"
+        f" {units.human_time(hours.time_s)} they reach a loss of"
+        f" {hours.loss.value:.3f} ({hours.loss.low:.3f} to"
+        f" {hours.loss.high:.3f}), and one cluster alone"
+        f" {hours.alone_loss:.3f}."
+      )
+  return ""
 
 
 def _notes(found: Answer) -> Iterator[str]:
-  """Yields what limits the answer."""
+  """Yields sentences that say how far to trust the expected gaps."""
   for pair in found.gain.pairs:
     for batch in (pair.half, pair.full):
       if not batch.is_inner:
@@ -322,8 +336,8 @@ def _notes(found: Answer) -> Iterator[str]:
   notes = dict.fromkeys(
     note
     for by_number in found.offers.values()
-    for one in by_number.values()
-    for note in one.expected.notes
+    for planned in by_number.values()
+    for note in planned.expected.notes
   )
   yield from notes
   fewest = min(found.own_offers)
@@ -345,7 +359,12 @@ def _notes(found: Answer) -> Iterator[str]:
 
 
 def _end_note(pair: TunedPair, batch: Tuned) -> str:
-  """Returns a sentence about a best rate that is at an end."""
+  """Returns a warning that the best rate is the lowest or highest one tried.
+
+  Args:
+    pair: The trained model.
+    batch: The batch of the model whose best rate is at an end.
+  """
   return (
     f"The best rate with {pair.parameters:,} parameters and {batch.batch}"
     f" sequences, {batch.rate:g}, is at an end of those tried: raise --rates,"
@@ -366,15 +385,15 @@ def _numbers(found: Answer) -> dict[str, Any]:
     "gaps": {
       method: {
         str(number): {
-          "gap": one.expected.gap,
-          "low": one.expected.low,
-          "high": one.expected.high,
-          "doublings": dataclasses.asdict(one.expected.doublings),
-          "sync_interval": one.config.sync.named.schedule.sync_interval,
-          "sent_bytes": one.sent_bytes,
-          "time_s": None if one.hours is None else one.hours.time_s,
+          "gap": planned.expected.gap,
+          "low": planned.expected.low,
+          "high": planned.expected.high,
+          "doublings": dataclasses.asdict(planned.expected.doublings),
+          "sync_interval": planned.config.sync.named.schedule.sync_interval,
+          "sent_bytes": planned.sent_bytes,
+          "time_s": None if planned.hours is None else planned.hours.time_s,
         }
-        for number, one in by_number.items()
+        for number, planned in by_number.items()
       }
       for method, by_number in found.offers.items()
     },

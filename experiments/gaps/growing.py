@@ -1,8 +1,8 @@
-"""The settings that ask whether fewer local steps early are worth their bytes.
+"""The settings of a study: are short rounds early in a run worth their bytes?
 
-All settings with rounds take 16 exchanges in 256 steps, each of all parameters
+All settings with rounds make 16 exchanges in 256 steps, each of all parameters
 in fp32. So they send equally many bytes, and they wait equally long on any
-link. They differ in when the exchanges come, or in the outer step.
+link. They differ in the steps after which they exchange, or in the outer step.
 """
 
 import dataclasses
@@ -15,12 +15,16 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 @dataclasses.dataclass(frozen=True)
 class GrowingSetting(Setting):
-  """A setting whose rounds may grow, or with another outer step.
+  """Everything about a run but its rates and seed, with rounds that may grow.
+
+  It has the fields of `Setting`, and fields for growing rounds and for other
+  outer steps.
 
   Attributes:
     first_interval: Number of inner steps of the first rounds; 0: all rounds
       have `interval` steps.
-    steps_per_doubling: Inner steps after which the length of a round doubles.
+    steps_per_doubling: Inner steps after which the length of a round doubles;
+      0: it does not.
     outer_schedule: Schedule of the outer rate, "constant" or "cosine".
     outer_optimizer: Name of the outer optimizer. "schedule_free_sgd" evaluates
       its own average, in place of the usual one.
@@ -43,7 +47,11 @@ class GrowingSetting(Setting):
 
   @property
   def num_exchanges(self) -> int:
-    """How often a replica sends all parameters, or gradients of all."""
+    """Number of times that a replica sends values of all parameters.
+
+    In a round it sends pseudo-gradients once, and in a data-parallel step
+    gradients.
+    """
     if self.is_allreduce:
       return self.steps
     config = self.config(Run(Rates(inner=1.0, outer=1.0), seed=0))
@@ -96,7 +104,8 @@ SETTINGS: Mapping[str, GrowingSetting] = {
 # Pairs of rates that are tried: inner rate, and outer rate of the first round.
 _RATES = (Rates(0.04, 1.0), Rates(0.0566, 1.0))
 _LOWER_RATES = (Rates(0.0283, 1.0), Rates(0.02, 1.0))
-# A rate that falls to 0, or steps of an average, are shorter on average.
+# These settings try higher rates, because their outer steps are shorter on
+# average: the outer rate falls to 0, or the outer step moves an average.
 _HIGHER_RATES = (
   Rates(0.0566, 1.0),
   Rates(0.04, 1.4),

@@ -1,7 +1,9 @@
-"""Fits the doublings lost as a line in the logarithm of M, and writes the page.
+"""Fits what M replicas lose to a line in log2 M, and makes lines of the page.
 
-Settings that differ in M alone, with the same number of sequences in a step of
-all replicas together, have a line
+The *doublings lost* say how many times AllReduce's batch may be halved until
+its loss is that of the replicas (`experiments.gaps.doublings`). Settings that
+differ in M alone, with the same number of sequences in a step of all replicas
+together, have a common line
 
   doublings lost = a log2 M - b
 
@@ -27,15 +29,16 @@ _FEWEST_POINTS = 3  # Numbers of replicas that a line needs.
 
 
 class Line(NamedTuple):
-  """The line of settings that differ in M alone.
+  """The line "doublings lost = a log2 M - b" of settings that differ only in M.
 
   Attributes:
     setting: One of the settings.
-    num_points: How many numbers of replicas were fitted.
-    slope: a, doublings for each doubling of M.
+    num_points: Number of settings that were fitted, each with its own M.
+    slope: a, the doublings lost for each doubling of M.
     offset: b, in doublings.
     correlation: Correlation of the errors of a and b.
-    misses: For each M the gap that the line gives less the measured one.
+    misses: By M, the gap that the line gives minus the measured gap, as a
+      fraction.
   """
 
   setting: Setting
@@ -49,32 +52,39 @@ class Line(NamedTuple):
 def lines(
   rows: Sequence[GapRow], field: str, doublings: str = "by_curve"
 ) -> list[Line]:
-  """Fits a line to each kind of setting with enough numbers of replicas.
+  """Fits "doublings lost = a log2 M - b" to groups of settings.
 
-  The errors of slope and offset come from fits to one seed at a time.
+  The settings of a group differ only in the number of replicas, M. A group with
+  fewer than three numbers of replicas is left out. The errors of slope and
+  offset come from fits to one seed at a time.
 
   Args:
     rows: Finished runs. Those that are held out are not read.
-    field: The loss that is compared, a field of `GapRow`.
-    doublings: Which doublings lost are fitted, "by_curve" or "by_last_doubling"
-      (fields of `Cost`).
+    field: Name of the loss that is compared, a field of `GapRow`.
+    doublings: Which measure of the doublings lost is fitted, "by_curve" or
+      "by_last_doubling" (fields of `Cost`).
+
+  Returns:
+    The lines, one for each group.
   """
   rows_by_setting = by_setting([row for row in rows if not _is_held_out(row)])
   all_costs = _by_kind(costs(rows_by_setting, field), doublings)
+  # The same costs, but by a single seed each.
   seed_costs = [
     _by_kind(costs(rows_by_setting, field, seeds=(seed,)), doublings)
     for seed in tuning.RESULT_SEEDS
   ]
-  found = []
+  fitted_lines = []
   for kind, points in all_costs.items():
     if len(points) < _FEWEST_POINTS:
       continue
     slope, offset = _fit(points, doublings)
+    # Slope and offset of each seed, [seeds, 2].
     seed_fits = np.asarray([_fit(each[kind], doublings) for each in seed_costs])
     slope_error, offset_error = np.std(seed_fits, axis=0, ddof=1) / math.sqrt(
       len(seed_fits)
     )
-    found.append(
+    fitted_lines.append(
       Line(
         setting=points[0].setting,
         num_points=len(points),
@@ -89,15 +99,15 @@ def lines(
         },
       )
     )
-  return found
+  return fitted_lines
 
 
 def page_lines(rows: Sequence[GapRow], field: str) -> list[str]:
-  """Returns the lines of the page, in Markdown.
+  """Returns the text of the page, line by line, in Markdown.
 
   Args:
     rows: Finished runs.
-    field: The loss that is compared, a field of `GapRow`.
+    field: Name of the loss that is compared, a field of `GapRow`.
   """
   all_costs = costs(by_setting(rows), field)
   return [
@@ -129,7 +139,7 @@ def page_lines(rows: Sequence[GapRow], field: str) -> list[str]:
 
 
 def _is_held_out(row: GapRow) -> bool:
-  """Returns whether the fit may not read a run."""
+  """Returns whether a run is held out, so that the fit must not read it."""
   return row.size == HELD_OUT_SIZE or row.replicas == HELD_OUT_REPLICAS
 
 
@@ -139,12 +149,12 @@ def _by_kind(
   """Groups costs by everything but the number of replicas.
 
   Args:
-    all_costs: The costs.
-    doublings: As in `lines`. Costs without such doublings are left out.
+    all_costs: The costs. Those of a single replica are left out.
+    doublings: As in `lines`. Costs in which this field is NaN are left out.
 
   Returns:
-    The costs of several replicas, by the setting of one replica that takes all
-    sequences. One replica alone has no line.
+    The costs of each group. The key of a group is its setting with one replica
+    that takes all sequences of a step.
   """
   grouped: dict[Setting, list[Cost]] = {}
   for cost in all_costs:
@@ -157,10 +167,10 @@ def _by_kind(
 
 
 def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
-  """Returns slope a and offset b of the line through doublings lost.
+  """Fits "doublings lost = a log2 M - b", and returns a and b.
 
   Args:
-    points: The points.
+    points: Measured costs, each of another number of replicas M.
     doublings: As in `lines`.
   """
   log_replicas = [math.log2(cost.setting.replicas) for cost in points]
@@ -181,13 +191,14 @@ def _correlation(seed_fits: np.ndarray) -> float:
 
 
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
-  """Returns the gap that a line gives.
+  """Returns the gap that a line gives for the replicas of a measured cost.
 
-  Doublings along AllReduce's curve are worth what they are worth there, so the
-  gain of a doubling is taken from the measured point. The others gain s.
+  The line gives doublings lost. They become a gap by the share by which one
+  doubling changes the loss. This share is taken from the measured cost: its
+  gap divided evenly among its doublings.
 
   Args:
-    cost: The measured point.
+    cost: The measured cost, whose M is put into the line.
     slope: a.
     offset: b.
     doublings: As in `lines`.
@@ -198,7 +209,7 @@ def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
 
 
 def _cost_row(cost: Cost) -> tuple[str, ...]:
-  """Returns the cells of a measured gap."""
+  """Returns the cells of the table row of a measured gap."""
   return (
     cost.setting.name,
     f"{100 * cost.gap.mean:+.2f} ± {100 * cost.gap.error:.2f} %",
@@ -209,7 +220,7 @@ def _cost_row(cost: Cost) -> tuple[str, ...]:
 
 
 def _line_row(line: Line) -> tuple[str, ...]:
-  """Returns the cells of a line."""
+  """Returns the cells of the table row of a fitted line."""
   setting = line.setting
   kind = dataclasses.replace(setting, replicas=1, batch=setting.global_batch)
   misses = ", ".join(

@@ -1,8 +1,9 @@
-"""s of the user's model and text, measured, extended or given.
+"""Measures how much AllReduce gains from a larger batch.
 
-The user's own model is trained if its runs fit into the time. Otherwise smaller
-models of the same shape are trained, and s is extended by its power of the
-number of parameters.
+The result is s, the share by which AllReduce's loss falls when its batch
+doubles from B / 2 to B sequences in a step. The user's own model is trained if
+its runs fit into the time. Otherwise smaller models of the same shape are
+trained, and s is extrapolated as a power of the number of parameters.
 """
 
 import dataclasses
@@ -38,14 +39,16 @@ _ACCELERATOR_PACKAGES = ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGain:
-  """s, and where it comes from.
+  """The measured s (the module's docstring), and the runs that it comes from.
 
   Attributes:
-    gain: s of the planned run.
+    gain: s of the planned run, with its range.
     loss: Loss of AllReduce with B sequences in a step (nats a token); NaN if it
       is not known.
-    kind: "measured", "extended" or "given".
-    pairs: The trained models, the smallest first; empty if nothing was trained.
+    kind: "measured" on the planned model, "extended" (extrapolated) from
+      smaller models, or "given" by the user.
+    pairs: The trained models, each with B / 2 and with B sequences, the
+      smallest first; empty if nothing was trained.
   """
 
   gain: Estimate
@@ -55,13 +58,15 @@ class MeasuredGain:
 
 
 def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
-  """Returns s of two losses that the user has.
+  """Computes s, AllReduce's gain from a doubled batch, from two known losses.
 
   Args:
-    losses: Loss with B / 2 sequences and with B.
+    losses: Losses of AllReduce with B / 2 and with B sequences in a step (nats
+      a token).
 
   Raises:
-    ValueError: As `gain_of_losses`.
+    ValueError: If there are not two positive losses, or if the second is not
+      the lower one.
   """
   return MeasuredGain(gain_of_losses(losses), loss=losses[1], kind="given")
 
@@ -78,17 +83,22 @@ def usual_processes() -> int:
 def measured(
   config: RunConfig, pairs: PairTraining, minutes: float
 ) -> MeasuredGain:
-  """Trains AllReduce with both batches, and returns s.
+  """Trains AllReduce with B / 2 and B sequences in a step, and returns s.
+
+  If the planned model would take too long, smaller models are trained, and s is
+  extrapolated (the module's docstring).
 
   Args:
-    config: Config of the planned run.
+    config: Config of the planned run. B is the number of sequences in a step of
+      all its replicas together.
     pairs: Trains a model with both batches.
-    minutes: Time that the training may take (estimated).
+    minutes: Most minutes that the training may take, by an estimate.
 
   Raises:
-    ValueError: One line, if B is odd, or if the planned model takes too long
-      and there are no two smaller models that do not.
-    StoppedError: If a run failed, or if a larger batch does not lower the loss.
+    ValueError: One line, if B is odd, if the planned model takes too long and
+      fewer than two smaller models do not, or if the larger batch does not
+      lower the loss.
+    StoppedError: If a run failed, or if all rates of a batch diverged.
   """
   own = allreduce_config(config)
   halved(own)  # An odd B is found before anything is trained.
@@ -141,18 +151,23 @@ def _check_gain(pair: TunedPair) -> None:
 
 
 def _minutes(flops: float, num_sizes: int, pairs: PairTraining) -> float:
-  """Returns the estimated time of the runs of some models (minutes).
+  """Estimates how long the runs of some models take, starts included (minutes).
 
   Args:
-    flops: Operations of all runs.
+    flops: Operations of all runs (FLOP).
     num_sizes: Number of models.
-    pairs: The training.
+    pairs: The training, which says how many processes train at once.
   """
   return (flops / _flops_per_s(pairs) + _start_s(num_sizes, pairs)) / 60
 
 
 def _start_s(num_sizes: int, pairs: PairTraining) -> float:
-  """Returns the time in which the runs of some models start (seconds)."""
+  """Estimates the time that starts and compilations take together (seconds).
+
+  Args:
+    num_sizes: Number of models.
+    pairs: The training, which says how many processes train at once.
+  """
   return num_sizes * _NUM_RUNS * _START_S / pairs.num_processes
 
 

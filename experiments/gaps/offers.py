@@ -1,8 +1,8 @@
-"""What several replicas would cost and give: gap, bytes, hours and loss.
+"""Computes what several replicas would cost: gap, bytes, time and loss.
 
-An *offer* is a number of replicas with a method. All offers take the same
-number of steps with the same number of sequences in a step, which the replicas
-divide among themselves.
+An *offer* is a planned run with a given method and number of replicas, together
+with its costs. All offers take the same number of steps with the same number of
+sequences in a step, which the replicas divide among themselves.
 """
 
 import dataclasses
@@ -24,21 +24,21 @@ _COUNTED_ROUNDS = 3  # Rounds whose bytes are counted; the others send the same.
 
 @dataclasses.dataclass(frozen=True)
 class Hours:
-  """Times and losses of an offer on a cluster.
+  """Times and losses of a planned run on a cluster.
 
-  All replicas are computed to be equally fast, and a step with a part of the
-  sequences takes that part of the time.
+  Replicas are assumed to be equally fast. A step with half of the sequences is
+  assumed to take half of the time, and so on.
 
   Attributes:
     time_s: Time of the run (seconds, simulated).
     allreduce_s: Time of AllReduce on the same links (seconds, simulated).
-    alone_share: The part of its own run that one cluster alone has done in
-      `time_s`: 0.5 is half of it.
+    alone_share: Share of the whole work (all steps with all sequences) that one
+      cluster alone would do in `time_s`.
     loss: Expected loss at the end (nats a token); NaN: AllReduce's loss is not
       known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,
-      derived). It takes the better of two ways: fewer steps with B sequences,
-      or all steps with fewer sequences.
+      derived). It takes the better of two ways: fewer steps with the sequences
+      of all replicas, or all steps with fewer sequences.
   """
 
   time_s: float
@@ -59,14 +59,14 @@ class Hours:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-  """A number of replicas with a method.
+  """A planned run with a given method and number of replicas, and its costs.
 
   Attributes:
     config: Config of the run.
-    expected: Its expected gap.
+    expected: Expected gap of the run to AllReduce.
     sent_bytes: Bytes that one replica sends in the run (derived).
-    hours: Times and losses on a cluster; None: there is no cluster, or it has
-      another number of sites.
+    hours: Times and losses on a cluster; None: there is no cluster, or the
+      cluster places another number of replicas.
   """
 
   config: RunConfig
@@ -81,17 +81,20 @@ def offer(
   num_replicas: int,
   gain: Estimate,
 ) -> Offer | None:
-  """Returns an offer without hours.
+  """Computes the gap and the bytes of a run with a method and M replicas.
 
   Args:
-    config: Config of the planned run.
-    method: Name of the method. That of the config keeps its fields.
-    num_replicas: M.
-    gain: s.
+    config: Config of the planned run. Its model, text and steps stay, and its
+      sequences are divided among the M replicas.
+    method: Name of the method. If it is the method of `config`, its settings
+      stay as well.
+    num_replicas: Number of replicas, M.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles.
 
   Returns:
-    The offer; None if M does not divide the number of sequences in a step, or
-    if the method does not go with the config.
+    The run and its costs, without times on a cluster. None if M does not divide
+    the number of sequences in a step, if the method does not go with the
+    config, or if the law of the gap does not cover the method.
   """
   batch = global_batch(config)
   if batch % num_replicas:
@@ -117,8 +120,8 @@ def offer(
 def sent_bytes(config: RunConfig) -> int:
   """Returns the bytes that one replica sends in a run, flush included.
 
-  All rounds in the middle of a run send the same. So only a few rounds are
-  counted, and one of them stands for the others.
+  All rounds in the middle of a run send equally many bytes. So a run of few
+  rounds is counted, and the bytes of one round are added for each other round.
 
   Args:
     config: Config of the run.
@@ -136,14 +139,25 @@ def sent_bytes(config: RunConfig) -> int:
 
 
 def _with_steps(config: RunConfig, steps: int) -> RunConfig:
-  """Returns a config with another number of steps, for its bytes alone."""
+  """Returns a config with another number of steps and no warm-up of the rate.
+
+  Its bytes are counted; it is not trained.
+
+  Args:
+    config: Config of a run.
+    steps: The number of inner steps.
+  """
   values = flat(config.to_mapping())
   values |= {"total_steps": steps, "inner.warmup_steps": 0}
   return from_mapping(values)
 
 
 def _counted_bytes(config: RunConfig) -> int:
-  """Returns the bytes that one replica sends in a run, segment by segment."""
+  """Adds up the bytes that one replica sends in each segment and in the flush.
+
+  Args:
+    config: Config of the run.
+  """
   plan = to_plan.run_plan(config)
   traffic = to_plan.traffic(config)
   total = sum(map(traffic.segment_bytes, plan.segments()))
@@ -151,10 +165,13 @@ def _counted_bytes(config: RunConfig) -> int:
 
 
 def sites_of(cluster: str) -> int | None:
-  """Returns how many replicas a cluster places; None: any number.
+  """Returns how many replicas a cluster has.
 
   Args:
     cluster: Name of a preset or path of a cluster file.
+
+  Returns:
+    The number of replicas; None if a preset takes any number of replicas.
 
   Raises:
     ValueError: One line, if there is no such cluster.
@@ -171,22 +188,25 @@ def sites_of(cluster: str) -> int | None:
 
 
 def with_hours(
-  one: Offer, cluster: str, step_s: float | None, loss: float
+  planned: Offer, cluster: str, step_s: float | None, loss: float
 ) -> Offer:
-  """Returns an offer with its times and losses on a cluster.
+  """Adds the times and the losses on a cluster to the costs of a planned run.
 
   Args:
-    one: The offer.
+    planned: The run and its other costs.
     cluster: Name of a preset or path of a cluster file.
-    step_s: Duration of an inner step of the offer (seconds); None: derived from
+    step_s: Duration of an inner step of the run (seconds); None: derived from
       its operations.
-    loss: Loss of AllReduce with B sequences at the end (nats a token); NaN: not
-      known.
+    loss: Loss of AllReduce at the end, with the sequences of all replicas in a
+      step (nats a token); NaN: not known.
+
+  Returns:
+    A copy of `planned` with the field `hours`.
 
   Raises:
     ValueError: One line, if the run does not fit on the cluster.
   """
-  config = one.config
+  config = planned.config
   plan = method_plans.plan_run(config, cluster, Options(step_s=step_s))
   num_replicas = config.mesh.num_replicas
   steps = config.total_steps
@@ -195,9 +215,9 @@ def with_hours(
   # One cluster alone takes the sequences of all replicas, one after the other.
   alone_s = steps * plan.rounds.compute_s * num_replicas
   share = time_s / alone_s
-  gap = one.expected
+  gap = planned.expected
   return dataclasses.replace(
-    one,
+    planned,
     hours=Hours(
       time_s=time_s,
       allreduce_s=tokens / plan.allreduce_tokens_per_s,
@@ -213,11 +233,15 @@ def with_hours(
 
 
 def _alone_factor(share: float, gain: float) -> float:
-  """Returns the loss of one cluster after a part of its run, over that of all.
+  """Returns the factor by which the loss changes if a part of the work is done.
+
+  One cluster alone takes either fewer steps or fewer sequences in a step. The
+  way with the lower loss counts.
 
   Args:
-    share: The part of the run's work that is done.
-    gain: s.
+    share: Share of the work that is done: 0.5 is half of the steps, or half of
+      the sequences in each step. Above 1, only more steps are considered.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   fewer_steps = share_of_more_steps(share)
   if share >= 1:

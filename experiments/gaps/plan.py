@@ -46,7 +46,7 @@ class _Speed(NamedTuple):
 
 @functools.cache
 def run_operations(setting: Setting) -> float:
-  """Returns the operations of one run (FLOP), as `flops_per_token` has them.
+  """Returns the operations of one run (FLOP), as `flops_per_token` counts them.
 
   Args:
     setting: Setting of the run.

@@ -223,7 +223,10 @@ class _Programs(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def _programs(setting: Setting) -> _Programs:
-  """Builds the programs of a setting; JAX compiles them at their first call."""
+  """Builds the programs that train and evaluate many runs of a setting.
+
+  JAX compiles them at their first call.
+  """
   config = setting.config(_ANY_RUN)
   computation = on_platform(config, build.platform_name())
   model, gradient, evaluation = model_functions(
@@ -332,7 +335,10 @@ class _OneRun:
 
   @property
   def _average_power(self) -> float:
-    """Power of the average of the parameters that is evaluated."""
+    """Power of the weights in the evaluated average of the parameters.
+
+    A larger power gives newer parameters more weight (`outer.average_power`).
+    """
     return self.config.outer.average_power
 
   def _inner_optimizer(self, rate: Array) -> optax.GradientTransformation:
@@ -407,7 +413,12 @@ class _OneRun:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
-    """Returns parameters, leaves [M, ...], with the first state of each."""
+    """Returns the values before the first step of a transform.
+
+    Args:
+      transform: The transform of a replica.
+      params: Parameters of all replicas, leaves [M, ...].
+    """
     return Carry(params=params, state=jax.vmap(transform.init)(params))
 
   def _take_steps(
@@ -445,9 +456,9 @@ class _OneRun:
   def _flush(
     self, transform: optax.GradientTransformationExtraArgs, carry: Carry
   ) -> Carry:
-    """Sends and applies the progress that was not applied in the last steps.
+    """Exchanges everything that was not sent or not applied in the last steps.
 
-    For this purpose one more round of steps is taken. Their gradients and their
+    To do so, it takes one more round of steps. Their gradients and their
     learning rate are 0, so they change no parameters by themselves. But the
     schedule sends and applies as in any round.
 

@@ -29,7 +29,7 @@ class Row:
 
   @property
   def key(self) -> Hashable:
-    """What tells the run from all others of the file."""
+    """Values that identify the run in its file."""
     raise NotImplementedError
 
 
@@ -121,7 +121,7 @@ class GapRow(Row):
 
   @property
   def key(self) -> Hashable:
-    """What tells the run from all others of the file."""
+    """Values that identify the run in its file."""
     return self.setting, self.run, self.corpus
 
 
@@ -138,7 +138,7 @@ def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
 
 
 def read(path: pathlib.Path) -> list[GapRow]:
-  """Reads the finished runs of the law of the gap; see `read_rows`."""
+  """Reads a file of `GapRow`s, as `read_rows` does."""
   return read_rows(path, GapRow)
 
 
@@ -189,7 +189,9 @@ def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
 
 
 def lock_path(path: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the lock that a program holds while it trains a setting.
+  """Returns the file of the lock that a program holds while it trains.
+
+  Each setting has a lock of its own.
 
   Args:
     path: File to which the finished runs are added.
@@ -200,9 +202,9 @@ def lock_path(path: pathlib.Path, name: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _write_lock(path: pathlib.Path) -> Iterator[None]:
-  """Lets no other program add lines to a file while the block runs.
+  """Holds a lock, so that no other program adds lines while the block runs.
 
-  Waits until no other program adds lines.
+  If another program holds the lock, the function waits for it.
 
   Args:
     path: The file. The lock is a hidden file beside it.

@@ -24,13 +24,17 @@ _FEWEST_STEPS = 40
 # AdamW (recalled), -0.45 for Muon from 26 thousand to 10 million parameters
 # (`experiments.gaps.tuning`).
 _RATE_POWER = -0.4
-# Three rates with B sequences in a step and three with B / 2.
+# Three rates with B sequences in a step and three with B / 2, which take half
+# as long; counted in runs with B sequences.
 _RUNS_OF_A_PAIR = 3 * 1.5
 NUM_SIZES = 3  # Sizes that are trained, if there are as many.
 
 
 def pair_flops(config: RunConfig) -> float:
-  """Returns the operations of three rates with both batches (FLOP).
+  """Returns the operations of the runs that measure a model (FLOP).
+
+  These are six runs of AllReduce: three learning rates with B sequences in a
+  step, and three with B / 2.
 
   Args:
     config: Config of AllReduce with B sequences in a step.
@@ -41,38 +45,45 @@ def pair_flops(config: RunConfig) -> float:
 
 
 def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
-  """Returns runs of smaller models, the smallest first.
+  """Chooses smaller models to train in place of a model that takes too long.
 
-  They are the largest models whose pairs of runs stay within a number of
+  They are the largest models whose runs (`pair_flops`) stay within a number of
   operations, at most `NUM_SIZES` of them.
 
   Args:
     config: Config of AllReduce with the planned model.
-    most_flops: Most operations of all pairs together (FLOP).
+    most_flops: Most operations of the runs of all chosen models together
+      (FLOP).
 
   Returns:
-    The configs. There may be fewer than two, if the model is small already.
+    A config of AllReduce for each chosen model, the smallest first. There may
+    be fewer than two, if the planned model is small already.
   """
-  found: dict[int, RunConfig] = {}
-  left = most_flops
+  chosen: dict[int, RunConfig] = {}  # By number of parameters.
+  flops_left = most_flops
   for divisor in _DIVISORS:
     candidate = _smaller(config, divisor)
-    if candidate is None or len(found) == NUM_SIZES:
+    if candidate is None or len(chosen) == NUM_SIZES:
       break
     size = parameter_count(candidate.model.shape)
-    # The others, each a quarter as large at most, take less than this one.
-    if size not in found and pair_flops(candidate) <= left / 2:
-      found[size] = candidate
-      left -= pair_flops(candidate)
-  return [found[size] for size in sorted(found)]
+    # Half of the operations are left for the models that are still smaller.
+    if size not in chosen and pair_flops(candidate) <= flops_left / 2:
+      chosen[size] = candidate
+      flops_left -= pair_flops(candidate)
+  return [chosen[size] for size in sorted(chosen)]
 
 
 def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
-  """Returns a run of a smaller model; None if no smaller one is possible.
+  """Returns the config of a run with a smaller model of the same shape.
 
   Args:
     config: Config of AllReduce with the planned model.
-    divisor: Number by which the model is divided.
+    divisor: Number by which the width, the number of layers and the number of
+      heads are divided.
+
+  Returns:
+    The config; None if the model cannot be divided, for example because it is
+    too small or trains adapters.
   """
   shape = config.model.shape
   if type(shape) is not ModelShape or config.lora.rank:
@@ -88,6 +99,9 @@ def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
     return None
   parameters = parameter_count(shape)
   ratio = parameter_count(smaller.model.shape) / parameters
+  # Example: a model of a quarter of the parameters gets a quarter of the
+  # tokens, by half of the sequences in half of the steps. The number of
+  # sequences stays even, so that it can be halved.
   batch = max(2 * round(global_batch(config) * math.sqrt(ratio) / 2), 2)
   tokens = config.total_steps * global_batch(config) * ratio
   steps = max(round(tokens / batch), _FEWEST_STEPS)
@@ -115,14 +129,15 @@ def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
 
 
 def _sizes(shape: ModelShape, divisor: int) -> dict[str, int] | None:
-  """Returns the sizes of a model that is divided by a number.
+  """Returns the sizes of a model whose width, layers and heads are divided.
 
   Args:
-    shape: The model.
-    divisor: The number.
+    shape: Sizes of the model.
+    divisor: Number by which they are divided, with rounding.
 
   Returns:
-    Fields of the section `model`; None if the model is too small.
+    Values by field of the config's section `model`; None if the width would be
+    below 8.
   """
   heads = max(shape.num_heads // divisor, 1)
   # An even width of every head, as rotary positions need it.

@@ -1,4 +1,4 @@
-"""Trains AllReduce with two batches, each at its best rate, and says s.
+"""Trains AllReduce with two batches, each at its best rate, and computes s.
 
 B is the number of sequences in a step of all replicas of the planned run
 together. s is the share by which AllReduce's loss falls from B / 2 to B, at the
@@ -21,7 +21,8 @@ from experiments.runtime.command_line import StoppedError
 from experiments.sweeps.runs import SweepRun
 from experiments.sweeps.training import Training
 
-# Ratio of neighboring rates. The best rate lies within the root of it.
+# Ratio of neighboring rates. So the true best rate is at most the square root
+# of this ratio away from the best one that was tried.
 _RATIO = 2.0
 _FIRST_POINTS = (-1, 0, 1)  # Powers of the ratio that are tried at first.
 # Sections of a config that belong to methods with rounds.
@@ -64,14 +65,14 @@ class Tuned:
 
 @dataclasses.dataclass(frozen=True)
 class TunedPair:
-  """AllReduce of one model with both batches.
+  """AllReduce of one model, trained with B / 2 and with B sequences in a step.
 
   Attributes:
     parameters: Number of parameters of the model.
     steps: Number of inner steps of every run.
-    half: AllReduce with B / 2 sequences in a step.
-    full: AllReduce with B sequences in a step.
-    gain: s.
+    half: The rates that were tried with B / 2 sequences in a step.
+    full: The rates that were tried with B sequences in a step.
+    gain: s, the share by which the loss falls from B / 2 to B sequences.
     num_seeds: Number of seeds behind s.
   """
 
@@ -85,13 +86,15 @@ class TunedPair:
 
 @dataclasses.dataclass(frozen=True)
 class PairTraining:
-  """Trains AllReduce with B / 2 and with B sequences.
+  """Trains AllReduce with B / 2 and with B sequences in a step.
+
+  B is the number of sequences in a step of all replicas of the planned run.
 
   Attributes:
     training: Trains runs, and keeps their results.
     num_processes: Number of runs that train at once.
-    most_rates: Most rates that are tried for a batch.
-    num_seeds: Number of seeds. The first one tunes the rates.
+    most_rates: Largest number of inner rates to try for a batch.
+    num_seeds: Number of seeds behind s. The rates are tuned on the first one.
   """
 
   training: Training
@@ -100,7 +103,9 @@ class PairTraining:
   num_seeds: int
 
   def trained(self, config: RunConfig) -> TunedPair:
-    """Trains the runs that are missing, and returns both batches with s.
+    """Tunes the rate of both batches, and computes s from their losses.
+
+    Runs that are finished already are not trained again.
 
     Args:
       config: AllReduce with B sequences in a step (`allreduce_config`).
@@ -121,10 +126,15 @@ class PairTraining:
     )
 
   def _tuned(self, configs: Sequence[RunConfig]) -> list[Tuned]:
-    """Tries rates for each config until the best one has neighbors.
+    """Tries inner rates until both neighbors of the best rate were tried.
+
+    At most `most_rates` rates are tried for each config.
 
     Args:
       configs: Configs of AllReduce, one for each batch.
+
+    Returns:
+      The tried rates of each config, with their losses.
     """
     points_by_config = [list(_FIRST_POINTS) for _ in configs]
     while True:
@@ -138,13 +148,15 @@ class PairTraining:
       tuned = []
       is_complete = True
       for config, points in zip(configs, points_by_config, strict=True):
-        losses = {
-          _rate(config, point): self._loss(config, _rate(config, point))
-          for point in sorted(points)
-        }
+        losses = {}
+        for point in sorted(points):
+          rate = _rate(config, point)
+          losses[rate] = self._loss(config, rate)
         batch = tuned_batch(global_batch(config), losses)
         tuned.append(batch)
         if not batch.is_inner and len(points) < self.most_rates:
+          # Example: if the lowest of the points -1, 0, 1 is the best, -2 is
+          # tried next.
           is_complete = False
           is_lowest = batch.rate == min(losses)
           points.append(min(points) - 1 if is_lowest else max(points) + 1)
@@ -154,12 +166,16 @@ class PairTraining:
   def _gain(
     self, configs: Sequence[RunConfig], half: Tuned, full: Tuned
   ) -> Estimate:
-    """Returns s; with several seeds their mean, else that of the parabolas.
+    """Computes s, the share by which the loss falls from B / 2 to B sequences.
+
+    With one seed, s compares the vertices of the parabolas (`Tuned.refined`).
+    With several seeds, both best rates are trained on each seed, and s is the
+    mean over the seeds.
 
     Args:
-      configs: AllReduce with B / 2 and with B sequences.
-      half: Its best rate with B / 2 sequences.
-      full: Its best rate with B sequences.
+      configs: Configs of AllReduce with B / 2 and with B sequences.
+      half: The rates that were tried with B / 2 sequences.
+      full: The rates that were tried with B sequences.
     """
     measured = 1 - full.loss / half.loss
     refined = 1 - full.refined / half.refined
@@ -186,7 +202,10 @@ class PairTraining:
     return with_error(float(np.mean(gains)), math.hypot(error, rate_error))
 
   def _train(self, runs: Sequence[SweepRun]) -> None:
-    """Trains the runs that are not finished.
+    """Trains those runs that are not finished yet.
+
+    Args:
+      runs: The runs.
 
     Raises:
       StoppedError: If one of them failed.
@@ -251,7 +270,10 @@ def allreduce_config(config: RunConfig) -> RunConfig:
 
 
 def halved(config: RunConfig) -> RunConfig:
-  """Returns AllReduce with half of the sequences in a step.
+  """Returns the config of a run with half of the sequences in a step.
+
+  Args:
+    config: Config of AllReduce.
 
   Raises:
     ValueError: One line, if the number of sequences is odd.
@@ -277,7 +299,7 @@ def global_batch(config: RunConfig) -> int:
 
 
 def tuned_batch(batch: int, losses: Mapping[float, float]) -> Tuned:
-  """Returns the best rate of a batch.
+  """Finds the best of the rates that were tried with a batch.
 
   Args:
     batch: Sequences in a step of all replicas together.
@@ -307,11 +329,9 @@ def tuned_batch(batch: int, losses: Mapping[float, float]) -> Tuned:
 def _vertex(losses: Sequence[float]) -> float:
   """Returns the lowest value of the parabola through three losses.
 
-  The losses are those of equally distant points, and the one in the middle is
-  the lowest. It is returned if another one is not finite.
-
   Args:
-    losses: The three losses.
+    losses: The losses at three equally distant points. The middle one is the
+      lowest. It is returned if another one is not finite.
   """
   left, middle, right = losses
   curvature = left - 2 * middle + right
@@ -321,11 +341,11 @@ def _vertex(losses: Sequence[float]) -> float:
 
 
 def _rate(config: RunConfig, point: int) -> float:
-  """Returns an inner rate around that of a config, with four digits.
+  """Returns the config's inner rate times 2^point, with four digits.
 
   Args:
     config: The config.
-    point: Power of the ratio of neighboring rates.
+    point: Exponent of `_RATIO`, the ratio of neighboring rates (2).
   """
   return float(f"{config.inner.learning_rate * _RATIO**point:.4g}")
 

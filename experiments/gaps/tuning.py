@@ -73,14 +73,15 @@ def missing_runs(
 ) -> Missing:
   """Returns the runs that a setting needs next.
 
-  These are the tuning seeds at the best point so far and its neighbors, and if
-  all of them are finished, the result seeds at the best point.
+  A point is a pair of learning rates, inner and outer, on a grid. First the
+  tuning seeds are trained at the best point so far and at its neighbors. If all
+  of these runs are finished, the result seeds are trained at the best point.
 
   Args:
     setting: The setting.
     results: Finished runs of the setting.
-    start: The point at which the search begins; by default a point for the size
-      of the model.
+    start: The point at which the search begins; None: the usual first point
+      for the size of the model.
   """
   center = best_point(setting, results) or start or _first_point(setting)
   done = {(_point(setting, result), result.seed) for result in results}
@@ -104,8 +105,9 @@ def missing_runs(
 def start_point(
   setting: Setting, rows_by_setting: Mapping[Setting, Sequence[GapRow]]
 ) -> Point | None:
-  """Returns the best point of the most similar setting that is finished.
+  """Returns the rates at which the search for a setting's best rates begins.
 
+  They are the best rates of the most similar setting that is finished.
   AllReduce begins where AllReduce was best, and replicas where replicas were.
 
   Args:
@@ -113,7 +115,8 @@ def start_point(
     rows_by_setting: Finished runs of each setting.
 
   Returns:
-    The point. None: no setting of this size is finished.
+    The rates, as a point of the grid. None: no such setting with a model of
+    this size is finished.
   """
   points = {
     other: best_point(other, results)
@@ -129,15 +132,16 @@ def start_point(
 
 
 def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
-  """Returns the point with the lowest mean loss over the tuning seeds.
+  """Returns the rates with the lowest mean loss over the tuning seeds.
+
+  Only rates count with which all tuning seeds are finished and none diverged.
 
   Args:
     setting: The setting.
     results: Finished runs of the setting.
 
   Returns:
-    The point. Only points count at which the runs of all tuning seeds are
-    finished and none diverged. None: there is no such point yet.
+    The rates, as a point of the grid. None: no rates count yet.
   """
   losses: dict[Point, dict[int, float]] = {}
   for result in results:
@@ -155,7 +159,7 @@ def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
 
 
 def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
-  """Returns the rates of the best point; None if there is no such point yet.
+  """Returns the rates of `best_point`; None if no rates count yet.
 
   Args:
     setting: The setting.
@@ -166,9 +170,14 @@ def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
 
 
 def _distance(setting: Setting, other: Setting) -> float:
-  """Returns how much two settings differ: the doublings of all numbers.
+  """Returns how much two settings differ, in doublings of their numbers.
 
-  For example, H = 16 and H = 32 differ by about one doubling.
+  For example, H = 16 and H = 32 differ by about one doubling. The doublings of
+  all numbers in the settings are added up.
+
+  Args:
+    setting: A setting.
+    other: Another setting.
   """
   numbers = [
     (value, getattr(other, field))
@@ -187,7 +196,7 @@ def _usual_number(setting: Setting) -> int:
 
 
 def _first_point(setting: Setting) -> Point:
-  """Returns the point at which the search begins.
+  """Returns the rates at which the search begins if no setting is finished.
 
   The first outer rate is 1 for a single replica with an outer step, and one
   step higher for several replicas. AllReduce has no outer rate.
@@ -199,7 +208,12 @@ def _first_point(setting: Setting) -> Point:
 
 
 def _neighborhood(setting: Setting, center: Point) -> list[Point]:
-  """Returns a point, and the points that must be worse if it is the best."""
+  """Returns a point of the grid of rates and its neighbors.
+
+  Args:
+    setting: The setting. AllReduce has neighbors in its inner rate only.
+    center: The point.
+  """
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [
     Point(center.inner + inner, center.outer + outer) for inner, outer in steps
@@ -207,9 +221,9 @@ def _neighborhood(setting: Setting, center: Point) -> list[Point]:
 
 
 def _rates(setting: Setting, point: Point) -> Rates:
-  """Returns the rates of a point, rounded to three significant digits.
+  """Returns the learning rates of a point of the grid.
 
-  AllReduce has the outer rate 0.
+  They are rounded to three significant digits. AllReduce has the outer rate 0.
   """
   inner = _rounded(_FIRST_INNER * _RATIO**point.inner)
   if setting.is_allreduce:
@@ -218,9 +232,10 @@ def _rates(setting: Setting, point: Point) -> Rates:
 
 
 def _point(setting: Setting, result: GapRow) -> Point:
-  """Returns the point of a finished run: the inverse of `_rates`.
+  """Returns the point of the grid that has the learning rates of a run.
 
-  Points of AllReduce have the outer coordinate of its first point.
+  It is the inverse of `_rates`. Points of AllReduce have the outer coordinate
+  of its first point.
   """
   inner = round(np.log(result.inner_rate / _FIRST_INNER) / np.log(_RATIO))
   if setting.is_allreduce:

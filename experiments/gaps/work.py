@@ -71,7 +71,7 @@ class Work:
     return self.deadline is not None and time.monotonic() > self.deadline
 
   def _needed(self, settings: Sequence[Setting]) -> plan.TrainingNeeded:
-    """Returns how much training settings need, by the lines in the file."""
+    """Estimates how much training some settings still need."""
     return plan.training_needed(settings, rows.read(self.path), self.name)
 
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
@@ -146,7 +146,7 @@ def _row(
   text: Corpus,
   seconds: float,
 ) -> GapRow:
-  """Returns the line of a finished run.
+  """Returns the line of the CSV file for a finished run.
 
   Args:
     setting: Setting of the run.

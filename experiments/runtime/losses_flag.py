@@ -17,10 +17,15 @@ LOSSES = flags.DEFINE_list(
 
 
 def losses() -> tuple[float, float] | None:
-  """Returns the two losses, with B / 2 and with B; None without the flag.
+  """Reads the flag --losses.
+
+  Returns:
+    Losses of AllReduce with B / 2 and with B sequences in a step; None if the
+    flag is not given.
 
   Raises:
-    UsageError: If they are not two losses of which the second is lower.
+    UsageError: If they are not two positive losses of which the second is
+      lower.
   """
   if LOSSES.value is None:
     return None
@@ -38,10 +43,16 @@ def losses() -> tuple[float, float] | None:
 
 
 def gain() -> Estimate | None:
-  """Returns s of the two losses; None without the flag.
+  """Computes from --losses the share by which AllReduce's loss falls.
+
+  It is the share by which the loss falls if the batch grows from B / 2 to B.
+
+  Returns:
+    The share with its range; None if the flag is not given.
 
   Raises:
-    UsageError: As `losses`.
+    UsageError: If --losses are not two positive losses of which the second is
+      lower.
   """
-  found = losses()
-  return None if found is None else gain_of_losses(found)
+  half_and_full = losses()
+  return None if half_and_full is None else gain_of_losses(half_and_full)

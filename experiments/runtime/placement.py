@@ -85,7 +85,7 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
 
   Args:
     config: Config of the run.
-    owners: The number of the process of every device.
+    owners: For each device, the number of the process that has it.
   """
   shares = sorted(set(collections.Counter(owners).values()))
   needed = config.num_devices

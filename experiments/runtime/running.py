@@ -234,10 +234,10 @@ def _train(
 def stopper(trainer: Trainer) -> Callable[[int], None]:
   """Returns a function that stops a run when a signal has come.
 
-  A run that has begun saves and stops after its current segment. A run that has
-  not begun has nothing to save, so the function ends the process at once:
-  compiling cannot be interrupted and may take minutes, and a scheduler does not
-  wait so long.
+  A run that has begun saves and stops after its current segment (a round, or
+  several data-parallel steps). A run that has not begun has nothing to save, so
+  the function ends the process at once: compiling cannot be interrupted and may
+  take minutes, and a scheduler does not wait so long.
 
   Args:
     trainer: The trainer of the run.
@@ -334,6 +334,8 @@ def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
       placement.check_devices(config, owners)
       yield
     return
+  # `wait_for_end` waits until the other processes end too. Otherwise they would
+  # report that they have lost this process.
   except command_line.ENDINGS as error:
     command_line.print_error(error, where)
     code = command_line.exit_code(error)

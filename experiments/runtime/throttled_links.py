@@ -225,6 +225,8 @@ class ThrottledNetwork:
     address = self.addresses[node]
     port = f"port{node}"
     unshare = ["unshare"]
+    # Without root, the node's namespace must lie in the switch's user
+    # namespace.
     if self._enter:
       target = f"--target={self._pids[_SWITCH]}"
       unshare = ["nsenter", target, *self._enter, "unshare"]
@@ -239,6 +241,8 @@ class ThrottledNetwork:
       (address, f"ip route change {_SUBNET} dev {INTERFACE} congctl reno"),
     ):
       self._run(space, command)
+    # Queue 1, 2, ... of each end carries the packets to (on the node) or from
+    # (on the switch) one other node.
     peers = [peer for peer in self.addresses if peer != address]
     sides = (address, INTERFACE, "dst"), (_SWITCH, port, "src")
     for space, device, side in sides:

@@ -24,8 +24,9 @@ class Times:
   """Simulated times of a run on a clock.
 
   Attributes:
-    at_s: Time from the start of the run to the end of every segment (seconds),
-      by the segment's last inner step. The flush is not included.
+    at_s: Time from the start of the run to the end of each segment (seconds),
+      by the segment's last inner step. A segment is a round, or several
+      data-parallel steps. The flush is not included.
     end_s: Time of the whole run with its flush (seconds).
     utilization: Share of `end_s` in which replicas took inner steps, 0 to 1.
   """
@@ -35,11 +36,14 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the end of the last segment up to an inner step (seconds).
+    """Returns the simulated time after an inner step (seconds).
+
+    Times are known only at the ends of segments (rounds, or several
+    data-parallel steps). So the result is the end of the last segment that ends
+    at or before this step; 0 if there is none.
 
     Args:
-      step: Inner step. Segments that end at or before this step count. Before
-        the end of the first segment the time is 0.
+      step: Number of inner steps.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)

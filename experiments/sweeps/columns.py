@@ -68,12 +68,15 @@ def cells_of(run: SweepRun) -> dict[str, Any]:
 
 
 def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values that make the config of a run, by dotted name.
+  """Reads the config of a run from its cells in runs.csv.
 
   It is the inverse of `cells_of`.
 
   Args:
     cells: Cells of a run's config by column.
+
+  Returns:
+    The values that make the config (`from_mapping`), by dotted name.
   """
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}
@@ -123,11 +126,14 @@ def _kinds() -> dict[str, type]:
 
 
 def _kinds_in(section: type, prefix: str) -> list[tuple[str, type]]:
-  """Returns the fields of a section with their types.
+  """Lists the fields of a section of a config.
 
   Args:
     section: `RunConfig` or a section of it.
     prefix: Start of the dotted names, e.g. "sync."; "" for `RunConfig`.
+
+  Returns:
+    The dotted name and the type of each field.
   """
   kinds = []
   for name, hint in typing.get_type_hints(section).items():

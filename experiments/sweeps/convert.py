@@ -81,10 +81,11 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 
 
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
-  """Converts the file of a sweep, and its curves.
+  """Converts the old file of a sweep, and the file of its evaluations.
 
   Args:
-    path: NAME.csv; NAME_curves.csv may be beside it.
+    path: Old file NAME.csv. Beside it there may be NAME_curves.csv, which has
+      the evaluations.
 
   Returns:
     Lines of runs.csv and of evaluations.csv.
@@ -209,7 +210,11 @@ def convert(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Converts the files that the command line names."""
+  """Converts the files that the command line names.
+
+  Args:
+    argv: The path of the program, and the paths of the old files.
+  """
   path = pathlib.Path(_RUNS.value)
   with command_line.usage_errors():
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))

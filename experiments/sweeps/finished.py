@@ -108,7 +108,7 @@ class Rows:
     """Returns the evaluations of a finished run, in order.
 
     Args:
-      row: The line of the run.
+      row: Line of the run in runs.csv.
 
     Returns:
       The lines of its evaluations; empty if evaluations.csv has none.
@@ -116,7 +116,9 @@ class Rows:
     return list(self._evaluations.get(row.run, ()))
 
   def row(self, run: SweepRun, corpus: str) -> RunRow | None:
-    """Returns the line of a run on a text; None if there is none.
+    """Returns the line of runs.csv of a run that was trained on a text.
+
+    The result is None if there is no such line.
 
     Args:
       run: The run.
@@ -125,7 +127,7 @@ class Rows:
     return self.runs.get(run_id(self.study, run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
-    """Chooses one text, and returns the line of each run on this text.
+    """Chooses one text, and returns the lines of runs.csv on this text.
 
     The same config may have been trained on different versions of its text, for
     example with another version of Python's library. Losses on two versions do
@@ -164,7 +166,7 @@ class Rows:
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Returns how many lines of some runs a page does not show.
+    """Counts the lines of some runs that a page leaves out.
 
     They are lines of the same runs on other texts.
 
@@ -220,12 +222,17 @@ def _lines(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _without_text(run: str) -> str:
-  """Returns the name of a run without the digits of its text."""
+  """Returns the name of a run without the digest of its text.
+
+  Example: "main/bf9984aefb55" for "main/bf9984aefb55-94ff7b".
+  """
   return run.rpartition("-")[0]
 
 
 def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
-  """Returns a line of runs.csv whose config is known.
+  """Converts the cells of a line of runs.csv to a `RunRow`.
+
+  The line must have the whole config of its run.
 
   Args:
     cells: Cells of the line by column (`read_runs`).

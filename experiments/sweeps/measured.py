@@ -121,6 +121,8 @@ def _gaps(
     size = f"{match['count']}x{match['sequences']}"
     if size not in _SIZES:
       continue
+    # The name is put together again in the form of the table of baselines, e.g.
+    # "diloco 4x4" or "diloco, AdamW, 2x4".
     kind = f"{match['optimizer'] or ''}{match['other'] or ''}"
     separator = ", " if kind else " "
     base_name = _BASELINES[f"{match['method']}{kind}{separator}{size}"]

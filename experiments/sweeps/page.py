@@ -40,8 +40,8 @@ def frame(
   Args:
     sweep: The sweep's config.
     runs: The runs of the sweep.
-    lines: The line of each run; None for a run that has not ended.
-    rows: The files of the lines, which have the evaluations too.
+    lines: Line of each run in runs.csv; None for a run that has not ended.
+    rows: Content of the files runs.csv and evaluations.csv.
     clocks: Clocks by name.
     times: Times by name of the setting and of the clock (`times_of`).
   """
@@ -128,7 +128,7 @@ def _seed_run(
   """Returns a finished run with its curve.
 
   Args:
-    row: The line of the run.
+    row: Line of the run in runs.csv.
     rows: The files with the evaluations.
     times: Times of the run, by name of the clock.
     uses_judge: Whether the page shows the loss on the judge text
@@ -169,8 +169,8 @@ def intro(
 
   Args:
     runs: The runs of the sweep.
-    lines: The line of each run; None for a run that has not ended.
-    rows: The files of the lines, which may also have lines on other texts.
+    lines: Line of each run in runs.csv; None for a run that has not ended.
+    rows: Content of runs.csv, which may also have lines on other texts.
   """
   budget = _budget([run.config for run in runs])
   ended = [row for row in lines if row]

@@ -254,8 +254,8 @@ def _run(
 def _with_schedule(config: RunConfig) -> RunConfig:
   """Returns a config that states the H, P and tau of its method.
 
-  A setting that the method does not take, or that the text of the method has,
-  is not stated.
+  A value is not stated if the method does not take it, or if the name of the
+  method has it, as in "diloco(sync_interval=8)".
 
   Args:
     config: A checked config.
@@ -287,11 +287,11 @@ def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
 
 
 def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
-  """Returns how each setting differs from the others, in words, by its name.
+  """Returns how each setting differs from the others, by its name.
 
-  Example: "sync_interval=30 outer.momentum=0.6". The fields are those in which
-  any two settings differ. A field that a setting has at its default is left
-  out.
+  Example: {"short rounds": "sync_interval=10 outer.momentum=0.6"}. The fields
+  are those in which any two settings differ. A field that a setting has at its
+  default is left out.
 
   Args:
     runs: Runs of a sweep.
@@ -395,10 +395,10 @@ def _words(values: Mapping[str, Any], separator: str = " ") -> str:
 
 
 def short_name(path: str) -> str:
-  """Returns the name of a field, without its section if one field is so named.
+  """Returns the shortest name of a config's field that no other field has.
 
-  Examples: "sync_interval" for "sync.sync_interval", but "outer.momentum",
-  because the section `inner` has a field `momentum`, too.
+  Examples: "sync_interval" for "sync.sync_interval", but "outer.momentum" with
+  its section, because the section `inner` has a field `momentum`, too.
 
   Args:
     path: Dotted name of the field.

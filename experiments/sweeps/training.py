@@ -112,7 +112,9 @@ class Training:
     self.failed: list[dict[str, str]] = []
 
   def row(self, run: SweepRun) -> RunRow | None:
-    """Returns the line of a run on the text that this machine has.
+    """Returns the line of runs.csv of a finished run.
+
+    Only a run on the text that this machine has counts.
 
     Args:
       run: The run.
@@ -130,7 +132,7 @@ class Training:
     slurm: str,
     max_minutes: float | None,
   ) -> bool:
-    """Trains runs that have no line yet, for a limited time.
+    """Trains those runs that have not ended yet, for a limited time.
 
     Args:
       runs: The runs.
@@ -160,10 +162,10 @@ class Training:
   def train(
     self, runs: Sequence[SweepRun], pool: Pool, num_processes: int
   ) -> None:
-    """Trains runs that have no line yet, each once, in order.
+    """Trains those runs that have not ended yet, each once, in order.
 
-    Prints a line for each run that has ended. Adds it to `rows`, or to `failed`
-    if it failed.
+    Each run that ends is printed, and added to `rows`, or to `failed` if it
+    failed.
 
     Args:
       runs: The runs.
@@ -205,7 +207,7 @@ class Training:
     return earlier[0] if earlier else folder / f"{run.label}-{key}"
 
   def _job(self, run: SweepRun) -> Job:
-    """Returns the job that trains a run.
+    """Returns the command, the log file and the name of a run's process.
 
     Raises:
       RefusedError: If a folder of the run is a link.

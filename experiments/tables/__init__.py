@@ -1,1 +1,1 @@
-"""Tables of published figures of papers, beside the simulator's predictions."""
+"""Tables of published numbers of papers, beside the predicted numbers."""

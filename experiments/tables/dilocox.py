@@ -4,9 +4,9 @@ Both models have the same recipe (`RECIPE`). Two values are fitted on published
 numbers:
 
 - the duration of a step, for each model, on the throughput of DiLoCoX. In that
-run the exchange is hidden, so only compute limits the throughput.
+  run the exchange is hidden, so only compute limits the throughput.
 - the duration of the codec, on the 107B row of DiLoCoX without overlap
-(`PaperRuns.codec_s`). No other row uses it.
+  (`PaperRuns.codec_s`). No other row uses it.
 
 All other times follow from the plan's bytes over 1 Gbit/s. So the table shows
 which of the paper's numbers follow from these bytes and which do not. There are
@@ -81,7 +81,7 @@ class PaperRuns:
     """Fits `step_s` on the published throughput of DiLoCoX.
 
     Args:
-      figures: Figures of the paper, by name.
+      figures: Published numbers of the paper, by name.
       model: Name of the model, one of `MODELS`.
       setting: Choices that the paper leaves open.
     """
@@ -270,7 +270,7 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   the two settings in `PICKED`.
 
   Args:
-    figures: Figures of the paper, by name.
+    figures: Published numbers of the paper, by name.
     paper: Runs of the model with `RECIPE`.
   """
 

@@ -28,10 +28,11 @@ GOODPUT = Link.efficiency
 
 
 def config_of(method: str, **changes) -> RunConfig:
-  """Returns the config of a method's recipe, with some fields changed.
+  """Returns the default config of a method, with some fields changed.
 
   Args:
-    method: Name of the method whose recipe is taken.
+    method: Name of the method. It brings its codec, its optimizers and its
+      schedule (the *recipe*).
     **changes: Values by field, for each section of the config. Example:
       sync={"sync_interval": 125}. A change of `sync.method` changes the method,
       but the other fields keep the values of the first method's recipe.

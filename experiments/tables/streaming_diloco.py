@@ -45,7 +45,7 @@ def model(figures: Figures, name: str) -> layers.LayerModel:
   """Returns a model of Table 4, with the size and step time that it states.
 
   Args:
-    figures: Figures of the paper, by name.
+    figures: Published numbers of the paper, by name.
     name: Name of the model, one of `MODELS`.
   """
 
@@ -66,7 +66,7 @@ def _table_4(figures: Figures) -> Table:
   in the paper's layout.
 
   Args:
-    figures: Figures of the paper, by name.
+    figures: Published numbers of the paper, by name.
   """
   rows = []
   cells = []
@@ -102,7 +102,7 @@ def _table_4(figures: Figures) -> Table:
 
 
 def _cell_name(model_name: str, method_name: str, target: float) -> str:
-  """Returns the name of a figure of Table 4.
+  """Returns the name of a published number of Table 4.
 
   Example: "table 4, 1B, DiLoCo, 90%".
 
@@ -120,8 +120,8 @@ def _bandwidth_row(
   """Returns the predicted and the published bandwidth of a cell (Gbit/s).
 
   Args:
-    figures: Figures of the paper, by name.
-    name: Name of the figure.
+    figures: Published numbers of the paper, by name.
+    name: Name of the published number.
     needed_bps: Predicted bandwidth, a value of `layers.GRID_BPS` (bit/s).
   """
   published_bps = figures[name].value * _GBPS
@@ -158,7 +158,7 @@ def _picture(figures: Figures) -> Picture:
   bandwidths that each method needs for some utilizations.
 
   Args:
-    figures: Figures of the paper, by name.
+    figures: Published numbers of the paper, by name.
   """
   title = "Bandwidth needed, simulated and published"
   picture, axes = style.frame(len(MODELS), title, size=(12.0, 4.6))
@@ -195,7 +195,7 @@ def _table_1(figures: Figures) -> Table:
   paper states.
 
   Args:
-    figures: Figures of the paper, by name.
+    figures: Published numbers of the paper, by name.
   """
 
   def value(figure: str) -> float:

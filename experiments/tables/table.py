@@ -1,6 +1,6 @@
-"""Published figures, and tables of predictions beside them.
+"""Published numbers, and tables of predictions beside them.
 
-A *figure* is one published number. Some figures that people quote were never
+A *figure* is one published number. Some numbers that people quote were never
 checked in the paper. So every figure names its source and its status
 (third_party/README.md).
 
@@ -66,7 +66,7 @@ class Figure:
 
   @property
   def is_verified(self) -> bool:
-    """Whether somebody of this project has read the figure in its source."""
+    """Whether somebody of this project has read the number in its source."""
     return self.status == "published"
 
 
@@ -77,12 +77,15 @@ _REQUIRED_KEYS = {"name", "value", "unit", "source", "status"}
 def load_published(
   paper: str, path: pathlib.Path = PUBLISHED
 ) -> dict[str, Figure]:
-  """Returns the figures of one paper by name.
+  """Reads the published numbers of one paper.
 
   Args:
     paper: Name of the paper in the file, e.g. "dilocox".
     path: JSON file with an object for each paper. Its key "figures" has a list
       of objects with the fields of `Figure`.
+
+  Returns:
+    The numbers by name.
 
   Raises:
     ValueError: If the file is damaged or lacks the paper. The message is one
@@ -110,8 +113,9 @@ class Fit(enum.StrEnum):
 
   Attributes:
     NONE: Nowhere: no constant was fitted on a published number.
-    HERE: On the figure of the same row, alone or together with others.
-    ELSEWHERE: On figures of other rows.
+    HERE: On the published number of the same row, alone or together with
+      others.
+    ELSEWHERE: On the published numbers of other rows.
   """
 
   NONE = "derived"
@@ -121,7 +125,7 @@ class Fit(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """A row of a table: a predicted number beside a published figure.
+  """A row of a table: a predicted number beside a published one.
 
   Attributes:
     name: Name of the number.
@@ -129,9 +133,9 @@ class Prediction:
     unit: Unit, written as in `Figure`.
     kind: Where the constants of the prediction were fitted.
     basis: A few words that say what was fitted or assumed; may be empty.
-    published: Figure of the paper; None for a number that no paper states.
-    grid_steps: Error in steps of a grid (predicted minus published), if the
-      paper states only values of a grid; None: there is no grid.
+    published: The published number; None for a number that no paper states.
+    grid_steps: Error (predicted minus published), counted in steps of the grid
+      from which the paper takes its values; None: there is no grid.
   """
 
   name: str
@@ -171,7 +175,7 @@ class Prediction:
 
     Returns:
       Name, published value, predicted value, error, kind and basis. Without a
-      published figure, the published value and the error are empty.
+      published number, the published value and the error are empty.
     """
     predicted = _short(self.predicted)
     figure = self.published
@@ -187,8 +191,8 @@ class Prediction:
   def data(self) -> dict[str, Any]:
     """Returns the values of the row by column of the CSV file.
 
-    None stands for an empty cell. Without a published figure the cells about
-    the figure are empty.
+    None stands for an empty cell. Without a published number the cells about it
+    are empty.
     """
     figure = self.published
     return {
@@ -228,16 +232,16 @@ def beside(
   basis: str = "",
   grid_steps: int | None = None,
 ) -> Prediction:
-  """Returns the row of a prediction that a published figure belongs to.
+  """Returns a row with a prediction beside the published number.
 
   Args:
-    figures: Figures of the paper, by name.
-    name: Name of the figure, which becomes the name of the row.
-    predicted: Predicted value, in the unit of the figure.
+    figures: Published numbers of the paper, by name.
+    name: Name of the published number, which becomes the name of the row.
+    predicted: Predicted value, in the unit of the published number.
     kind: Where the constants of the prediction were fitted.
     basis: A few words that say what was fitted or assumed; may be empty.
-    grid_steps: Error in steps of a grid, if the paper states only values of a
-      grid; None: there is no grid.
+    grid_steps: Error (predicted minus published), counted in steps of the grid
+      from which the paper takes its values; None: there is no grid.
   """
   figure = figures[name]
   return Prediction(
@@ -353,9 +357,9 @@ _FOOTNOTE = (
 def summary(tables: Sequence[Table]) -> Iterator[str]:
   """Yields the lines of a short table for the terminal.
 
-  The file `summary.csv` lists the figures of the short table. A line of the
-  file names a single figure, or both ends of a published range. Figures of
-  tables that were not made are left out.
+  The file `summary.csv` lists the published numbers in the short table. A line
+  of the file names a single number, or both ends of a published range. Numbers
+  of tables that were not made are left out.
 
   Args:
     tables: The tables that were made.
@@ -387,24 +391,26 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def _first_row(table: Table, name: str) -> Prediction:
-  """Returns the first row of a figure. Later rows vary its assumptions.
+  """Returns the first row of a table that predicts a published number.
+
+  Later rows predict the same number from other assumptions.
 
   Args:
     table: Table that has such a row.
-    name: Name of the figure.
+    name: Name of the published number.
   """
   return next(row for row in table.rows if row.name == name)
 
 
 def _summary_line(paper: str, label: str, rows: Sequence[Prediction]) -> str:
-  """Returns the line of a figure, or of a published range.
+  """Returns the line of the summary for a published number or range.
 
   A range has "within" or "outside" in place of an error.
 
   Args:
     paper: Short name of the paper.
-    label: Short name of the figure.
-    rows: Row of the figure, or two rows for both ends of the range, which have
+    label: Short name of the number or range.
+    rows: Row of the number; or two rows for both ends of the range, which have
       the same predicted value.
   """
   prediction = rows[0]

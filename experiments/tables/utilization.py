@@ -48,7 +48,7 @@ class _StatedRun(NamedTuple):
   """A run of a paper, as the paper describes it.
 
   Attributes:
-    figures: Figures of the paper, by name.
+    figures: Published numbers of the paper, by name.
     num_replicas: Number of replicas, M.
     interval: Inner steps of a round, H.
     step_s: Duration of an inner step (seconds).
@@ -61,11 +61,11 @@ class _StatedRun(NamedTuple):
 
 
 def _stated_run(paper: str, replicas: str) -> _StatedRun:
-  """Reads the run of a paper from its published figures.
+  """Reads the run of a paper from its published numbers.
 
   Args:
-    paper: Name of the paper in the file of published figures.
-    replicas: Name of the figure that counts the replicas.
+    paper: Name of the paper in third_party/published.json.
+    replicas: Name of the published number of replicas.
   """
   figures = load_published(paper)
   interval = int(figures["sync interval"].value)

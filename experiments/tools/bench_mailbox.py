@@ -1,4 +1,4 @@
-"""Measures what an event of a mailbox costs, and how fast objects are signed.
+"""Measures what an exchange by mailbox costs, and how fast it is signed.
 
   python -m experiments.tools.bench_mailbox simulate --num_replicas=64
   python -m experiments.tools.bench_mailbox simulate --num_absent=64
@@ -7,12 +7,13 @@
   python -m experiments.tools.bench_mailbox sign --megabytes=256
   python -m experiments.tools.bench_mailbox loss --num_replicas=4 --bits=1
 
-`simulate` runs all replicas in one process, with a store whose requests take
-simulated time. It counts requests, and the latencies that follow each other.
-`processes` runs each replica as a process, with a folder as the store whose
-requests are delayed. `sign` prints how many GB of a message one CPU second
-signs and checks. `loss` trains a small model with and without shares, and
-prints both losses for each seed.
+An *event* is one exchange of all replicas through the store. `simulate` runs
+all replicas in one process, with a store whose requests take simulated time. It
+counts requests, and the latencies that follow each other. `processes` runs each
+replica as a process, with a folder as the store whose requests are delayed.
+`sign` prints how many GB of a message one CPU second signs and checks. `loss`
+trains a small model twice: each replica computes the whole mean, or each
+computes a share of it. It prints both losses for each seed.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Compiles a run for TPUs or GPUs that need not exist, and reports its needs.
 
 One program of the run is compiled, without allocating any array. For a method
-with rounds, it is the program of the window that sends most. For a method that
-averages gradients, it is the program of the first segment. The compiler counts
-the memory.
+with rounds, it is the program of a *window*: of the inner steps until a
+fragment is next sent or applied, together with this exchange. The window that
+sends most is chosen. For a method that averages gradients, the program of the
+first steps is compiled. The compiler counts the memory.
 
 The bytes that are sent between slices are read from the text of a program for
 TPUs (`compiled_transfers`). They are not known for GPUs: in a program for GPUs,
@@ -38,15 +39,17 @@ from experiments.tools.compiled_transfers import Transfer, transfers
 
 
 class Program(NamedTuple):
-  """A window of a run, or a segment of averaged gradients, to be compiled.
+  """A program of a run that is to be compiled.
+
+  The program has several inner steps, and either the exchange of a fragment or
+  the averages of gradients.
 
   Attributes:
-    num_steps: Inner steps of the window or segment.
-    planned_bytes: Bytes that one replica sends in the window or segment, by the
-      plan.
+    num_steps: Number of inner steps of the program.
+    planned_bytes: Bytes that one replica sends in the program, by the plan.
     idle_bytes: Bytes of the training state that a device keeps although the
-      program does not read them: the fragments that the window neither applies
-      nor sends.
+      program does not read them: the fragments that it neither applies nor
+      sends.
     lowered: The program, traced but not compiled yet.
   """
 
@@ -61,10 +64,12 @@ def steady_program(
 ) -> Program:
   """Traces one program of a run in its steady state.
 
-  For a method with rounds, it is the program of the window that sends most, in
-  a round in which results of earlier rounds arrive. If nothing is exchanged
-  during the steps of that window, only the program of the steps is traced. For
-  a method that averages gradients, it is the program of the first segment.
+  For a method with rounds, it is the program of a window: of the inner steps
+  until a fragment is next sent or applied, together with this exchange. The
+  window is the one that sends most, in a round in which results of earlier
+  rounds arrive. If nothing is exchanged during the steps of that window, only
+  the program of the steps is traced. For a method that averages gradients, it
+  is the program of the first segment of the run.
 
   Args:
     config: Config of a run.
@@ -101,7 +106,7 @@ def steady_program(
 def _segment_of_gradients(
   config: RunConfig, programs: build.Programs
 ) -> Program:
-  """Traces the first segment of a method that averages gradients.
+  """Traces the program of the first steps of a method that averages gradients.
 
   Args:
     config: Config of the run.
@@ -142,10 +147,10 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
 
 
 def _overrides(config: RunConfig) -> Overrides:
-  """Returns the overrides with which a run can be compiled without arrays.
+  """Returns what a run needs in place of arrays to be compiled.
 
-  If the run trains adapters, the overrides have the adapters and the frozen
-  base model as shapes. Otherwise there are no overrides.
+  If the run trains adapters, these are the adapters and the frozen base model,
+  as shapes and types. Otherwise nothing is needed.
 
   Args:
     config: Config of the run.
@@ -162,7 +167,8 @@ def _overrides(config: RunConfig) -> Overrides:
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   """Finds the window that sends most, in a round in the middle of a run.
 
-  In that round results of earlier rounds arrive, as in most rounds of a run.
+  A window is the inner steps until a fragment is next sent or applied. In the
+  round results of earlier rounds arrive, as in most rounds of a run.
 
   Args:
     config: Config of the run.
@@ -207,7 +213,8 @@ def _idle_bytes(state: RoundState, window: Window) -> int:
 
   Args:
     state: Shapes, types and shardings of the state.
-    window: The window.
+    window: Some inner steps, and the fragments that are applied and sent after
+      them.
   """
   events = (window.applied, window.sent)
   busy = {event.fragment for event in events if event}
@@ -226,13 +233,13 @@ def _idle_bytes(state: RoundState, window: Window) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What one device needs in one window of a run, as the compiler counts it.
+  """What one device needs for a program of a run, as the compiler counts it.
 
   Attributes:
     name: Method and model.
     machine: The slices, e.g. "2 x v5p:4x4x8".
     memory_bytes: Memory of a device (bytes).
-    num_steps: Inner steps of the window.
+    num_steps: Number of inner steps of the program.
     state_bytes: Memory of the program's arguments, and of the state that the
       program does not read (bytes).
     temporaries_bytes: Memory that only the running program needs (bytes).

@@ -319,7 +319,9 @@ def calibrated(
 
 
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
-  """Trains `ALONE`, and then every setting over links of every rate.
+  """Trains several methods over links of several rates, and times their steps.
+
+  First the time of an inner step alone is measured (`ALONE`).
 
   Args:
     transport: Transport of the predictions.

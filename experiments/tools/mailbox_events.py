@@ -1,9 +1,10 @@
-"""Runs replicas of a mailbox without training, and measures what events cost.
+"""Runs replicas of a mailbox without training; measures what exchanges cost.
 
-`simulated_cost` runs all replicas in one process, with a store whose requests
-take simulated time. `processes_cost` runs each replica as a process, with a
-folder whose requests are delayed. The replicas take no inner steps, so an event
-consists of the exchange alone.
+An *event* is one exchange of all replicas through the mailbox. `simulated_cost`
+runs all replicas in one process, with a store whose requests take simulated
+time. `processes_cost` runs each replica as a process, with a folder whose
+requests are delayed. The replicas take no inner steps, so an event takes only
+the time of the exchange.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ _SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 @dataclasses.dataclass(frozen=True)
 class Exchanges:
-  """Settings of the events that a bench runs.
+  """Settings of the exchanges (*events*) that a bench runs through a mailbox.
 
   Attributes:
     num_replicas: Number of replicas that take part in all events, M.
@@ -48,8 +49,8 @@ class Exchanges:
     num_events: Number of events. The first half is not measured.
     latency_s: Time of a request (seconds).
     message_bytes: Bytes of a message without its scales.
-    shares: Whether the mean is computed in shares: "on", "off" or "auto"
-      (`MailboxRules.shares`).
+    shares: Whether the mean is computed in shares, each by another replica:
+      "on", "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value; 32: float32.
   """
 
@@ -74,7 +75,9 @@ class Exchanges:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """The cost of an event for a replica, over the second half of a run.
+  """What an exchange by a mailbox (an event) costs a replica.
+
+  The numbers are of the second half of the events of a run.
 
   Attributes:
     event_s: Median time of an event (seconds).
@@ -99,7 +102,7 @@ class Cost:
 
 
 class _EventCost(NamedTuple):
-  """The cost of one event for one replica.
+  """What one exchange by the mailbox (an event) cost one replica.
 
   Attributes:
     duration_s: Time of the event (seconds).
@@ -117,10 +120,10 @@ class _EventCost(NamedTuple):
 
 
 def simulated_cost(exchanges: Exchanges) -> Cost:
-  """Runs all replicas in simulated time, and returns the cost of an event.
+  """Measures what an exchange costs, with all replicas in simulated time.
 
   Args:
-    exchanges: Settings of the events.
+    exchanges: Settings of the exchanges, which are also called events.
   """
   world = SimulatedTime()
   objects: dict[str, bytes] = {}
@@ -167,10 +170,10 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
 
 
 def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
-  """Combines the costs of several events.
+  """Combines the costs of several exchanges (events) and replicas.
 
   Args:
-    measured: The costs.
+    measured: Costs of single events for single replicas.
     entry_requests: Number of requests with which the last replica joined.
 
   Returns:
@@ -203,7 +206,7 @@ def _rules(exchanges: Exchanges) -> MailboxRules:
 def _entered(
   store: Any, number: int, exchanges: Exchanges, **times: Any
 ) -> Mailbox:
-  """Opens the mailbox of a replica, and announces the replica.
+  """Opens the mailbox of a replica, and lets the replica join the run.
 
   Args:
     store: The store.
@@ -230,7 +233,7 @@ def _run_events(
   exchanges: Exchanges,
   clock: Callable[[], float],
 ) -> list[_EventCost]:
-  """Lets a replica take part in events.
+  """Lets a replica take part in exchanges, and measures each of them.
 
   Args:
     mailbox: The mailbox of the replica.
@@ -264,13 +267,13 @@ def _run_events(
 
 
 def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
-  """Draws a message, and says how its arrays are encoded.
+  """Draws random values, and encodes them as the arrays of a message.
 
   Args:
     exchanges: Settings of the events.
 
   Returns:
-    The arrays, and their tables (`reference.shares`).
+    The arrays, and the description of how they are encoded.
   """
   num_values = exchanges.message_bytes * 8 // exchanges.bits
   codec = FloatRows() if exchanges.bits == 32 else IntRows(exchanges.bits)
@@ -286,7 +289,7 @@ def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
 
 
 class DelayedStore(Store):
-  """A folder whose requests take as long as those of a bucket."""
+  """A store of a mailbox in a folder, with requests as slow as a bucket's."""
 
   def __init__(self, where: str, latency_s: float):
     """Opens the folder.
@@ -311,7 +314,7 @@ class DelayedStore(Store):
 
 
 def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
-  """Runs one replica in this process, and returns the cost of an event.
+  """Runs one replica in this process, and measures what an exchange costs it.
 
   Args:
     where: The folder of the run.
@@ -329,7 +332,7 @@ def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
 
 
 def processes_cost(exchanges: Exchanges) -> Cost:
-  """Runs each replica as a process, and returns the cost of an event.
+  """Measures what an exchange costs, with a process for each replica.
 
   Args:
     exchanges: Settings of the events.

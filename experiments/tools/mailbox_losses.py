@@ -1,5 +1,8 @@
 """Trains a small model in numpy through a mailbox, with and without shares.
 
+With shares each replica computes a part of the mean of all messages, and reads
+the other parts. Without shares each replica computes the whole mean.
+
 The model guesses the next character from the eight before it. It has an
 embedding, one hidden layer and a softmax; about 37,000 parameters. Its text
 consists of files of Python's own library. Each replica takes inner steps with
@@ -44,12 +47,12 @@ _SHAPES = (
 
 @dataclasses.dataclass(frozen=True)
 class LossRun:
-  """A run whose final loss is compared with that of another run.
+  """A short training run through a mailbox, whose final loss is measured.
 
   Attributes:
     num_replicas: Number of replicas, M.
-    shares: Whether the mean is computed in shares: "on", "off" or "auto"
-      (`MailboxRules.shares`).
+    shares: Whether the mean is computed in shares, each by another replica:
+      "on", "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value in messages; 32: float32.
     seed: Seed of the parameters and of the order of the text.
     num_events: Number of exchanges. Eight inner steps lead to each.
@@ -127,10 +130,12 @@ class LossRun:
       for _ in range(_INNER_STEPS):
         _, gradient = loss_and_gradient(params, *_batch(text, draws))
         params -= adam.update(gradient)
+      # The pseudo-gradient, plus what earlier messages have lost.
       corrected = (outer - params + residual).reshape(-1, _WIDTH)
       encoded = codec.encode(corrected)
       exchanged = mailbox.exchange(event, 0, encoded, tables=tables)
       sent = codec.decode(encoded, _WIDTH)
+      # With shares the result has the mean, otherwise all messages.
       if exchanged.mean is not None:
         mean = codec.decode(exchanged.mean, _WIDTH)
       else:
@@ -139,11 +144,13 @@ class LossRun:
           axis=0,
           weights=[weight for _, weight, _ in exchanged.messages],
         )
+      # A message that was not averaged is lost as a whole.
       if exchanged.is_own_listed:
         residual = (corrected - sent).reshape(-1)
       else:
         residual = corrected.reshape(-1)
       step = mean.reshape(-1).astype(np.float32)
+      # SGD with Nesterov momentum.
       momentum = np.float32(_MOMENTUM) * momentum + step
       outer -= np.float32(_OUTER_RATE) * (step + _MOMENTUM * momentum)
     held_out = _text_of(_HELD_OUT)
@@ -199,6 +206,7 @@ def loss_and_gradient(
   log_probabilities = logits - log_sums
   rows = np.arange(len(targets))
   loss = -float(log_probabilities[rows, targets].mean())
+  # The derivatives of the loss by the values of each layer, from the last one.
   by_logits = np.exp(log_probabilities)
   by_logits[rows, targets] -= 1
   by_logits /= np.float32(len(targets))

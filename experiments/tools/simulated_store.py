@@ -4,10 +4,10 @@ Each replica is a thread. Only one thread runs at a time: the thread whose next
 request takes effect first. A request takes effect after half of the latency,
 and the replica has the answer after the other half. Requests that a replica
 makes together (`SimulatedStore.at_once`) begin at the same simulated time, and
-take one latency together. So the simulated time of an event of the mailbox
-protocol is the latency times the number of requests that wait for each other,
-plus the pauses between them. For example, with a latency of 0.1 s an event with
-three requests in a row and a pause of 0.2 s takes 0.5 s.
+take one latency together. So the simulated time of an exchange is the latency
+times the number of requests that wait for each other, plus the pauses between
+them. For example, with a latency of 0.1 s an exchange with three requests in a
+row and a pause of 0.2 s takes 0.5 s.
 """
 
 import collections
