@@ -59,7 +59,8 @@ def with_whole_tables(division: Division, params: Tree) -> Tree:
   tokens and the table, and if the mesh has a second axis that the partitioner
   divides. This function does not know which parameters are tables. So it
   changes all parameters of one or two dimensions. Stacked layers have more
-  dimensions, and stay divided.
+  dimensions, and stay divided. The fault remains if tensor shards divide the
+  rows of a table.
 
   Args:
     division: How a replica's arrays are divided among its devices.
