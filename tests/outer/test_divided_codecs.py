@@ -296,18 +296,30 @@ def groups_of(collective):
   """Numbers of the devices in each group of a collective, [groups][devices].
 
   XLA lists them, "{{0,4},{1,5}}", or says how to reshape and transpose them:
-  "[4,2]<=[2,4]T(1,0)" are the groups 0 4, 1 5, 2 6 and 3 7.
+  "[4,2]<=[2,4]T(1,0)" are the groups 0 4, 1 5, 2 6 and 3 7. Or it names the
+  axes of a mesh: "mesh['replica'=2,'data'=4] {'replica'}" are the same groups.
   """
   listed = collective.attribute(
     r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}"
   )
   if listed:
     return [numbers_in(group) for group in listed.split("},{")]
+  numbers = np.arange(NUM_REPLICAS * NUM_DEVICES)
+  of_mesh = r"replica_groups=(mesh\[[^\]]*\] \{[^}]*\})"
+  if text := collective.attribute(of_mesh):
+    axes, chosen = text.split("] {")
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes))
+    names = re.findall(r"'(\w+)'", chosen)
+    numbers = numbers.reshape([int(size) for size in sizes.values()])
+    last = [list(sizes).index(name) for name in names]
+    numbers = np.moveaxis(numbers, last, range(-len(last), 0))
+    length = math.prod(int(sizes[name]) for name in names)
+    return numbers.reshape(-1, length).tolist()
   text = collective.attribute(r"replica_groups=(\[[^ ]*?)(?:, |$)") or ""
   found = re.fullmatch(r"(.*)<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
   assert found, collective
   shape, sizes, order = found.groups()
-  numbers = np.arange(NUM_REPLICAS * NUM_DEVICES).reshape(numbers_in(sizes))
+  numbers = numbers.reshape(numbers_in(sizes))
   numbers = numbers.transpose(numbers_in(order) if order else None)
   return numbers.reshape(numbers_in(shape)).tolist()
 
