@@ -135,8 +135,9 @@ def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
   """Wraps an inner step for a replica on several devices.
 
   The wrapped step divides the rows of a batch among the data shards, and
-  divides its new parameters like the old ones. With one device per replica, the
-  step is returned unchanged.
+  divides its new parameters like the old ones. If there are data shards and
+  tensor shards, it gets whole tables (`automatic.with_whole_tables`). With one
+  device per replica, the step is returned unchanged.
 
   Args:
     inner_step: The user's inner step of one replica.
@@ -147,6 +148,9 @@ def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
 
   def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
     rows = automatic.divided_rows(batch)
+    # XLA would abort a step that looks up rows of a divided table.
+    params = automatic.with_whole_tables(division, params)
+    frozen = automatic.with_whole_tables(division, frozen)
     params, optimizer, metrics = inner_step(params, optimizer, rows, **frozen)
     params = divided(division, params)
     return params, optimizer, metrics

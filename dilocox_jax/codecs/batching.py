@@ -152,7 +152,7 @@ def group_by_shape(
   Leaves of the same kind are one group. Exceptions: a large leaf has a group of
   its own. If the replica is divided among devices, every leaf has a group of
   its own, because each device works on its own part of every leaf. The leaves
-  then have the same order as on one device.
+  then have the same order and the same rows as on one device.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).

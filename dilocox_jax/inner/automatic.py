@@ -46,12 +46,12 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
   """
 
   def divided_loss(params: Tree, batch: Tree) -> Scalar:
-    return loss(_with_whole_tables(division, params), divided_rows(batch))
+    return loss(with_whole_tables(division, params), divided_rows(batch))
 
   return divided_loss
 
 
-def _with_whole_tables(division: Division, params: Tree) -> Tree:
+def with_whole_tables(division: Division, params: Tree) -> Tree:
   """Undoes the division of tables by data shards, if there are tensor shards.
 
   This works around a fault: XLA's partitioner (JAX 0.10 and 0.12) aborts the
@@ -59,11 +59,13 @@ def _with_whole_tables(division: Division, params: Tree) -> Tree:
   tokens and the table, and if the mesh has a second axis that the partitioner
   divides. This function does not know which parameters are tables. So it
   changes all parameters of one or two dimensions. Stacked layers have more
-  dimensions, and stay divided.
+  dimensions, and stay divided. The fault remains if tensor shards divide the
+  rows of a table.
 
   Args:
     division: How a replica's arrays are divided among its devices.
-    params: Parameters of one replica.
+    params: Parameters of one replica, inside a function that
+      `distributed.replicas.Replicas.map` maps.
 
   Returns:
     The parameters. The tensor shards divide them as before.

@@ -115,8 +115,8 @@ def token_scores_of_columns(
     logit of the target, both [T].
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
-  columns_V = jnp.arange(logits_TxV.shape[1])
-  is_target_TxV = targets_T[:, None] == columns_V
+  columns_V = jnp.arange(logits_TxV.shape[1], dtype=targets_T.dtype)
+  is_target_TxV = targets_T[:, None] == columns_V[None, :]
   target_T = jnp.sum(jnp.where(is_target_TxV, logits_TxV, 0), axis=-1)
   return log_partition_T, target_T
 

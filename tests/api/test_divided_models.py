@@ -18,6 +18,7 @@ from dilocox_jax.models.custom import as_loss_model
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.trees import leaves_by_path
+from tests.tiers import slow
 
 WIDTH = 16
 NUM_CLASSES = 8
@@ -347,3 +348,72 @@ def test_rounds_of_an_own_loop_run_on_several_devices(codec):
   assert up.addressable_shards[0].data.shape == (WIDTH, 8)
   for name, leaf in one.items():
     np.testing.assert_allclose(four[name], leaf, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "of_table",
+  [
+    PartitionSpec("data", None),
+    *slow(PartitionSpec(None, "data"), PartitionSpec("data", "tensor")),
+  ],
+)
+def test_tokens_of_an_own_loop_look_up_a_table_of_both_kinds_of_shards(
+  of_table,
+):
+  """XLA aborts this process if the step gets its part of the table."""
+  rng = np.random.default_rng(2)
+  specs = {
+    "table": of_table,
+    "up": PartitionSpec(None, "data", "tensor"),
+    "down": PartitionSpec(None, "tensor", "data"),
+  }
+  shapes = {"table": (16, 8), "up": (2, 8, 12), "down": (2, 12, 8)}
+  params = {
+    path: jnp.asarray(rng.normal(size=shape) / 4, jnp.float32)
+    for path, shape in shapes.items()
+  }
+  tokens = rng.integers(0, 16, (2, 4, BATCH_SIZE, 5)).astype(np.int32)
+  optimizer = optax.sgd(0.1, momentum=0.9)
+
+  def batch_loss(params, tokens):
+    def layer(x, kernels):
+      up, down = kernels
+      return x + jnp.tanh(x @ up) @ down, None
+
+    x, _ = jax.lax.scan(
+      layer, params["table"][tokens], (params["up"], params["down"])
+    )
+    return jnp.mean(jnp.square(x[:, :-1] - jnp.cos(x[:, 1:])))
+
+  def inner_step(params, state, batch):
+    value, gradients = jax.value_and_grad(batch_loss)(params, batch)
+    updates, state = optimizer.update(gradients, state, params)
+    params = optax.apply_updates(params, updates)
+    return params, state, (value, optax.tree.norm(gradients))
+
+  def result(num_shards):
+    rounds = dx.make_rounds(
+      methods.diloco(2),
+      inner_step,
+      optax.sgd(0.7, momentum=0.9, nesterov=True),
+      num_replicas=2,
+      layout="mesh",
+      division=dx.divide_model(
+        params,
+        num_data_shards=num_shards,
+        num_tensor_shards=num_shards,
+        partition=lambda path, shape: specs[path],
+      ),
+    )
+    state = rounds.init(params, optimizer.init(params))
+    for steps in (slice(0, 2), slice(2, 4)):
+      state = rounds.run(state, tokens[:, steps])[0]
+    return rounds.states.outer_params(state)
+
+  one = result(1)
+  four = result(2)
+  table = four["table"]
+  assert table.addressable_shards[0].data.size < table.size
+  for name, leaf in one.items():
+    np.testing.assert_allclose(four[name], leaf, rtol=0, atol=1e-5)
+    assert np.abs(leaf - params[name]).max() > 1e-3  # It learns.

@@ -18,6 +18,8 @@ from dilocox_jax.models.loss import (
   chunked_token_loss,
   next_token_loss,
   token_loss,
+  token_scores,
+  token_scores_of_columns,
 )
 from dilocox_jax.models.sampling import NO_TOKEN, draw_token, generate
 from dilocox_jax.models.transformer import build_model
@@ -84,6 +86,15 @@ def test_a_loss_in_chunks_is_the_loss_at_once(chunk_tokens):
   found = chunked_token_loss(logits, x_TxD, targets, 0.0, chunk_tokens)
   assert min(seen) == min(chunk_tokens, 24)  # Chunks are all that stands.
   assert float(found) == pytest.approx(float(token_loss(x_TxD, targets)))
+
+
+def test_scores_that_devices_share_are_those_of_one_device():
+  logits = jax.random.normal(jax.random.key(0), (6, 5))
+  targets = jnp.array([0, 4, 2, 2, 1, 3], jnp.int32)
+  expected = token_scores(logits, targets)
+  chex.assert_trees_all_close(
+    token_scores_of_columns(logits, targets), expected, atol=1e-6
+  )
 
 
 SHAPE = dataclasses.replace(

@@ -4,6 +4,7 @@ A slice is a leaf of its own here: "blocks/w@2" is slice 2 of "blocks/w". The
 fast code picks rows by number: outer/cuts.py.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,27 @@ def _axis(name: str, leaf: np.ndarray) -> int:
   return min(int(name.startswith("blocks/")), leaf.ndim - 1)
 
 
+@dataclasses.dataclass
+class _OnWholeLeaves:
+  """An optimizer that steps on whole leaves, as Muon must.
+
+  Attributes:
+    optimizer: The optimizer of whole leaves.
+    count: Number of slices, P.
+    order: As for `cut_into_slices`.
+  """
+
+  optimizer: Any
+  count: int
+  order: str
+
+  def step(self, slices: Arrays, gradients: Arrays) -> Arrays:
+    """Returns the slices after one step."""
+    whole = put_together(slices, self.order)
+    step = self.optimizer.step(whole, put_together(gradients, self.order))
+    return cut_into_slices(step, self.count, self.order)
+
+
 def train_slices(
   loss_and_gradient: LossAndGradient,
   params: Arrays,
@@ -86,9 +108,11 @@ def train_slices(
     loss, gradient = loss_and_gradient(params, batch)
     return loss, cut_into_slices(gradient, *given)
 
+  inner = settings.pop("inner")
   slices = cut_into_slices(params, *given)
   names = [[n for n in slices if n.endswith(f"@{p}")] for p in range(given[0])]
-  found = train(of_slices, slices, batches, fragments=names, **settings)
+  settings |= {"inner": _OnWholeLeaves(inner, *given), "fragments": names}
+  found = train(of_slices, slices, batches, **settings)
 
   def whole(theta: Any) -> Any:
     if isinstance(theta, list):
