@@ -4,9 +4,11 @@ import dataclasses
 import statistics
 from collections.abc import Iterator
 
+from dilocox_jax.report import units
 from docs.figures import loss_by_bytes, loss_by_time
 from experiments.gaps import doublings, rows, settings
-from tests.docs.committed_runs import ROOT, Runs, equal
+from experiments.sweeps import tables
+from tests.docs.committed_runs import ROOT, Runs, equal, page_error
 from tests.docs.simulated import OF_107B, over_steps_alone
 
 # How the table names a method, besides its name.
@@ -33,6 +35,7 @@ def from_rows() -> Iterator[str]:
   for method in DETAILS:
     yield table_row(runs, method)
   yield from comparison_with_diloco(runs)
+  yield from equal_rounds()
   yield from lessons(runs)
   yield from limits(runs)
 
@@ -86,6 +89,54 @@ def comparison_with_diloco(runs: Runs) -> Iterator[str]:
   )
   assert len(less) == 3
   assert min(less) > 0
+
+
+def equal_rounds() -> Iterator[str]:
+  """Yields the figures of "What one bit and hiding cost"."""
+  losses = losses_at_equal_rounds()
+  for method, (average, newest) in losses.items():
+    cells = [
+      units.human_loss(statistics.fmean(each), page_error(each))
+      for each in (average, newest)
+    ]
+    yield f"| `{method}`{DETAILS[method].format(18)} | {' | '.join(cells)} |"
+  average, newest = cost_of_bits_and_delay()
+  cells = [units.human_gap(*each) for each in (average, newest)]
+  yield f"| `overlap_loco` above `diloco` | {' | '.join(cells)} |"
+  yield f"and {100 * newest[0]:.1f} % if you use the newest"
+  interval, _, _ = equal().rounds("diloco 4x4")
+  yield f"rates that were best for it with H = {interval}."
+
+
+def losses_at_equal_rounds() -> dict[str, tuple[list[float], list[float]]]:
+  """Returns losses of the average and of the newest parameters, by method."""
+  runs = tables.read_runs(tables.COMMITTED)
+  runs = runs[runs["study"] == "replicas_equal_rounds"]
+  assert set(runs["sync_interval"]) == {18}
+  losses = {}
+  for method in ("diloco", "overlap_loco"):
+    lines = runs[runs["method"] == method].sort_values("seed")
+    assert list(lines["seed"]) == [0, 1, 2]
+    losses[method] = (
+      list(lines["judge_loss"]),
+      list(lines["replica_mean_loss"]),
+    )
+  return losses
+
+
+def cost_of_bits_and_delay() -> list[tuple[float, float]]:
+  """Returns how far `overlap_loco` ends above DiLoCo at the same H.
+
+  Returns:
+    The share of the loss and its error over three seeds: for the average of the
+    parameters, and for the newest parameters.
+  """
+  losses = losses_at_equal_rounds()
+  costs = []
+  for own, other in zip(losses["overlap_loco"], losses["diloco"], strict=True):
+    more = [a / b - 1 for a, b in zip(own, other, strict=True)]
+    costs.append((statistics.fmean(more), page_error(more)))
+  return costs
 
 
 def one_bit_in_a_short_run() -> Iterator[str]:
