@@ -51,8 +51,9 @@ class MessageGroups:
     layers: Number of layers, by leaf.
     rows: Number of rows in a layer, by leaf.
     of_message: Indices of the leaves of each group of the message.
-    of_program: Indices of the leaves of each group of the program. Both fields
-      have the leaves in the same order.
+    of_program: Indices of the leaves of each group of the program. It equals
+      `of_message`, or has one group for each leaf, in the order in which
+      `of_message` names the leaves.
   """
 
   widths: tuple[int, ...]

@@ -178,8 +178,9 @@ def segment_sent_bytes(
   """Returns the bytes that a replica sends in a segment.
 
   These are the messages of the exchanges. If replicas return in the segment
-  after an absence, the size of one replica's state is added, because they start
-  with a copy of it.
+  after an absence, they get a copy of a replica's state (parameters, inner
+  optimizer and any correction). The copy goes around a ring, so its bytes are
+  added once, however many replicas return.
 
   Args:
     traffic: Counts the bytes of the exchanges.
