@@ -742,6 +742,7 @@ class Mailbox:
         f"event {event}: the other replicas make the mean in shares, and this"
         " replica gives no tables= for its messages"
       )
+    # Each expected replica makes the share of one slice, in their order.
     first_slice = 0
     if self.name in expected:
       first_slice = list(expected).index(self.name)

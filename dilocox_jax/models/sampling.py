@@ -209,7 +209,8 @@ def _drawn(
     highest_Bx1: Highest logit of each row.
     key: Random key.
     temperature: Divisor of the logits, above 0.
-    top_p: Probability that the candidates must have together.
+    top_p: Tokens are drawn from candidates: as many of the likeliest tokens as
+      together have this probability.
 
   Returns:
     The tokens, [B].

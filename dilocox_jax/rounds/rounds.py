@@ -554,7 +554,7 @@ class Rounds:
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
-    """Refuses steps with collectives between replicas that meet in a store.
+    """Refuses steps with collectives between replicas that use a store.
 
     The inner and the outer step are traced with shapes alone, so nothing is
     computed or compiled.

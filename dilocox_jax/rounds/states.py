@@ -109,7 +109,7 @@ class RoundStates:
     return RoundState(replica, tuple(fragments), self.number(0))
 
   def check_outer(self, params: Tree) -> None:
-    """Refuses an outer step with collectives between separate programs.
+    """Refuses outer steps with collectives between replicas that use a store.
 
     The outer step is traced with shapes alone, so nothing is computed or
     compiled.
