@@ -37,7 +37,7 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
 
   A leaf of the batch stays whole if the data shards cannot divide its rows
   evenly. If there are also tensor shards, data shards no longer divide the
-  parameters of one and two dimensions (`_with_whole_tables` says why).
+  parameters of one and two dimensions (`with_whole_tables` says why).
 
   Args:
     loss: Function (params, batch) -> mean loss, where the batch has leaves
