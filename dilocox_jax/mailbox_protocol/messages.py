@@ -528,7 +528,8 @@ class Inbox:
   def read(self, replica: str) -> None:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
-    Does nothing if the message is missing, has another layout or is not signed.
+    Does nothing if the message is missing or not signed, or if it has another
+    layout, or a negative or infinite weight.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)
