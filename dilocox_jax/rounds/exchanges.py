@@ -107,13 +107,13 @@ class MailboxExchange:
     """Joins the run in the folder or bucket, or starts it as the first replica.
 
     Args:
-      method: Schedule and rule, which must be equal in all programs.
-      num_replicas: Number of replicas of this program; must be 1.
+      method: Schedule and rule, which must be equal in all replicas.
+      num_replicas: Number of replicas in this JAX runtime; must be 1.
 
     Raises:
-      ValueError: If this program has several replicas, or if the run was
+      ValueError: If this JAX runtime has several replicas, or if the run was
         started with other values of settings that must be equal in all
-        programs.
+        replicas.
     """
     require(
       num_replicas == 1,
