@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
 def _run_processes(
   count: int, lock: int, network: ThrottledNetwork | None = None
 ) -> None:
-  """Runs the processes to their end.
+  """Starts the processes of a run of `experiments.train`, and waits for them.
 
   Args:
     count: Number of processes.

@@ -270,7 +270,8 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
 
   Args:
     plans: A planned run for each method.
-    is_gain_known: As in `report_methods`.
+    is_gain_known: Whether s was computed from losses that the user gave, and
+      not guessed from the size of the model.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"

@@ -136,7 +136,8 @@ def register_collective(name: str, collective: type[Collective]) -> None:
       arguments.
 
   Raises:
-    ValueError: If the name is taken, or `collective` is not such a class.
+    ValueError: If the name is taken or is no identifier, or if `collective` is
+      not such a class.
   """
   is_collective = isinstance(collective, type) and issubclass(
     collective, Collective

@@ -1,9 +1,9 @@
 """Messages that do not depend on how a replica is divided among its devices.
 
-A replica on one device encodes leaves of one width together. A replica that is
-divided among devices encodes each leaf by itself, because each device works on
-its own part of every leaf. Both encode the same rows. So that they can meet in
-a mailbox, a message always has the groups of one device:
+A replica on one device encodes small leaves of one width together. A replica
+that is divided among devices encodes each leaf by itself, because each device
+works on its own part of every leaf. Both encode the same rows. So that they can
+meet in a mailbox, a message always has the groups of one device:
 
     program of one device     codes of a and b, scales of a and b
     program of several        codes of a, scales of a, codes of b, scales of b
@@ -51,8 +51,9 @@ class MessageGroups:
     layers: Number of layers, by leaf.
     rows: Number of rows in a layer, by leaf.
     of_message: Indices of the leaves of each group of the message.
-    of_program: Indices of the leaves of each group of the program. Both fields
-      have the leaves in the same order.
+    of_program: Indices of the leaves of each group of the program. It equals
+      `of_message`, or has one group for each leaf, in the order in which
+      `of_message` names the leaves.
   """
 
   widths: tuple[int, ...]

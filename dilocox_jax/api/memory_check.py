@@ -1,13 +1,16 @@
 """Refuses a run for which this machine has too little memory.
 
-If a program takes more memory than there is, the operating system ends it
-without a message, perhaps after minutes, and may end other programs, too. So
-before any array is made, the memory that a run needs is compared with the
-available memory. On CPUs, the available memory is what the host has free. On
-other devices, it is the limit that JAX has on a device, even if a part of it is
-in use.
+If a program takes more memory than a host has, the operating system ends it
+without a message, perhaps after minutes, and may end other programs, too. If it
+takes more than an accelerator has, JAX raises RESOURCE_EXHAUSTED, perhaps only
+after a long compilation. So before any array is made, the memory that a run
+needs is compared with the available memory. On CPUs, the available memory is
+what the host has free. On other devices, it is the limit that JAX has on a
+device, even if a part of it is in use.
 
-The bytes of the state that is kept between steps are known exactly. The memory
+The bytes of the state that is kept between steps are computed from the config
+(`config.device_memory` says when they are exact). For a user's model they are a
+lower bound, because the state of the inner optimizer is not counted. The memory
 of a step is an estimate, which may be too high. So a run is refused only if it
 needs more than 1.1 times the available memory.
 """

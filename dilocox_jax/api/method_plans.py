@@ -434,6 +434,8 @@ def _has_plain_muon(gap: MeasuredGap) -> bool:
 def _sets_fields_of(method: str, config: RunConfig) -> bool:
   """Returns whether a config has a method and changes a field of its recipe.
 
+  `exchange.collective` does not count.
+
   Args:
     method: Name of the method.
     config: The config.
@@ -441,8 +443,8 @@ def _sets_fields_of(method: str, config: RunConfig) -> bool:
   if method != config.sync.method_name:
     return False
   recipe = from_mapping({"sync.method": method})
-  # Leave out the collective: whether replicas use a mailbox is not decided by
-  # the recipe.
+  # The collective also says whether replicas use a mailbox, which no recipe
+  # decides.
   exchange = dataclasses.replace(
     config.exchange, collective=recipe.exchange.collective
   )

@@ -171,7 +171,10 @@ def group_by_shape(
 def groups_on_one_device(
   shapes: Sequence[Shape], kinds: Sequence[Hashable]
 ) -> list[list[int]]:
-  """Groups leaves as a replica does that is not divided among devices.
+  """Returns which leaves a replica on one device encodes together.
+
+  Small leaves of the same kind are one group. A large leaf is a group of its
+  own.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).

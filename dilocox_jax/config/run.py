@@ -232,7 +232,11 @@ class RunConfig:
     )
 
   def _check_adaptive(self) -> None:
-    """Refuses to adapt a rank or H if the method or the codec has none."""
+    """Raises ValueError if rank or H is to adapt, and the config forbids it.
+
+    Both need a low-rank codec, and a method that exchanges pseudo-gradients. H
+    also needs a constant outer learning rate.
+    """
     mode = self.adaptive.mode
     if mode == "off":
       return

@@ -126,7 +126,9 @@ def as_feed(
 def _pair_of_splits(data: Any) -> Any:
   """Returns the pair (train, validation) of a mapping of splits.
 
-  Data of any other kind are returned unchanged.
+  The second one is the split "validation" or, without such a split, "test".
+  Data of any other kind, and a mapping without these splits, are returned
+  unchanged.
   """
   if not isinstance(data, Mapping) or "train" not in data:
     return data

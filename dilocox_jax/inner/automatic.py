@@ -35,6 +35,10 @@ _TABLE_NDIM = 2  # An embedding table has the axes [tokens, features].
 def with_divided_rows(loss: Loss, division: Division) -> Loss:
   """Returns a loss whose batch is divided among the data shards of a replica.
 
+  A leaf of the batch stays whole if the data shards cannot divide its rows
+  evenly. If there are also tensor shards, data shards no longer divide the
+  parameters of one and two dimensions (`with_whole_tables` says why).
+
   Args:
     loss: Function (params, batch) -> mean loss, where the batch has leaves
       [B, ...].

@@ -540,8 +540,10 @@ def _on_tensor_shards(
     spec: For each dimension of the leaf, the mesh axes that divide it.
 
   Returns:
-    The wrapped function. It is `function` itself if tensor shards do not divide
-    the leaf, or divide the same dimension as other devices.
+    The wrapped function. It is `function` itself in two cases: tensor shards
+    divide no dimension of the leaf alone (they do not divide it at all, or data
+    shards or stages divide the same dimension), or JAX's partitioner does not
+    divide the work along the tensor axis.
   """
   # If other devices divide the same dimension as tensor shards, as in the large
   # tables, the parts of a tensor shard are not next to each other.

@@ -311,8 +311,8 @@ class MailboxClient:
     """Begins the next exchange, and moves `event` on by one.
 
     Args:
-      kind: Number that is equal for exchanges with messages of one size, e.g.
-        the number of the fragment.
+      kind: Number of the fragment that is exchanged. The norms of messages of
+        one kind are compared.
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
       take_fingerprint: Returns the fingerprint of the shared state that this
@@ -380,8 +380,8 @@ class ExchangeSession:
     Args:
       client: The client of the mailbox.
       event: Number of the event (exchange).
-      kind: Number that is equal for events with messages of one size, e.g. the
-        number of the fragment.
+      kind: Number of the fragment that is exchanged. The norms of messages of
+        one kind are compared.
       attends: Whether this replica sends messages. If not, it only reads.
       weight: Weight of this replica's messages in the mean.
       state: Fingerprint of the shared state before the event: a few random sums

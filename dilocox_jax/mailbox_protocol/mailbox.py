@@ -203,8 +203,13 @@ class Mailbox:
       rules=rules,
       run_objects=entry.objects,
     )
+    # Whether the others wait for this replica at the next event.
     self._is_present = False
+    # Whether the event that is exchanged now was settled before the snapshot
+    # with which this replica began.
     self._is_past = False
+    # Whether this replica repeats its work since the checkpoint from which it
+    # was restarted.
     self._repeats = False
     self._loaded = -1  # Event of the snapshot that was loaded last.
     # Whether this replica has announced nothing since it loaded the snapshot.
@@ -432,7 +437,9 @@ class Mailbox:
 
     Returns:
       Whether this replica should do its inner steps for the event, because its
-      message may count. False if the event was settled without this replica.
+      message may count. False if the event is settled already. Exception: a
+      replica that repeats its work after a restart from a checkpoint gets True
+      if the message that it sent before the restart is listed.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -446,7 +453,8 @@ class Mailbox:
       return self._repeats and self.name in agreed.names
     self._repeats = False
     # This check only avoids inner steps for an event that was deleted. For
-    # safety, `exchange` checks again.
+    # safety, `exchange` checks again. A snapshot that was just read is not
+    # deleted yet, and neither are the events after it.
     was_just_loaded = self._is_just_loaded
     self._is_just_loaded = False
     if not was_just_loaded and self._agreement.is_gone(event, thoroughly=False):
@@ -489,8 +497,8 @@ class Mailbox:
         which should be the same in all replicas, up to rounding. None: nothing
         is compared, and this replica writes no snapshot. It is not read in
         later turns.
-      kind: Number that is equal for events with messages of one size, e.g. the
-        number of the fragment.
+      kind: Number of the fragment that is exchanged. Events of one kind have
+        messages of one size, and the norms of these messages are compared.
       snapshot: Returns the first event whose result the shared state does not
         have yet, and the arrays of the state. It is called when a snapshot may
         be due. None: this replica writes no snapshot.
@@ -706,7 +714,7 @@ class Mailbox:
       event: Number of the event (exchange).
       turn: Number of the turn: of the message within the event, from 0.
       like: Arrays of the types and shapes of a message.
-      kind: Number that is equal for events with messages of one size.
+      kind: Number of the fragment that is exchanged.
       num_blocks: Number of blocks in the fingerprint of each message.
       expected: Names of the replicas whose messages the turn waits for.
       num_slices: Number of slices into which messages are cut; 0: they are not.
@@ -734,6 +742,7 @@ class Mailbox:
         f"event {event}: the other replicas make the mean in shares, and this"
         " replica gives no tables= for its messages"
       )
+    # Each expected replica makes the share of one slice, in their order.
     first_slice = 0
     if self.name in expected:
       first_slice = list(expected).index(self.name)

@@ -217,10 +217,17 @@ def usual_norm(
 ) -> float | None:
   """Returns the usual norm, with which the norms of a turn are compared.
 
-  With three norms or more the usual norm is their median, the lower one of two.
-  With two norms it is the lower one, or the median of the last six events if
-  that is higher. With one norm it is that median. So a single large message
-  never raises the norm that it is compared with.
+  It depends on how many norms count:
+
+  - three or more: their median (of an even number, the lower of the two middle
+    norms);
+  - two: the lower one, or the running median if that is higher;
+  - one: the running median.
+
+  The running median is the median of the last six values of `accepted` (of an
+  even number, the higher of the two middle values). If two norms count, fewer
+  values are enough. So a single large message never raises the norm that it is
+  compared with.
 
   Args:
     norms: Norms of the messages of a turn. Norms that are 0 or not finite do

@@ -1,5 +1,10 @@
 """The objects of a run: their paths in the store, and messages as raw bytes.
 
+An event is one exchange. It has one turn or several, and in each turn every
+replica sends one message. A turn is settled once its manifest is written: the
+list of the messages that all replicas average. A seat is the entry of a replica
+that joins the run or comes back.
+
 run.json, run.copy.json      what is trained, and by which rules
 seat/0002                    a replica, and the event from which it takes part
 event/0000000012/0/oslo      message of a replica: event, turn, name
@@ -315,22 +320,24 @@ class Inbox:
     turn: Number of the turn: of the message within the event, from 0.
     like: Arrays with the types and shapes of every message of this turn. Their
       values are not read.
-    kind: Number that is equal for events with messages of one size, e.g. the
-      number of the fragment.
+    kind: Number of the fragment that is exchanged. Events of one kind have
+      messages of one size, and the norms of these messages are compared.
     num_blocks: Number of blocks in the fingerprint of every message of this
       turn; 0 if messages have no fingerprint.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
-      grace time.
-    there: Names of the replicas whose messages are probably in the store: the
-      last listing had them, or most messages of the last turn came early.
+      grace time (`MailboxRules.grace_s`).
+    there: Names of the replicas whose messages are probably in the store and
+      were not read yet: the last listing of the turn had them, or there was no
+      listing and, in the turn before, all but a few messages were there when
+      this replica looked first.
     held: The messages that this replica has, by name of their sender.
     taken: Contents of the seats that were taken since the event before: the
       replica's "name", and the event "since" which it takes part.
     num_looks: How often this replica has looked whether the turn is settled.
-    seats_read_s: When it has looked for new seats last, by the clock of the
-      store; None: not in this turn.
+    seats_read_s: Time of the last look for new seats in this turn, by the clock
+      of the store (seconds); None: there was none yet.
     num_slices: Number of slices into which messages are cut, S
       (`sliced.SlicedInbox`); 0: they are not cut.
     num_bytes: Bytes of one message, with its signature.
@@ -521,7 +528,8 @@ class Inbox:
   def read(self, replica: str) -> None:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
-    Does nothing if the message is missing, has another layout or is not signed.
+    Does nothing if the message is missing or not signed, or if it has another
+    layout, or a negative or infinite weight.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)

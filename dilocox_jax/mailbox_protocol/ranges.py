@@ -55,7 +55,7 @@ class SignedRanges:
 
     Returns:
       The bytes from `start` to `stop`; None if the object is missing, too
-      short, not signed, or not the one with the digest.
+      short, not signed, or has another digest than the wanted object.
 
     Raises:
       ValueError: If the range is empty or not within the content.

@@ -6,11 +6,11 @@ and nobody changes it afterwards. A later replica whose config or version of the
 protocol differs is refused.
 
 A replica that joins a run, or comes back to it, takes the next free *seat*: an
-object that is created once. The seat holds the event from which the replica
-takes part. A replica that did not send its message in time counts as *away*
-since that event. Nobody waits for it until it takes a new seat with a later
-event. Seats are numbered. So one request for the next number shows whether any
-replica has joined, however many replicas are away.
+object that is created once. The seat holds the number of the event (exchange)
+from which the replica takes part. A replica that did not send its message in
+time counts as *away* since that event. Nobody waits for it until it takes a new
+seat with a later event. Seats are numbered. So one request for the next number
+shows whether any replica has joined, however many replicas are away.
 """
 
 import dataclasses

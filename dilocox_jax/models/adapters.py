@@ -21,7 +21,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.models.families import FAMILIES, family_of
 from dilocox_jax.models.tensor_files import (
   TensorShape,
-  check_alone,
+  check_no_other_checkpoint,
   write_tensors,
 )
 from dilocox_jax.models.weights import save_json
@@ -157,7 +157,7 @@ def export(
     "bias": "none",
     "target_modules": [module_names[name] for name in lora.names],
   }
-  check_alone(folder, {_CONFIG, _TENSORS})
+  check_no_other_checkpoint(folder, {_CONFIG, _TENSORS})
   # The config is written last, so that a folder with a config is complete.
   (folder / _CONFIG).unlink(missing_ok=True)
   tensor_shapes = [

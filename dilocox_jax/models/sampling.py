@@ -209,7 +209,8 @@ def _drawn(
     highest_Bx1: Highest logit of each row.
     key: Random key.
     temperature: Divisor of the logits, above 0.
-    top_p: Probability that the candidates must have together.
+    top_p: Tokens are drawn from candidates: as many of the likeliest tokens as
+      together have this probability.
 
   Returns:
     The tokens, [B].
@@ -240,7 +241,8 @@ def _has_top_share(logits_BxV: Array, top_p: float | int) -> Array:
 
   Args:
     logits_BxV: Logits.
-    top_p: Probability that the candidates must have together.
+    top_p: The candidates are as many of the likeliest tokens as together have
+      this probability.
   """
   order_BxV = jnp.argsort(-logits_BxV, axis=-1, stable=True)
   shares_BxV = jnp.take_along_axis(

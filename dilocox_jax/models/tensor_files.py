@@ -461,11 +461,11 @@ def _header_bytes(tensors: Iterable[TensorShape], digest: str) -> bytes:
   return struct.pack("<Q", len(text)) + text
 
 
-def check_alone(folder: pathlib.Path, written: set[str]) -> None:
+def check_no_other_checkpoint(folder: pathlib.Path, written: set[str]) -> None:
   """Refuses a folder that has files of another checkpoint.
 
-  Readers would take the files for one checkpoint: `transformers` applies
-  adapters that lie beside a model, and follows the index of an earlier save.
+  Readers would mix both checkpoints: `transformers` applies adapters that lie
+  beside a model, and follows the index of an earlier save.
 
   Args:
     folder: Folder to write into.
@@ -473,7 +473,7 @@ def check_alone(folder: pathlib.Path, written: set[str]) -> None:
 
   Raises:
     ValueError: One line that names a file of another checkpoint, or a path to
-      be replaced that is no regular file.
+      be replaced that is neither a regular file nor a symbolic link.
   """
   for path in sorted(folder.iterdir()):
     is_tensors = path.name.endswith((SUFFIX, f"{SUFFIX}.index.json"))

@@ -24,7 +24,7 @@ from dilocox_jax.models.tensor_files import (
   INDEX_FILE,
   StoredTensor,
   TensorShape,
-  check_alone,
+  check_no_other_checkpoint,
   divided_among_files,
   open_tensors,
   write_index,
@@ -273,7 +273,7 @@ def write_checkpoint(
   has_index = len(tensors_by_file) > 1
   if has_index:
     file_names.add(INDEX_FILE)
-  check_alone(folder, file_names)
+  check_no_other_checkpoint(folder, file_names)
   config_path = folder / CONFIG_FILE
   _check_replaceable(config_path)
   # A folder without config.json is no checkpoint. So the old config is removed

@@ -290,8 +290,9 @@ def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
 
   Args:
     shapes: Leaf shapes by path. Those below "blocks" must begin with the number
-      of layers, and both these and the other leaves must have values.
-    fragments: The division into layers.
+      of layers. At least one leaf below "blocks" and at least one other leaf
+      must have a value.
+    fragments: The division into layers, with P > 1.
   """
   count = fragments.num_fragments
   depth = fragments.num_layers
@@ -300,10 +301,14 @@ def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
     for path, shape in shapes.items()
     if is_stacked(path) and shape[:1] != (depth,)
   ]
-  for number, place in enumerate(("outside", "below")):
+  # Fragment 0 is everything outside of "blocks". All other fragments have equal
+  # shapes, so fragment 1 stands for them.
+  for number, place in ((0, "outside of"), (1, "below")):
     values = fragments.shapes(number, shapes).values()
     if not any(map(math.prod, values)):
-      problems.append(f"no leaf {place} has a value for fragment {number}")
+      problems.append(
+        f"no leaf {place} {BLOCKS!r} has a value for fragment {number}"
+      )
   problem = next(iter(problems), "")
   require(
     not problem,

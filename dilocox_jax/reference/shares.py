@@ -340,7 +340,8 @@ def residual_values(
 def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
   """Returns where the residual of a mean is cut into slices.
 
-  It has as many rows and slices as the messages, but other bytes in each row.
+  The residual is what the encoding of the mean loses. It has as many rows and
+  slices as the messages, but other bytes in each row.
 
   Args:
     tables: How messages are encoded.

@@ -229,11 +229,12 @@ def _view(
   With more than `MAX_FRONT` settings, the vertical axis shows the ends of the
   curves, because the starts of all curves are much the same. A curve that ends
   far above the others would squeeze them. So the axis ends below such a curve
-  (`_loss_limits`).
+  (`_loss_limits`). The front is the few settings that matter most
+  (`_front_names`).
 
   Args:
     frame: All settings.
-    axis: As in `loss_panel`.
+    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
 
   Returns:
     A tuple of three. First the lowest and the highest loss of the axis; None
@@ -299,7 +300,7 @@ def _front_names(
 
   Args:
     frame: All settings.
-    axis: As in `loss_panel`.
+    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
     visible: Last loss of each setting whose curve ends in view, by its name.
       Only these settings are chosen.
 

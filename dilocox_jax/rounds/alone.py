@@ -1,11 +1,11 @@
-"""Refuses collectives between replicas that are separate programs.
+"""Refuses collectives between replicas that meet in a store.
 
-Replicas that exchange through a store, a folder or a bucket
-(`mailbox_protocol`), are programs of their own, so they share no axis. A
-collective over the axis "replica" in an inner step, as in SCAFFOLD, cannot
-reach the other replicas. On an axis of length 1 the collective would return its
-own argument, and the run would silently train by another method. So such a
-replica is mapped over an axis with another name
+Replicas that exchange through a store, i.e. a folder or a bucket
+(`mailbox_protocol`), are separate processes that share no JAX runtime, and
+therefore no axis. A collective over the axis "replica" in an inner step, as in
+SCAFFOLD, cannot reach the other replicas. On an axis of length 1 the collective
+would return its own argument, and the run would silently train by another
+method. So such a replica is mapped over an axis with another name
 (`distributed.replicas.ALONE_AXIS`). JAX then raises a NameError when it traces
 the collective, and this module turns the NameError into one line that says what
 to do. The same holds for `axis_index` and `axis_size`, which would say that
@@ -35,11 +35,11 @@ def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
 
   Args:
     what: Name of the code that is traced, for the message.
-    replicas: The replicas of this program.
+    replicas: The replicas of this process.
 
   Raises:
     ValueError: One line, if the code uses the replica axis although the other
-      replicas are programs of their own.
+      replicas are other processes that meet in a store.
   """
   try:
     yield
@@ -60,12 +60,12 @@ def refusing_collectives(
   """Wraps a function so that it runs inside `refuse_collectives`.
 
   The wrapped function raises a ValueError of one line if it uses the replica
-  axis although the other replicas are programs of their own.
+  axis although the other replicas are other processes that meet in a store.
 
   Args:
     what: Name of the function, for the message.
     function: Code of one replica.
-    replicas: The replicas of this program.
+    replicas: The replicas of this process.
   """
 
   def guarded(*arguments: Any, **named: Any) -> Any:

@@ -1,7 +1,7 @@
 """The two kinds of exchange, each with the runtime that it needs.
 
-If one JAX program has all replicas, they share an axis, over which an
-aggregator averages (`LocalExchange`). If each replica is a program of its own,
+If all replicas are in one JAX runtime, they share an axis, over which an
+aggregator averages (`LocalExchange`). If each replica has a runtime of its own,
 there is no such axis: the replicas exchange through a folder or a bucket
 (`MailboxExchange`, docs/mailbox/how_to.md).
 """
@@ -45,7 +45,7 @@ from dilocox_jax.rounds.runtime import Runtime
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocalExchange:
-  """The exchange of replicas that are all in one JAX program.
+  """The exchange of replicas that are all in one JAX runtime.
 
   Attributes:
     aggregator: Averages over the axis of the replicas.
@@ -59,9 +59,9 @@ class LocalExchange:
   axis_name: str = REPLICA_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Does nothing, because no other programs belong to the run.
+    """Does nothing, because no other JAX runtime belongs to the run.
 
-    In contrast, `MailboxExchange.enter` joins a run of several programs.
+    In contrast, `MailboxExchange.enter` joins a run of several runtimes.
 
     Args:
       method: Not read.
@@ -86,7 +86,7 @@ class LocalExchange:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MailboxExchange:
-  """The exchange of one replica with replicas that are other programs.
+  """The exchange of one replica with replicas in other JAX runtimes.
 
   They exchange through a mailbox: a folder or a bucket.
 
@@ -107,13 +107,13 @@ class MailboxExchange:
     """Joins the run in the folder or bucket, or starts it as the first replica.
 
     Args:
-      method: Schedule and rule, which must be equal in all programs.
-      num_replicas: Number of replicas of this program; must be 1.
+      method: Schedule and rule, which must be equal in all replicas.
+      num_replicas: Number of replicas in this JAX runtime; must be 1.
 
     Raises:
-      ValueError: If this program has several replicas, or if the run was
+      ValueError: If this JAX runtime has several replicas, or if the run was
         started with other values of settings that must be equal in all
-        programs.
+        replicas.
     """
     require(
       num_replicas == 1,
@@ -125,9 +125,11 @@ class MailboxExchange:
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that sends and receives the mailbox's messages.
 
-    Some codecs (those that select values) make other messages if a replica is
-    divided among devices. With such a codec, either all replicas of the run
-    have to be divided, or none.
+    If the encoder is not a `Quantizer` (e.g. top-k), a replica that is divided
+    among devices encodes each leaf by itself, but a replica on one device
+    encodes several leaves together. So their messages do not match. In this
+    case, the client of a divided replica compares one more term of the run, so
+    that a run which mixes divided and undivided replicas is refused.
 
     Args:
       outer: Exchanges pseudo-gradients.

@@ -116,7 +116,8 @@ class Rounds:
       ValueError: One line, in any of these cases: the parameters have no
         values; a leaf is no array of real floats; the fragments do not fit the
         tree; or the outer step communicates over the replica axis although the
-        other replicas are programs of their own (`rounds.alone`).
+        other replicas are other processes that meet in a store
+        (`rounds.alone`).
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)
@@ -544,15 +545,16 @@ class Rounds:
 
   @property
   def _guarded_step(self) -> InnerStep:
-    """The inner step, which raises ValueError instead of using a missing axis.
+    """The inner step, with a check for collectives that reach no replica.
 
-    If the other replicas are programs of their own, a collective between
-    replicas in the step cannot reach them (`rounds.alone`).
+    While it is traced, it raises a ValueError of one line if it uses the
+    replica axis although the other replicas are other processes that meet in a
+    store (`rounds.alone`).
     """
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
-    """Refuses steps with collectives between replicas of different programs.
+    """Refuses steps with collectives between replicas that use a store.
 
     The inner and the outer step are traced with shapes alone, so nothing is
     computed or compiled.
@@ -564,7 +566,7 @@ class Rounds:
 
     Raises:
       ValueError: One line, if a step uses the replica axis although the other
-        replicas are programs of their own (`rounds.alone`).
+        replicas are other processes that meet in a store (`rounds.alone`).
     """
     self.states.check_outer(params)
     replica = self.states.abstract(params, optimizer).replica
@@ -622,11 +624,15 @@ class Rounds:
   ) -> jax.stages.Lowered:
     """Returns the program of a window, traced but not compiled yet.
 
+    It is the program for replicas that all take the same steps, and it also
+    runs the exchange of the window.
+
     Args:
       state: Shapes, types and shardings of the state before the window
         (`RoundStates.abstract`).
-      batches: Shapes and types of the batches, leaves [M, n, ...].
-      window: A window of the schedule.
+      batches: Shapes and types of the batches, leaves [M, n, ...], where n is
+        the number of inner steps of the whole round.
+      window: A window of the schedule, with inner steps.
     """
     replicas = self.replicas
 
@@ -648,8 +654,10 @@ class Rounds:
     num_steps = jax.tree.leaves(batches)[0].shape[1]
     values = shape((replicas.num_replicas, num_steps), 0, jnp.float32)
     metrics = StepMetrics(values, values)
-    progress = InnerProgress(state.replica, shape(()), metrics)
-    given = WindowInput(progress, batches, shape(()), frozen=self.frozen)
+    progress = InnerProgress(state.replica, step=shape(()), metrics=metrics)
+    given = WindowInput(
+      progress, batches, num_steps=shape(()), frozen=self.frozen
+    )
     given = self._with_fragments(given, window, fragment, index)
     return self.program(self.kind(window)).lower(*given)
 

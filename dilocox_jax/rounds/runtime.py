@@ -25,10 +25,11 @@ Waits = list[tuple[float, float]]
 
 
 class WindowWork(NamedTuple):
-  """Argument of `Runtime.run`: a window, and what its exchange needs.
+  """What `Runtime.run` gets for a window.
 
   Attributes:
-    window: The window: some inner steps, then a send or an apply.
+    window: The inner steps up to the next events, and these events: an apply, a
+      send or both (`sync_schedule.Window`).
     kind: The properties for which the window's program is compiled.
     given: Arguments of the window's program.
     fragments: States of all fragments before the window.
@@ -84,7 +85,7 @@ class Runtime(Protocol):
     Args:
       trace_outer_step: Function that traces the outer step with shapes alone.
         It raises ValueError if the step communicates over the replica axis
-        although the other replicas are programs of their own.
+        although the other replicas are other processes that meet in a store.
 
     Raises:
       ValueError: If `trace_outer_step` raises it.

@@ -109,7 +109,7 @@ class RoundStates:
     return RoundState(replica, tuple(fragments), self.number(0))
 
   def check_outer(self, params: Tree) -> None:
-    """Refuses an outer step with collectives between separate programs.
+    """Refuses outer steps with collectives between replicas that use a store.
 
     The outer step is traced with shapes alone, so nothing is computed or
     compiled.
@@ -119,7 +119,8 @@ class RoundStates:
 
     Raises:
       ValueError: One line, if the outer step uses the replica axis although the
-        other replicas are programs of their own (`rounds.alone`).
+        other replicas are other processes that meet in a store
+        (`rounds.alone`).
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)

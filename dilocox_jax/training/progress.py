@@ -236,6 +236,8 @@ class ProgressBar:
     self._title = title
     self._speed = Speed(total_steps, start_progress)
     self._result = ""  # Loss, speed and time left.
+    # What the run does between two updates, e.g. an evaluation, since when, and
+    # what comes after it. "": nothing to show.
     self._activity = ""
     self._activity_start_s = 0.0
     self._then = ""

@@ -167,8 +167,8 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
     saved: State of the clock in the checkpoint; None if the run had no clock.
 
   Raises:
-    RefusedError: If only one of the two is None, or if they belong to different
-      clusters.
+    RefusedError: If only one of the two is None, or if their clusters or the
+      durations of their steps (`--step_s`) differ.
   """
   if (saved is None) != (clock is None):
     began = "without" if saved is None else "with"

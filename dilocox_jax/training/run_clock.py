@@ -58,6 +58,7 @@ class Clock(Protocol):
       state: A result of `get_state`.
 
     Raises:
-      ValueError: If the state is that of another cluster's clock.
+      ValueError: If the state is that of a clock with another cluster or other
+        durations.
     """
     ...

@@ -379,8 +379,7 @@ def _check_tokens(text: Corpus) -> None:
     if tokens is None:
       continue
     if isinstance(tokens, np.memmap):
-      # To read a whole mapped file would take minutes. Its tokens are checked
-      # when its batches are read.
+      # The other tokens are checked when batches are read.
       tokens = tokens[:1]
     check_token_ids(tokens, vocabulary, f"{split} tokens of {text.name!r}")
 

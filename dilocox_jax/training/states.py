@@ -178,8 +178,9 @@ def segment_sent_bytes(
   """Returns the bytes that a replica sends in a segment.
 
   These are the messages of the exchanges. If replicas return in the segment
-  after an absence, the size of one replica's state is added, because they start
-  with a copy of it.
+  after an absence, they get a copy of a replica's state (parameters, inner
+  optimizer and any correction). The copy goes around a ring, so its bytes are
+  added once, however many replicas return.
 
   Args:
     traffic: Counts the bytes of the exchanges.
@@ -269,14 +270,16 @@ def _is_shared(sharding: Sharding) -> bool:
 
 @functools.cache
 def _bit_sums(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
-  """Builds the program that computes a checksum of each replica's copies.
+  """Builds the program that computes a checksum of each replica's arrays.
 
   Args:
-    mesh: Mesh of all leaves.
-    specs: How the mesh divides each leaf.
+    mesh: Mesh of all arrays.
+    specs: How the mesh divides each array. It does not divide any of them among
+      replicas: every replica has a copy.
 
   Returns:
-    A function (leaves) -> checksums [M] uint32.
+    A function (list of arrays) -> checksums [M] uint32, one for each replica's
+    copies of all arrays together.
   """
   axes_within_replica = tuple(
     name for name in mesh.axis_names if name != REPLICA_AXIS

@@ -1,4 +1,7 @@
-"""Reports the expected gaps: briefly on the terminal, in full on a page."""
+"""Reports how far the loss of replicas is expected to end above AllReduce's.
+
+The terminal shows a summary, and a page has everything.
+"""
 
 import dataclasses
 import math

@@ -47,10 +47,10 @@ class GrowingSetting(Setting):
 
   @property
   def num_exchanges(self) -> int:
-    """Number of times that a replica sends values of all parameters.
+    """Number of exchanges, each of all parameters.
 
-    In a round it sends pseudo-gradients once, and in a data-parallel step
-    gradients.
+    They are the outer steps and the data-parallel steps of the warm start; for
+    AllReduce all steps.
     """
     if self.is_allreduce:
       return self.steps

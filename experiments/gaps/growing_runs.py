@@ -27,8 +27,8 @@ class GrowingRow(Row):
 
   Attributes:
     setting: Name of the setting (`growing.SETTINGS`).
-    exchanges: Number of times that a replica sent values of all parameters:
-      pseudo-gradients of a round, or gradients of a data-parallel step.
+    exchanges: Number of exchanges: outer steps and data-parallel steps of the
+      warm start; for AllReduce all steps.
     sent_bytes: Bytes that one replica sent; 0 for AllReduce, whose single
       replica takes all sequences.
     inner_rate: Highest inner learning rate.

@@ -31,6 +31,9 @@ _FEWEST_POINTS = 3  # Numbers of replicas that a line needs.
 class Line(NamedTuple):
   """The line "doublings lost = a log2 M - b" of settings that differ only in M.
 
+  The doublings lost say how many times AllReduce's batch may be halved until
+  its loss is that of the M replicas.
+
   Attributes:
     setting: One of the settings.
     num_points: Number of settings that were fitted, each with its own M.

@@ -83,18 +83,26 @@ def offer(
 ) -> Offer | None:
   """Computes the gap and the bytes of a run with a method and M replicas.
 
+  `hours`, the times and losses on a cluster, stays None (`with_hours`).
+
   Args:
     config: Config of the planned run. Its model, text and steps stay, and its
-      sequences are divided among the M replicas.
+      sequences are divided among the M replicas. `membership.absences`,
+      `membership.inner_steps` and `data.mix` are dropped, because they have
+      values for single replicas.
     method: Name of the method. If it is the method of `config`, its settings
-      stay as well.
+      stay. Otherwise the method's recipe is taken, with the config's H if it
+      sets one. In both cases the rank does not adapt
+      (`method_plans.of_method`).
     num_replicas: Number of replicas, M.
-    gain: s, the share by which AllReduce's loss falls when its batch doubles.
+    gain: s, the share by which AllReduce's loss falls if its batch doubles from
+      half of the sequences in a step to all of them.
 
   Returns:
-    The run and its costs, without times on a cluster. None if M does not divide
-    the number of sequences in a step, if the method does not go with the
-    config, or if the law of the gap does not cover the method.
+    The run and its costs. None if M is 1 or does not divide the number of
+    sequences in a step, if the method exchanges gradients at every step (the
+    law of the gap is about rounds), or if the method does not go with the
+    config.
   """
   batch = global_batch(config)
   if batch % num_replicas:

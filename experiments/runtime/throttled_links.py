@@ -110,7 +110,8 @@ class ThrottledNetwork:
     self.links = list(links)
     self.addresses = [f"10.77.0.{node + 1}" for node in range(len(links))]
     self._stack = stack
-    # Process ids of the holders, by host name.
+    # Process ids of the holders (the processes that keep the network namespaces
+    # of the nodes and of the switch), by host name.
     self._pids: dict[str, int] = {}
     is_root = os.geteuid() == 0
     self._enter = [] if is_root else ["--user", "--preserve-credentials"]

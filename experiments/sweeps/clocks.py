@@ -100,7 +100,7 @@ class SweepClock:
     return from_mapping(values | changed)
 
   def times(self, config: RunConfig) -> Times:
-    """Simulates the timed run of a trained run.
+    """Simulates the times of the run that is timed in place of a trained run.
 
     Args:
       config: Config of the trained run.

@@ -87,7 +87,7 @@ class Rows:
       self._evaluations.setdefault(row.run, []).append(row)
     self._other_runs = runs[~is_own]
     self._other_evaluations = evaluations[has_line & ~is_own_evaluation]
-    if self.source != path:
+    if self.source != path:  # Only runs of this sweep are copied to `path`.
       self._other_runs = self._other_runs[:0]
       self._other_evaluations = self._other_evaluations[:0]
 

@@ -79,7 +79,7 @@ class LayerMethod:
 
 @dataclasses.dataclass(frozen=True)
 class LayerRun:
-  """The times of a simulated run.
+  """The times of a simulated run, with links of several bandwidths.
 
   Attributes:
     compute_s: Duration of the compute of all steps together (seconds).

@@ -28,11 +28,13 @@ GOODPUT = Link.efficiency
 
 
 def config_of(method: str, **changes) -> RunConfig:
-  """Returns the default config of a method, with some fields changed.
+  """Returns the config of a method's recipe, with some fields changed.
+
+  Rank and H stay fixed: `adaptive.mode` is "off" unless `changes` sets it.
 
   Args:
-    method: Name of the method. It brings its codec, its optimizers and its
-      schedule (the *recipe*).
+    method: Name of the method. Its recipe sets the codec, the optimizers and
+      the schedule.
     **changes: Values by field, for each section of the config. Example:
       sync={"sync_interval": 125}. A change of `sync.method` changes the method,
       but the other fields keep the values of the first method's recipe.

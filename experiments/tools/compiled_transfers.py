@@ -1,5 +1,8 @@
 """Finds the transfers between slices in the text of a compiled program.
 
+A slice is a group of TPUs with fast links among them. Each replica is on a
+slice of its own.
+
 XLA has no public way to walk through the instructions of a compiled program, so
 this module reads the text of the program. A pair of the instructions `send` and
 `recv` starts a transfer, and `recv-done` waits for the result. If a loop over
@@ -64,7 +67,7 @@ class _Send(NamedTuple):
 
 
 def transfers(text: str) -> list[Transfer]:
-  """Returns the transfers between slices in the order in which they end.
+  """Returns the transfers between slices of TPUs, in the order of their ends.
 
   Args:
     text: A scheduled program, as `compiled.as_text()` has it.

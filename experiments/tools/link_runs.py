@@ -421,8 +421,8 @@ def predicted_step_s(
   """Returns the simulated time of a step in the middle of a run (seconds).
 
   Args:
-    config: Config of the run, as its config.json has it.
-    rate_bps: Rate of both links (bit/s).
+    config: Config of a run of two replicas, as its config.json has it.
+    rate_bps: Rate of each replica's link (bit/s).
     transport: Transport of the prediction.
     step_s: Time of an inner step alone (seconds).
   """

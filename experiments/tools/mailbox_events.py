@@ -1,10 +1,10 @@
-"""Runs replicas of a mailbox without training; measures what exchanges cost.
+"""Measures the time, requests and bytes that an event costs a replica.
 
-An *event* is one exchange of all replicas through the mailbox. `simulated_cost`
+An *event* is one exchange of a fragment through the mailbox. `simulated_cost`
 runs all replicas in one process, with a store whose requests take simulated
 time. `processes_cost` runs each replica as a process, with a folder whose
-requests are delayed. The replicas take no inner steps, so an event takes only
-the time of the exchange.
+requests are delayed. The replicas do not train, so an event takes only the time
+of the exchange.
 """
 
 import dataclasses

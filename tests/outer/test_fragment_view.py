@@ -105,9 +105,13 @@ def test_short_fragments_end_in_zeros_that_are_never_written_back():
 @pytest.mark.parametrize(
   ("view", "params", "message"),
   [
-    (SHORT, {"w": jnp.ones((LAYERS, 2))}, "below has a value"),
+    (SHORT, {"w": jnp.ones((LAYERS, 2))}, "below 'blocks' has a value"),
     (SHORT, {"blocks": jnp.ones((4, 2)), "w": jnp.ones(2)}, "not .5, ...."),
-    (SHORT, {"blocks": {"w": jnp.ones((LAYERS, 2))}}, "outside has a value"),
+    (
+      SHORT,
+      {"blocks": {"w": jnp.ones((LAYERS, 2))}},
+      "outside of 'blocks' has a value",
+    ),
     (SHORT, {"w": jnp.ones(2, jnp.int32)}, "real floats"),
     (
       FragmentView(3, Fragments(3, LAYERS + 1)),

@@ -55,7 +55,7 @@ class Lora:
 
   @property
   def names(self) -> list[str]:
-    """Names of the products that have adapters, e.g. ["query", "value"]."""
+    """Names of the matrix products with adapters, e.g. ["query", "value"]."""
     return self.products.replace(" ", "").split(",")
 
   def shapes(

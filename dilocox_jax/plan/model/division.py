@@ -194,7 +194,7 @@ class Division:
 
   @functools.cached_property
   def _specs_by_path(self) -> dict[str, Spec]:
-    """Spec of each parameter by path, from `leaf_specs`; {} for a decoder."""
+    """`leaf_specs` as a dict by path; {} for the built-in decoder."""
     return dict(self.leaf_specs or ())
 
   def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:

@@ -216,12 +216,13 @@ def parameter_count(shape: ModelShape) -> int:
 
     h V D + D + num_layers (2 D (W + U) + g D F + 2 D + q)
 
-  W = N K is the width of the queries, and U = kv_heads K is the width of the
-  keys and the width of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU, ReLU)
-  matrices. With QK-norm, the norms of queries and keys have q = 2 K parameters;
-  otherwise q is 0. There are h = 2 tables of the vocabulary, or 1 if head and
-  embedding are tied. Biases of norms and projections, and learned positions,
-  are added to this number.
+  V is the size of the vocabulary, and D the width of the model. With N heads of
+  width K, W = N K is the width of the queries, and U = kv_heads K is the width
+  of the keys and the width of the values. The MLP has the width F, and g = 3
+  (SwiGLU) or 2 (GELU, ReLU) matrices. With QK-norm, the norms of queries and
+  keys have q = 2 K parameters; otherwise q is 0. There are h = 2 tables of the
+  vocabulary, or 1 if head and embedding are tied. Biases of norms and
+  projections, and learned positions, are added to this number.
 
   Source: counted by this project. The matrix terms are those of Hoffmann et al.
   2022, arXiv 2203.15556, appendix F.

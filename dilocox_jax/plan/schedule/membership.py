@@ -152,6 +152,9 @@ class Membership:
   def present(self, round_index: int) -> np.ndarray:
     """Returns whether each replica is present in a round, booleans [M].
 
+    If chance would keep all replicas away, the first one that is not away by
+    plan is present all the same.
+
     Args:
       round_index: Index of the round, from 0.
     """

@@ -429,6 +429,8 @@ class SyncSchedule:
       # With tau = 0 a round measures and applies on the same step.
       yield dataclasses.replace(apply, follows_send=overlap == 0)
       return
+    # With tau >= H, the next send of a longer run would also come before the
+    # applies that are pending.
     yield send
     for index, window in enumerate([*pending, apply]):
       is_after_send = index == 0 and self.is_whole_rounds
