@@ -190,7 +190,13 @@ def test_settings_of_a_list_differ_and_each_gap_has_its_baseline():
     for each in settings:
       each.config(RUNS[0])
       batch = each.global_batch
-      baseline = Setting(each.size, replicas=1, batch=batch, steps=each.steps)
+      baseline = Setting(
+        each.size,
+        replicas=1,
+        batch=batch,
+        steps=each.steps,
+        source=each.source,
+      )
       assert baseline in settings or each.momentum != 0.9
 
 
