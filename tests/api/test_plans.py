@@ -173,6 +173,7 @@ def test_an_uncertain_gap_counts_against_a_plan():
 
   def with_range(name, gap, high):
     plan = by_name[name]
+    assert plan.expected is not None
     rounds = by_name["muloco"].rounds
     expected = dataclasses.replace(plan.expected, gap=gap, low=-0.1, high=high)
     return dataclasses.replace(plan, rounds=rounds, expected=expected)
