@@ -14,10 +14,10 @@ methods, and writes a config that `train` takes for each that fits:
     --config.model.preset=llama_1_1b --config.data.batch_size=256 \
     --config.data.sequence_length=1024 --cluster=200mbit --memory='80 GB'
 
-Methods are ranked by the loss that they are expected to reach in equal time.
-Their gaps follow from what AllReduce gains when its batch doubles. Without
---losses this is extrapolated from the size of the model; `experiments.gap`
-measures it.
+Methods are ranked by the upper end of the range in which their loss at equal
+time is expected. The gaps follow from what AllReduce gains when its batch
+doubles. Without --losses this is extrapolated from the size of the model;
+`experiments.gap` measures it.
 """
 
 import math

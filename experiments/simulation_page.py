@@ -37,12 +37,11 @@ _COLUMNS = ("quantity", "value", "kind")
 _NCCL_BYTES = 4 * 2**20
 
 
-def _speed(tokens_per_s: float) -> str:
-  """Returns tokens a second, e.g. "9.02", "3,724" or "2.77 M"."""
-  if tokens_per_s >= 1e6:
-    return f"{tokens_per_s / 1e6:.3g} M"
-  is_large = tokens_per_s >= 1000
-  return f"{tokens_per_s:,.0f}" if is_large else f"{tokens_per_s:.3g}"
+def _speed(speed: float) -> str:
+  """Returns tokens a second or a speed-up: "9.02", "3,724" or "2.77 M"."""
+  if speed >= 1e6:
+    return f"{speed / 1e6:.3g} M"
+  return f"{speed:,.0f}" if speed >= 1000 else f"{speed:.3g}"
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
@@ -288,10 +287,11 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
         f" {100 * gain.high:.2g})"
       )
   return (
-    "Ranked by the expected loss at equal time beside AllReduce's: the expected"
-    " gap, and what fewer steps in this time cost (half as many: 7 % more loss,"
-    " derived), at the speed of the fastest. The gaps follow from s, by how"
-    f" much AllReduce's loss falls when its batch doubles: {share} ({source})."
+    "Ranked by the loss at equal time beside AllReduce's, at worst: the upper"
+    " end of the expected gap, and what fewer steps in this time cost (half as"
+    " many: 7 % more loss, derived), at the speed of the fastest. The gaps"
+    " follow from s, by how much AllReduce's loss falls when its batch doubles:"
+    f" {share} ({source})."
   )
 
 
@@ -351,7 +351,34 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
     sentences.append(
       "The memory of a device is not known: --memory would say it."
     )
-  return " ".join([*sentences, _hiding(best)]).strip()
+  sentences.append(_hiding(best))
+  likely = _best_expected(plans)
+  if likely is not best:
+    sentences.append(
+      f"{likely.name}{_settings(likely)} has a lower expected loss at equal"
+      f" time ({100 * likely.gap_at_equal_time:+.1f} % instead of"
+      f" {100 * best.gap_at_equal_time:+.1f} %), but may end higher"
+      f" ({100 * likely.worst_gap_at_equal_time:+.1f} % at worst instead of"
+      f" {100 * best.worst_gap_at_equal_time:+.1f} %)."
+    )
+  return " ".join(filter(None, sentences))
+
+
+def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
+  """Returns the plan with the lowest expected loss at equal time.
+
+  It is the first plan, unless another one that leaves enough memory free is
+  better by a tenth of a percent.
+
+  Args:
+    plans: Plans, the best first.
+  """
+  ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
+  return min(
+    ranked,
+    key=lambda plan: round(plan.gap_at_equal_time, 3),
+    default=plans[0],
+  )
 
 
 def _settings(plan: MethodPlan) -> str:
@@ -478,8 +505,10 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
   schedule = config.sync.named.schedule
   cluster = plan.setup.link_costs.cluster
   equal_time = ""
+  at_worst = ""
   if plan.is_measured:
     equal_time = f"{100 * plan.gap_at_equal_time:+.1f} %"
+    at_worst = f"{100 * plan.worst_gap_at_equal_time:+.1f} %"
   spare = "not known"
   if math.isfinite(plan.device_bytes):
     spare = units.human_share(plan.spare)
@@ -487,12 +516,15 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
     "method": plan.name,
     "expected gap": _expected_gap(plan, is_short),
     "equal time": equal_time,
+    "at worst": at_worst,
     "H": f"{schedule.sync_interval}",
     "tokens a_second": _speed(plan.tokens_per_s),
-    "speed up": f"{plan.speed_up:,.3g}x",
+    "speed up": f"{_speed(plan.speed_up)}x",
     "sent a_day": units.human_bytes(plan.bytes_per_day),
     "memory spare": spare,
   }
+  if is_short:
+    del row["tokens a_second"]  # The speed-up says as much.
   row = {
     name.replace("_", "\N{NO-BREAK SPACE}"): cell for name, cell in row.items()
   }

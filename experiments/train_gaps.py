@@ -37,7 +37,10 @@ _ROWS = flags.DEFINE_string(
   "rows", None, "CSV file of finished runs.", required=True
 )
 _DESIGN = flags.DEFINE_enum(
-  "design", "cpu", ["cpu", "gpu"], "Which list of settings."
+  "design",
+  "cpu",
+  ["cpu", "gpu", "texts"],
+  "Which list of settings: small models, larger ones, or other texts.",
 )
 _MINUTES = flags.DEFINE_float(
   "minutes",

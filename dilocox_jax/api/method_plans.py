@@ -10,7 +10,8 @@ A plan combines four things:
 - a layout, which divides each replica among its devices: the fastest layout
   that leaves enough memory free.
 
-Plans are ranked by the loss that they would reach in equal time.
+Plans are ranked by the loss that they are expected not to exceed in equal time:
+the upper end of its range. An uncertain gap thus counts against a plan.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ from dilocox_jax.config.device_memory import (
 from dilocox_jax.config.run import check_config
 from dilocox_jax.config.run_gap import run_gap
 from dilocox_jax.gap.expected import ExpectedGap
-from dilocox_jax.gap.gain import gain_of_size
+from dilocox_jax.gap.gain import NUM_ERRORS, gain_of_size
 from dilocox_jax.gap.law import Estimate, law
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.collectives import MAILBOX
@@ -145,13 +146,41 @@ class MethodPlan:
     Example: 0.02 is a loss that is 2 % higher. NaN if no gap of the method was
     measured.
     """
+    return self._at_equal_time(self.gap_range.value)
+
+  @property
+  def worst_gap_at_equal_time(self) -> float:
+    """Upper end of the range of `gap_at_equal_time`.
+
+    Only the range of the gap counts. NaN if no gap of the method was measured.
+    """
+    return self._at_equal_time(self.gap_range.high)
+
+  @property
+  def gap_range(self) -> Estimate:
+    """The gap at equal steps, with its range; 0 for AllReduce.
+
+    It is the expected gap, if the law has one, else the measured gap with two
+    standard errors on either side.
+    """
+    if self.expected is not None:
+      expected = self.expected
+      return Estimate(expected.gap, low=expected.low, high=expected.high)
+    if self.gap is None:
+      return Estimate(0.0, 0.0, 0.0)
+    width = NUM_ERRORS * self.gap.error
+    return Estimate(
+      self.gap.gap, low=self.gap.gap - width, high=self.gap.gap + width
+    )
+
+  def _at_equal_time(self, gap: float) -> float:
+    """Returns a gap that also has the cost of fewer steps in equal time.
+
+    Args:
+      gap: Gap at equal steps.
+    """
     if not self.is_measured:
       return math.nan
-    gap = 0.0
-    if self.expected is not None:
-      gap = self.expected.gap
-    elif self.gap is not None:
-      gap = self.gap.gap
     ratio = self.tokens_per_s / self.fastest_tokens_per_s
     return (1 + gap) * share_of_more_steps(ratio) - 1
 
@@ -295,8 +324,9 @@ def compare_methods(
 
     1. whether they leave enough memory free (`LEAST_SPARE`), and then whether
        they fit at all;
-    2. the expected loss in equal time, rounded to a tenth of a percent; methods
-       whose gap was never measured come last;
+    2. the upper end of the range of the loss in equal time, and then the
+       expected loss in equal time, both rounded to a tenth of a percent;
+       methods whose gap was never measured come last;
     3. the memory that they leave free;
     4. their throughput.
 
@@ -356,11 +386,13 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
     slowness = -float(f"{plan.tokens_per_s:.3g}")
+    losses = (math.inf, math.inf)
     if plan.is_measured:
-      rank = round(plan.gap_at_equal_time, 3)
-    else:
-      rank = math.inf
-    return not plan.has_room, not plan.fits, rank, -plan.spare, slowness
+      losses = (
+        round(plan.worst_gap_at_equal_time, 3),
+        round(plan.gap_at_equal_time, 3),
+      )
+    return not plan.has_room, not plan.fits, *losses, -plan.spare, slowness
 
   best_plans = []
   for candidates in plans:

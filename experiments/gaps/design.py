@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from experiments.gaps.settings import Setting
+from experiments.gaps.settings import FILES, Setting
 
 # Runs of this size and of this number of replicas are held out: the law of the
 # gap is not fitted on them, but predicts them (docs/results/predictions.md).
@@ -63,14 +63,20 @@ def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
 
 
 def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
-  """Yields AllReduce with the model and the number of steps of a setting.
+  """Yields AllReduce with the model, the steps and the text of a setting.
 
   Args:
     setting: The setting.
     *batches: Numbers of sequences in a step.
   """
   for batch in batches:
-    yield Setting(setting.size, replicas=1, batch=batch, steps=setting.steps)
+    yield Setting(
+      setting.size,
+      replicas=1,
+      batch=batch,
+      steps=setting.steps,
+      source=setting.source,
+    )
 
 
 def _cpu() -> list[Group]:
@@ -212,5 +218,26 @@ def _gpu() -> list[Group]:
   ]
 
 
+def _texts() -> list[Group]:
+  """Returns the settings that test the law on texts that it was not fitted to.
+
+  All have the smallest model and four replicas at most.
+  """
+  centers = [dataclasses.replace(_CENTER, source=source) for source in FILES]
+  return [
+    Group(
+      "AllReduce",
+      tuple(
+        setting for center in centers for setting in _allreduce(center, 16, 8)
+      ),
+    ),
+    Group("four replicas", tuple(centers)),
+    Group(
+      "delay and bits",
+      tuple(dataclasses.replace(center, delay=2, bits=1) for center in centers),
+    ),
+  ]
+
+
 # The lists of settings: functions that return the groups of each list.
-DESIGNS = {"cpu": _cpu, "gpu": _gpu}
+DESIGNS = {"cpu": _cpu, "gpu": _gpu, "texts": _texts}

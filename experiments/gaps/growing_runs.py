@@ -3,7 +3,6 @@
 `experiments.gaps.growing` has their settings.
 """
 
-import collections
 import dataclasses
 import logging
 import pathlib
@@ -13,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.training import run_text
-from experiments.gaps import population
+from experiments.gaps import population, tuning
 from experiments.gaps.growing import RATES, SETTINGS
 from experiments.gaps.rows import Row, add, read_rows
 from experiments.gaps.settings import Rates, Run
@@ -168,18 +167,13 @@ class GrowingRuns:
       name: Name of the setting.
 
     Returns:
-      The rates; None if no rates were trained on all of these seeds.
+      The rates; None if no rates were trained on all of these seeds without
+      divergence.
     """
-    losses = collections.defaultdict(list)
-    for row in self._rows(name):
-      if row.seed in self.seeds:
-        losses[row.rates].append(row.loss_average)
-    means = {
-      rates: statistics.fmean(values)
-      for rates, values in losses.items()
-      if len(values) == len(self.seeds)
-    }
-    return min(means, key=means.__getitem__) if means else None
+    return tuning.lowest_mean(
+      ((row.rates, row.seed, row.loss_average) for row in self._rows(name)),
+      self.seeds,
+    )
 
   def _results(self, name: str) -> dict[int, GrowingRow]:
     """Returns the runs with the best rates on `result_seeds`, by seed.

@@ -13,7 +13,7 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 # Speed of one process (FLOP/s) that counts while no run is finished, by name of
 # the list of settings.
-_ASSUMED_FLOPS_PER_S = {"cpu": 15e9, "gpu": 10e12}
+_ASSUMED_FLOPS_PER_S = {"cpu": 15e9, "gpu": 10e12, "texts": 15e9}
 
 
 class TrainingNeeded(NamedTuple):
@@ -64,8 +64,8 @@ def training_needed(
   Args:
     settings: The settings.
     rows: Finished runs. Runs of other settings count for the speed.
-    list_name: Name of the list of settings, "cpu" or "gpu". Its assumed speed
-      counts while no run is finished.
+    list_name: Name of the list of settings (`design.DESIGNS`). Its assumed
+      speed counts while no run is finished.
   """
   rows_by_setting = by_setting(rows)
   flops_per_s = _speed(rows, list_name).flops_per_s

@@ -22,6 +22,13 @@ SIZES = {
 # Power of the average of the parameters that is evaluated (`outer.average`).
 # AllReduce has the same.
 AVERAGE_POWER = 14.0
+# Texts that are files of the machine, by name: the glob of the files. On Debian
+# they come with the packages linux-libc-dev (headers) and iproute2, systemd,
+# util-linux and others (manual pages), so machines have different texts.
+FILES = {
+  "manual_pages": "/usr/share/man/man8/*.gz",
+  "c_headers": "/usr/include/linux/**/*.h",
+}
 FINAL_FRACTION = 0.2  # Last inner rate divided by the highest inner rate.
 NUM_VALIDATION_SEQUENCES = 256
 
@@ -71,7 +78,7 @@ class Setting:
     warm_start: Data-parallel steps at the beginning.
     momentum: Momentum of Muon, the inner optimizer.
     outer_momentum: Nesterov momentum of the outer step.
-    source: Name of the text (`data.source`).
+    source: Name of the text: a key of `FILES`, or a value of `data.source`.
     sequence_length: Tokens that a sequence predicts.
   """
 
@@ -138,8 +145,8 @@ class Setting:
     """A short name without spaces that only this setting has.
 
     Example: "59k-overlap_loco-4x4-576steps-H16-delay2-bits1". What has the
-    usual value is left out. The text and the sequence length are not named, as
-    they are the same in all settings of a list.
+    usual value is left out. The sequence length is not named, as it is the same
+    in all settings of a list.
     """
     parts = [self.size, self.method, f"{self.replicas}x{self.batch}"]
     parts.append(f"{self.steps}steps")
@@ -152,6 +159,8 @@ class Setting:
       "momentum": 0 if self.momentum == 0.9 else self.momentum,
     }
     parts += [f"{name}{value:g}" for name, value in unusual.items() if value]
+    if self.source in FILES:
+      parts.append(self.source)
     return "-".join(parts)
 
   def config(self, run: Run) -> RunConfig:
@@ -165,15 +174,11 @@ class Setting:
   def _shared_values(self) -> dict[str, Any]:
     """Returns values of the config that all methods have, by dotted name."""
     num_layers, model_dim, num_heads, ff_dim = SIZES[self.size]
-    # A text that is drawn at random is not divided into files, from which the
-    # judge text could be taken.
-    has_judge = self.source == "stdlib"
     return {
       "total_steps": self.steps,
-      "data.source": self.source,
+      **self._text_values(),
       "data.batch_size": self.batch,
       "data.sequence_length": self.sequence_length,
-      "data.judge_fraction": 0.5 if has_judge else 0.0,
       "model.num_layers": num_layers,
       "model.model_dim": model_dim,
       "model.num_heads": num_heads,
@@ -186,6 +191,17 @@ class Setting:
       "evaluation.num_sequences": NUM_VALIDATION_SEQUENCES,
       "mesh.num_replicas": self.replicas,
     }
+
+  def _text_values(self) -> dict[str, Any]:
+    """Returns values of the config that name the text, by dotted name."""
+    if self.source in FILES:
+      values = {"data.source": "text_files", "data.glob": FILES[self.source]}
+    else:
+      values = {"data.source": self.source}
+    # A text that is drawn at random is not divided into files, from which the
+    # judge text could be taken.
+    has_judge = self.source != "synthetic"
+    return {**values, "data.judge_fraction": 0.5 if has_judge else 0.0}
 
   def _method_values(self, run: Run) -> dict[str, Any]:
     """Returns values of the method, its rates and the seed, by dotted name.

@@ -11,8 +11,8 @@ are chosen are too low on average.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,9 @@ _INNER_STEPS = ((0, 0), (1, 0), (-1, 0))
 # Number of points that a setting needs as a rule, to estimate the time.
 _USUAL_POINTS_ALLREDUCE = 4
 _USUAL_POINTS_OTHERS = 9
+
+
+Choice = TypeVar("Choice", bound=Hashable)
 
 
 class Point(NamedTuple):
@@ -143,19 +146,39 @@ def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
   Returns:
     The rates, as a point of the grid. None: no rates count yet.
   """
-  losses: dict[Point, dict[int, float]] = {}
-  for result in results:
-    if result.seed in TUNING_SEEDS:
-      losses_by_seed = losses.setdefault(_point(setting, result), {})
-      losses_by_seed[result.seed] = result.loss_average
-  means: dict[Point, float] = {}
-  for point, losses_by_seed in losses.items():
+  return lowest_mean(
+    (
+      (_point(setting, result), result.seed, result.loss_average)
+      for result in results
+    ),
+    TUNING_SEEDS,
+  )
+
+
+def lowest_mean(
+  losses: Iterable[tuple[Choice, int, float]], seeds: Collection[int]
+) -> Choice | None:
+  """Returns what has the lowest mean loss over some seeds.
+
+  Args:
+    losses: A choice, such as a pair of rates, with the seed and the loss of
+      each finished run.
+    seeds: The seeds. Runs of other seeds are left out.
+
+  Returns:
+    The choice. Only choices count whose runs of all seeds are finished and did
+    not diverge. None: there is no such choice yet.
+  """
+  by_choice: dict[Choice, dict[int, float]] = {}
+  for choice, seed, loss in losses:
+    if seed in seeds:
+      by_choice.setdefault(choice, {})[seed] = loss
+  means: dict[Choice, float] = {}
+  for choice, losses_by_seed in by_choice.items():
     mean = float(np.mean(list(losses_by_seed.values())))
-    if len(losses_by_seed) == len(TUNING_SEEDS) and np.isfinite(mean):
-      means[point] = mean
-  if not means:
-    return None
-  return min(means, key=lambda point: means[point])
+    if len(losses_by_seed) == len(seeds) and np.isfinite(mean):
+      means[choice] = mean
+  return min(means, key=means.__getitem__) if means else None
 
 
 def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:

@@ -34,7 +34,7 @@ class Work:
   Attributes:
     path: CSV file of finished runs.
     groups: The settings, in groups.
-    name: Name of the list, "cpu" or "gpu".
+    name: Name of the list (`design.DESIGNS`).
     deadline: Value of `time.monotonic` after which no JAX program begins
       (seconds); None: no limit.
     largest_population: Most runs that one JAX program trains; None: no limit.
@@ -77,7 +77,8 @@ class Work:
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
     """Trains a setting until it needs no more runs, or the deadline passes.
 
-    Only finished runs on the text that this machine has count.
+    Only finished runs on the text that this machine has count. But a search of
+    rates may begin where runs on another text were best.
 
     Args:
       setting: The setting.
@@ -85,14 +86,15 @@ class Work:
     """
     text = _text(setting.source)
     while not self._is_late():
-      all_rows = [
-        row for row in rows.read(self.path) if row.corpus == text.digest
-      ]
-      rows_by_setting = rows.by_setting(all_rows)
+      all_rows = rows.read(self.path)
       runs = tuning.missing_runs(
         setting,
-        rows_by_setting.get(setting, []),
-        start=tuning.start_point(setting, rows_by_setting),
+        [
+          row
+          for row in all_rows
+          if row.setting == setting and row.corpus == text.digest
+        ],
+        start=tuning.start_point(setting, rows.by_setting(all_rows)),
       ).runs
       if not runs:
         return

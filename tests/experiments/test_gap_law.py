@@ -2,16 +2,18 @@
 
 import dataclasses
 import math
+import pathlib
 from typing import Any
 
 import pytest
 
 from experiments.gaps import law, tuning
 from experiments.gaps.doublings import costs, gap_of
-from experiments.gaps.rows import GapRow, by_setting
+from experiments.gaps.rows import GapRow, by_setting, read
 from experiments.gaps.settings import Rates, Setting
 from tests.experiments.programs import run as run_program
 
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 CENTER = Setting("26k", replicas=4, batch=4, steps=96, interval=16)
 RATES = {0: Rates(0.02), 1: Rates(0.02, outer=1.0)}
 SEED_NOISE = (0.0, 0.004, -0.004)
@@ -118,3 +120,33 @@ def test_a_file_without_runs_is_one_line(tmp_path):
   assert done.returncode == 2
   (line,) = done.stderr.splitlines()
   assert "has no finished runs: train some by" in line
+
+
+def test_the_pages_have_the_gaps_of_the_other_texts():
+  rows_by_setting = by_setting(read(DOCS / "results/gap_texts.csv"))
+  found = {
+    cost.setting.source: cost
+    for cost in costs(rows_by_setting, "judge_average")
+    if cost.setting.method == "diloco"
+  }
+  guide = (DOCS / "guides/what_replicas_cost.md").read_text()
+  predictions = (DOCS / "results/predictions.md").read_text()
+  titles = {"c_headers": "C headers", "manual_pages": "manual pages"}
+  assert found.keys() == titles.keys()
+  for source, cost in found.items():
+    gap = f"{100 * cost.gap.mean:+.2f} ± {100 * cost.gap.error:.2f} %"
+    row = (
+      f"| `{source}` | {100 * cost.gain:.1f} % | {gap} |"
+      f" {cost.by_last_doubling:.2f} |"
+    )
+    assert row in predictions
+    (line,) = (
+      line
+      for line in guide.splitlines()
+      if line.startswith(f"| {titles[source]} ")
+    )
+    assert gap in line
+    # The last column says whether the range of the prediction has the gap.
+    low, high = line.partition("% (+")[2].partition(")")[0].split(" to +")
+    agrees = float(low) <= 100 * cost.gap.mean <= float(high)
+    assert line.endswith("| yes |" if agrees else "| no |")

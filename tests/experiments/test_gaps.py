@@ -137,6 +137,31 @@ def test_a_search_begins_where_the_most_similar_setting_was_best(
   assert tuning.start_point(more, finished) is None  # AllReduce tells nothing.
 
 
+def test_a_search_may_begin_where_another_text_was_best(
+  tmp_path, fake_training, monkeypatch
+):
+  assert work(tmp_path).train_all()
+  results = rows.by_setting(rows.read(tmp_path / "rows.csv"))
+  best = tuning.best_rates(TINY, results[TINY])
+  fake_training.clear()
+  other = dataclasses.replace(TINY, source="c_headers")
+  text = dataclasses.replace(run_text.corpus(TINY.config(RUNS[0])), digest="2")
+  monkeypatch.setattr("experiments.gaps.work._text", lambda source: text)
+  groups = [design.Group("other", (other,))]
+  assert Work(tmp_path / "rows.csv", groups).train_all()
+  setting, run = fake_training[0]
+  assert (setting, run.rates) == (other, best)
+  assert other.name == f"{TINY.name}-c_headers"
+
+
+def test_a_text_of_files_has_its_glob_and_a_judge_text():
+  config = dataclasses.replace(TINY, source="manual_pages").config(RUNS[0])
+  assert config.data.source == "text_files"
+  assert config.data.glob == "/usr/share/man/man8/*.gz"
+  assert config.data.judge_fraction == 0.5
+  assert TINY.config(RUNS[0]).data.judge_fraction == 0
+
+
 def test_a_run_that_diverges_is_not_the_best(tmp_path, monkeypatch):
   def train(setting, runs, text):
     return [
@@ -190,7 +215,13 @@ def test_settings_of_a_list_differ_and_each_gap_has_its_baseline():
     for each in settings:
       each.config(RUNS[0])
       batch = each.global_batch
-      baseline = Setting(each.size, replicas=1, batch=batch, steps=each.steps)
+      baseline = Setting(
+        each.size,
+        replicas=1,
+        batch=batch,
+        steps=each.steps,
+        source=each.source,
+      )
       assert baseline in settings or each.momentum != 0.9
 
 

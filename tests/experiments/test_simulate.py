@@ -103,10 +103,13 @@ def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
   assert "| +1.95 ± 0.10 % M=2 |" in page
   assert "| tokens a\N{NO-BREAK SPACE}second |" in page
   for said in (page, " ".join(done.stdout.split())):
+    assert (
+      "Ranked by the loss at equal time beside AllReduce's, at worst" in said
+    )
     assert "(extrapolated from the size of the model; give --losses" in said
     assert "reach 40 % of a device's peak" in said
     assert "AllReduce sends gradients in float32" in said
-  (tokens,) = re.findall(r"\| muloco \|(?:[^|]*\|){3} ([\d.,]+ ?M?) \|", page)
+  (tokens,) = re.findall(r"\| muloco \|(?:[^|]*\|){4} ([\d.,]+ ?M?) \|", page)
   path = tmp_path / "all" / "muloco.json"
   config = f"--config={ROOT / 'experiments/configs/default.py'}:{path}"
   again = simulate(plan[0], config, f"--workdir={tmp_path / 'one'}")

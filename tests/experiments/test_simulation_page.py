@@ -10,6 +10,7 @@ from dilocox_jax.api.method_plans import NARROW_ALLREDUCE, plan_run
 from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
 from dilocox_jax.config.device_memory import DeviceMemory
+from dilocox_jax.gap.expected import expected_gap
 from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.steps import SteadyState
 from experiments import simulation_page
@@ -119,6 +120,7 @@ def test_a_row_of_all_methods_has_the_same_numbers(tmp_path):
     "method": "diloco",
     "expected gap": "not known",
     "equal time": "",
+    "at worst": "",
     "H": "10",
     "tokens a\N{NO-BREAK SPACE}second": "2,048",
     "speed up": "8x",
@@ -235,3 +237,27 @@ def test_plans_that_do_not_fit_are_named_and_not_written(tmp_path, capsys):
   assert "Recommended: diloco with H = 10." in shown
   written = {path.name for path in tmp_path.glob("*.json")}
   assert written == {"ours.json", "diloco.json", "eager.json", "dilocox.json"}
+
+
+def test_a_plan_that_would_be_better_but_is_less_certain_is_named(tmp_path):
+  first = dataclasses.replace(
+    plan_on(tmp_path),
+    fastest_tokens_per_s=2048.0,
+    expected=expected_gap(num_replicas=2, gain=0.01),
+  )
+  assert first.expected is not None
+  other = dataclasses.replace(
+    first,
+    name="muloco",
+    config=from_mapping(CONFIG | {"sync": {"method": "muloco"}}),
+    expected=dataclasses.replace(first.expected, gap=-0.01, high=0.2),
+  )
+  advice = simulation_page._advice([first, other])
+  assert advice.startswith("Recommended: diloco with H = 10. Its expected gap")
+  assert "as the method waits for each. muloco with H = 30 has a" in advice
+  gap = f"{100 * first.gap_at_equal_time:+.1f} %"
+  worst = f"{100 * first.worst_gap_at_equal_time:+.1f} %"
+  assert f"(-1.0 % instead of {gap})" in advice
+  assert f"(+20.0 % at worst instead of {worst})" in advice
+  assert "muloco" not in simulation_page._advice([first])
+  assert "diloco" not in simulation_page._advice([other, first])

@@ -5,6 +5,9 @@ averaged pseudo-gradient. The same training code runs all methods. Each function
 below takes exactly the settings that its method leaves open, so a setting that
 would be ignored is refused. The other parts of a method, which are its codec,
 its optimizers and its error feedback, are its *recipe* (`config.recipes`).
+
+The rounds of most methods may grow. `growing_schedule.schedule_of` describes
+the two arguments for this, `first_interval` and `steps_per_doubling`.
 """
 
 import dataclasses
@@ -240,10 +243,8 @@ def diloco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   schedule = schedule_of(
     sync_interval,
@@ -268,10 +269,8 @@ def open_diloco(
 
   Args:
     sync_interval: H (inner steps); the paper has 500.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -291,10 +290,8 @@ def sparse_loco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -315,10 +312,8 @@ def muloco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -347,10 +342,8 @@ def streaming_diloco(
     mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   schedule = schedule_of(
     sync_interval,
@@ -384,10 +377,8 @@ def eager(
   Args:
     sync_interval: H (inner steps), which is also the delay.
     num_fragments: Number of fragments, P; the paper has 1.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   schedule = schedule_of(
     sync_interval,
@@ -421,10 +412,8 @@ def dilocox(
   Args:
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   schedule = schedule_of(
     sync_interval,
@@ -461,10 +450,8 @@ def delayed(
     mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
       to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   schedule = schedule_of(
     sync_interval,
@@ -509,10 +496,8 @@ def overlap_loco(
     num_fragments: Number of slices, P. None: 16, or the length of the first
       rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: As in `schedule_of`.
+    steps_per_doubling: As in `schedule_of`.
   """
   if num_fragments is None:
     num_fragments = min(16, first_interval or sync_interval)
