@@ -633,7 +633,9 @@ def _remainder(pivot: Array, length: Array) -> tuple[Array, Array]:
   """
   remainder = jnp.sqrt(jnp.maximum(pivot, 0.0))
   is_new = length * remainder > _SHORTEST_NEW_PART
-  return remainder, jnp.where(is_new, 1 / jnp.where(is_new, remainder, 1.0), 0.0)
+  return remainder, jnp.where(
+    is_new, 1 / jnp.where(is_new, remainder, 1.0), 0.0
+  )
 
 
 def normalize_columns(matrix: Array) -> Array:
