@@ -120,10 +120,10 @@ class LowRank(Projection):
   because the right factors need the mean of the left ones.
   Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
   arXiv 2506.21263, for quantized factors.
-  Differs: each column is made orthogonal twice, for accuracy. If the matrix has
-  a lower rank than `rank`, the missing columns of P are zero instead of noise,
-  and the next exchange starts these columns of Q at random. Gram-Schmidt needs
-  only sums over rows, so rows may be sharded.
+  Differs: columns are made orthonormal several at a time, and three times for
+  accuracy (`orthonormal`). If the matrix has a lower rank than `rank`, the
+  missing columns of P are zero instead of noise, and the next exchange starts
+  these columns of Q at random.
 
   Attributes:
     rank: Number of columns of a factor.
