@@ -144,10 +144,8 @@ class TopK(Encoder):
     # would select them again.
     [largest] = batching.materialize([jnp.take_along_axis(blocks, indices, -1)])
     if self.indices == "packed":
-      bits = _to_bits(indices, _index_bits(width))
-    else:
-      bits = _to_bits(words, 32)[..., :width]
-    return jnp.packbits(bits, axis=-1), largest
+      return _pack(indices.astype(jnp.uint32), _index_bits(width)), largest
+    return _pack(words, 32)[..., : -(-width // 8)], largest
 
   def _to_blocks(self, width: int, indices: Array, largest: Array) -> Array:
     """Returns blocks with the sent values at their indices, zeros elsewhere.
@@ -160,11 +158,10 @@ class TopK(Encoder):
     Returns:
       Blocks [..., width].
     """
-    bits = jnp.unpackbits(indices, axis=-1)
     if self.indices == "packed":
-      numbers = _from_bits(bits, _index_bits(width))
-      numbers = numbers[..., : largest.shape[-1]]
+      numbers = _unpack(indices, _index_bits(width), largest.shape[-1])
       return _scatter(width, largest, numbers.astype(jnp.int32))
+    bits = jnp.unpackbits(indices, axis=-1)
     # For the mask 0 1 0 1 the running count minus one is -1 0 0 1. At a true
     # value it is the index of this value in `largest`.
     words = _from_bits(bits, 32)
@@ -305,11 +302,11 @@ def _bit_indices(words: Array, count: int) -> Array:
 
   The set bits of a row have ranks 0, 1, 2, ..., by which they are looked up.
   The bit of a rank is in the first word at whose end the row has more than
-  `rank` set bits so far. Its position in this word is the number of the word's
-  bits whose running count is at most `rank`. Example with words of 2 bits: the
-  running counts of 01 11 are 1 1 and 2 3. The bit of rank 1 is in the second
-  word. Its position there is 0, because neither 2 nor 3 is at most 1. So its
-  index is 2.
+  `rank` set bits so far. In this word it is found by halving. Example with
+  words of 4 bits, the lowest bits first: the row 0100 1011 has 1 and 4 set bits
+  at the ends of its words. The bit of rank 2 is in the second word, where it
+  has rank 1. The lower half 10 has only 1 set bit, so the bit is the first one
+  of the upper half 11. Its index is 4 + 2 = 6.
 
   Args:
     words: uint32 [..., words], with `count` set bits in each row. The lowest
@@ -319,21 +316,38 @@ def _bit_indices(words: Array, count: int) -> Array:
   Returns:
     int32 indices [..., count].
   """
-  counts = jax.lax.population_count(words)
-  ends = jnp.cumsum(counts, dtype=jnp.uint32)
-  ranks = jnp.arange(count, dtype=jnp.uint32)
-  search = functools.partial(jnp.searchsorted, side="right")
-  # A search as a loop is slow on a GPU, because it reads and writes all bounds
-  # in every step. An unrolled search is slow on a CPU, because XLA repeats in
-  # each step all steps before it.
-  unrolled_search = functools.partial(search, method="scan_unrolled")
-  word = jax.lax.platform_dependent(
-    ends, ranks, cuda=unrolled_search, default=search
-  ).astype(jnp.int32)
-  words_of_bits, before = jnp.stack([words, ends - counts])[:, word]
-  running_counts = before[:, None] + _count_inside(words_of_bits)
-  is_before = running_counts <= ranks[:, None]
-  return 32 * word + jnp.sum(is_before, -1, jnp.int32)
+  counts = jax.lax.population_count(words).astype(jnp.int32)
+  ends = jnp.cumsum(counts, dtype=jnp.int32)
+  # The number of the word is the number of words before it: those at whose end
+  # the row has at most `rank` set bits. To count them takes two passes over the
+  # ranks. To search them would take a pass for each halving, and on CPUs the
+  # search took five times as long (measured).
+  num_ending = jnp.zeros((count,), jnp.int32).at[ends].add(1, mode="drop")
+  word = jnp.cumsum(num_ending, dtype=jnp.int32)
+  ranks_in_word = jnp.arange(count, dtype=jnp.int32) - (ends - counts)[word]
+  position = _bit_of_rank(words[word], ranks_in_word.astype(jnp.uint32))
+  return 32 * word + position
+
+
+def _bit_of_rank(words: Array, ranks: Array) -> Array:
+  """Returns the position of the set bit of a rank in each word.
+
+  Args:
+    words: uint32 words of any shape.
+    ranks: For each word the number of lower set bits, uint32. The word must
+      have more set bits.
+
+  Returns:
+    int32 positions, where 0 is the lowest bit.
+  """
+  position = jnp.zeros_like(words)
+  for length in (16, 8, 4, 2, 1):
+    lower_half = (words >> position) & jnp.uint32(2**length - 1)
+    count = jax.lax.population_count(lower_half)
+    is_above = count <= ranks
+    ranks = jnp.where(is_above, ranks - count, ranks)
+    position = jnp.where(is_above, position + jnp.uint32(length), position)
+  return position.astype(jnp.int32)
 
 
 def _scatter(width: int, values: Array, indices: Array) -> Array:
@@ -351,20 +365,100 @@ def _scatter(width: int, values: Array, indices: Array) -> Array:
   return jnp.put_along_axis(zeros, indices, values, -1, inplace=False)
 
 
-def _to_bits(numbers: Array, count: int) -> Array:
-  """Returns the `count` lowest bits of each number, the lowest bit first.
+def _pack(numbers: Array, count: int) -> Array:
+  """Packs the `count` lowest bits of each number into bytes.
+
+  The lowest bit of the first number is the highest bit of the first byte, as in
+  `jnp.packbits`. Eight numbers become `count` bytes. A number has bits in a few
+  bytes only, so each byte is an "or" of a few shifted numbers.
 
   Args:
-    numbers: Unsigned or int32 numbers [..., numbers].
-    count: Number of bits to return of each number.
+    numbers: uint32 numbers below 2^count, [..., numbers].
+    count: Number of bits of each number, at most 32.
 
   Returns:
-    uint8 bits [..., numbers * count].
+    uint8 bytes [..., ceil(numbers * count / 8)]. Zeros fill the last byte.
   """
-  shape = (*numbers.shape, count)
-  shift = jax.lax.broadcasted_iota(numbers.dtype, shape, numbers.ndim)
-  bits = (numbers[..., None] >> shift).astype(jnp.uint8) & 1
-  return bits.reshape(*numbers.shape[:-1], -1)
+  num_bytes = -(-numbers.shape[-1] * count // 8)
+  filled = batching.pad(numbers, -numbers.shape[-1] % 8)
+  # From here on the highest bits come first.
+  eights = _reversed_bits(filled, count).reshape(*numbers.shape[:-1], -1, 8)
+  packed = []
+  for byte in range(count):
+    parts = [
+      _shifted(eights[..., number], 8 * (byte + 1) - count * (number + 1))
+      for number in _overlapping(byte, 8, count)
+    ]
+    packed.append(functools.reduce(jnp.bitwise_or, parts).astype(jnp.uint8))
+  stacked = jnp.stack(packed, axis=-1)
+  return stacked.reshape(*numbers.shape[:-1], -1)[..., :num_bytes]
+
+
+def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
+  """Takes numbers out of bytes. It reverses `_pack`.
+
+  Args:
+    packed: uint8 bytes [..., ceil(num_numbers * count / 8)].
+    count: Number of bits of each number, at most 32.
+    num_numbers: Number of numbers.
+
+  Returns:
+    uint32 numbers [..., num_numbers].
+  """
+  filled = batching.pad(packed, -packed.shape[-1] % count).astype(jnp.uint32)
+  groups = filled.reshape(*packed.shape[:-1], -1, count)
+  numbers = []
+  for number in range(8):
+    parts = [
+      _shifted(groups[..., byte], count * (number + 1) - 8 * (byte + 1))
+      for byte in _overlapping(number, count, 8)
+    ]
+    numbers.append(functools.reduce(jnp.bitwise_or, parts))
+  stacked = jnp.stack(numbers, axis=-1).reshape(*packed.shape[:-1], -1)
+  lowest_bits = stacked[..., :num_numbers] & jnp.uint32(2**count - 1)
+  return _reversed_bits(lowest_bits, count)
+
+
+def _overlapping(index: int, length: int, other_length: int) -> range:
+  """Returns which pieces of one length have bits of a piece of another length.
+
+  Example: in bytes, the number 1 of 12 bits has the bits 12 to 23, so it has
+  bits in the bytes 1 and 2.
+
+  Args:
+    index: Index of the piece.
+    length: Length of the piece (bits).
+    other_length: Length of the other pieces (bits).
+  """
+  first_bit = index * length
+  last_bit = first_bit + length - 1
+  return range(first_bit // other_length, last_bit // other_length + 1)
+
+
+def _shifted(numbers: Array, places: int) -> Array:
+  """Shifts the bits of numbers to the left, or to the right if `places` < 0."""
+  if places < 0:
+    return numbers >> jnp.uint32(-places)
+  return numbers << jnp.uint32(places)
+
+
+def _reversed_bits(numbers: Array, count: int) -> Array:
+  """Reverses the order of the `count` lowest bits of uint32 numbers.
+
+  Args:
+    numbers: Numbers below 2^count, of any shape.
+    count: Number of bits, at most 32.
+  """
+  for length, mask in (
+    (1, 0x55555555),
+    (2, 0x33333333),
+    (4, 0x0F0F0F0F),
+    (8, 0x00FF00FF),
+    (16, 0x0000FFFF),
+  ):
+    lower = (numbers & jnp.uint32(mask)) << jnp.uint32(length)
+    numbers = lower | ((numbers >> jnp.uint32(length)) & jnp.uint32(mask))
+  return numbers >> jnp.uint32(32 - count)
 
 
 def _from_bits(bits: Array, count: int) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from dilocox_jax.codecs import low_rank
 from dilocox_jax.codecs.low_rank import (
   Factors,
   LocalLowRank,
@@ -126,6 +127,52 @@ def test_a_basis_is_orthonormal_and_spans_what_there_is(rank, scale):
   rest = columns - basis @ (np.swapaxes(basis, 1, 2) @ columns)
   sizes = np.linalg.norm(columns, axis=1)
   assert np.max(np.linalg.norm(rest, axis=1) / sizes) < 1e-5
+
+
+@pytest.fixture(params=["looped", "unrolled"])
+def gram_schmidt(request, monkeypatch):
+  """The steps inside a panel in a loop, as on CPUs, and without, as on GPUs."""
+  steps = getattr(low_rank, f"{request.param}_gram_schmidt")
+  monkeypatch.setattr(low_rank, "looped_gram_schmidt", steps)
+
+
+# Columns of 1, 2 and 3 panels. The last panel of 20 columns is not full.
+@pytest.mark.parametrize("rank", [5, 16, 20])
+@pytest.mark.usefixtures("gram_schmidt")
+def test_a_basis_of_several_panels_is_that_of_gram_schmidt(rank):
+  columns = np.random.default_rng(0).normal(size=(2, 50, rank))
+  columns[1, :, 3] = 0
+  columns[1, :, rank - 1] = columns[1, :, 0] - 2 * columns[1, :, 2]
+  basis = orthonormal(jnp.asarray(columns, jnp.float32))
+  for layer in range(2):
+    kept = np.ones(rank, bool)
+    kept[[3, rank - 1]] = layer == 0
+    expected, triangle = np.linalg.qr(columns[layer][:, kept])
+    expected = expected * np.sign(np.diag(triangle))
+    assert np.all(np.asarray(basis[layer])[:, ~kept] == 0)
+    np.testing.assert_allclose(basis[layer][:, kept], expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("remainder", [1e-2, 1e-3, 1e-4, 3e-5, 1e-7])
+@pytest.mark.usefixtures("gram_schmidt")
+def test_short_remainders_become_columns_and_rounding_errors_do_not(remainder):
+  rng = np.random.default_rng(0)
+  rank = 12
+  dependent = rng.normal(size=(2, 300, 3)) @ rng.normal(size=(2, 3, rank))
+  columns = dependent / np.linalg.norm(dependent, axis=1, keepdims=True)
+  noise = rng.normal(size=columns.shape)
+  noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+  columns = np.float32(columns + remainder * noise).astype(np.float64)
+  found = orthonormal(jnp.asarray(columns, jnp.float32))
+  basis = np.asarray(found, np.float64)
+  gram = np.swapaxes(basis, 1, 2) @ basis
+  kept = np.diagonal(gram, axis1=1, axis2=2) > 0
+  is_real = remainder > 1e-5
+  assert kept.sum(axis=1).tolist() == [rank if is_real else 3] * 2
+  assert np.max(np.abs(gram - kept[:, None] * np.eye(rank))) < 3e-6
+  rest = columns - basis @ (np.swapaxes(basis, 1, 2) @ columns)
+  longest_rest = np.max(np.linalg.norm(rest, axis=1))
+  assert longest_rest < (1e-6 if is_real else 1e-5)
 
 
 def test_room_for_a_higher_rank_is_kept_as_it_was():

@@ -29,6 +29,17 @@ def test_top_k_keeps_exactly_what_its_plain_twin_keeps(indices):
       assert (digits @ (1 << np.arange(6))).tolist() == chosen
 
 
+@pytest.mark.parametrize("width", [2, 5, 300, 4096, 70_000])
+def test_indices_take_as_few_bits_as_they_need(width):
+  values = gaussian((1, width))
+  count = max(1, width // 100)
+  _, (places, _) = through(TopK(count / width, width), values)
+  chosen, _ = oracle.largest(values[0], count)
+  num_bits = {2: 1, 5: 3, 300: 9, 4096: 12, 70_000: 17}[width]
+  digits = np.asarray(chosen)[:, None] >> np.arange(num_bits) & 1
+  assert np.array_equal(np.ravel(places), np.packbits(digits.ravel()))
+
+
 def test_rounding_does_not_decide_which_of_equal_values_are_kept():
   rng = np.random.default_rng(0)
   sizes = np.float32(0.1 * (1 + 1e-6 * rng.normal(size=(6, 60))))
