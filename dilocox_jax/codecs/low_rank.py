@@ -685,6 +685,8 @@ def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
     key: Random key of the exchange, equal on all replicas.
   """
   seed = jax.random.key_data(key)[-1]
+  # 2654435769 is 2^32 divided by the golden ratio. Its multiples modulo 2^32
+  # are spread evenly.
   number = (layers * jnp.uint32(2654435769))[:, None, None]
   for axis in (1, 2):
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)

@@ -28,6 +28,8 @@ _LARGEST_SCALE = float(jnp.finfo(jnp.bfloat16).max)
 # Larger values are clipped to this one. The inverse of a number above 2^126 is
 # below the normal numbers of fp32, and a device may turn it into zero.
 _LARGEST_RANGE = 2.0**124
+# The smallest normal number of bfloat16. Scales up to it are not inverted,
+# because the inverse could be infinite, or a device may read them as zero.
 _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 
 

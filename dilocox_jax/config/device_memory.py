@@ -144,6 +144,7 @@ def num_copies(config: RunConfig) -> float:
   optimizer keeps two copies in place of the outer momentum. Pseudo-gradients
   count with the largest number that is in flight at the same time. Example:
   with P = H = 16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
+  A method that averages gradients has only the first four.
 
   Args:
     config: Config of the run.

@@ -23,6 +23,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.data import tokenizers
 from dilocox_jax.data.tokenizers import MakeTokenizer, Tokenizer
 
+# Default share of the files that is held out from training.
 VALIDATION_FRACTION = 0.05
 
 
@@ -39,7 +40,8 @@ class Corpus:
     validation: Validation tokens [validation_tokens], of the same dtype.
     digest: 16 hexadecimal digits that identify the content.
     vocab_size: Size of the vocabulary; every token is below this number.
-    num_files: Number of files that were read; 0 for a source without files.
+    num_files: Number of files that were read, or of documents if a file may
+      have several; 0 for a source without files.
     bytes_per_token: Number of bytes of the validation text divided by the
       number of its tokens. The loss in bits per byte is the loss in nats per
       token, divided by `bytes_per_token` and by ln 2. None if the tokens are

@@ -35,8 +35,8 @@ class Document(NamedTuple):
 
   Attributes:
     name: Path of the file, relative to the folders before the first wildcard of
-      the glob; for JSON lines also the number of the line, from 1. Example:
-      "b/a.jsonl:12".
+      the glob; for JSON lines also the number of the line, from 1. If `part` is
+      not 0, it comes first. Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
     content: The text in UTF-8.
     part: Index of the glob that matches the file, from 0.
   """

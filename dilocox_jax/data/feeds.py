@@ -44,7 +44,8 @@ from dilocox_jax.data.token_rows import (
 from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
 PASSED_IN = "passed in"
-# A digest of examples reads at most this many training examples.
+# A digest of examples reads at most this many training examples, because
+# reading all of a large data set takes long.
 _DIGESTED = 1000
 # Names of the split for evaluations. If a data set has both, the first counts.
 _SPLITS = ("validation", "test")
@@ -60,7 +61,8 @@ def as_feed(
 
       - A `Corpus`.
       - A pair (train, validation). Each is an array of tokens, a tree of arrays
-        whose first axis counts the examples, or a data set of Hugging Face.
+        whose first axis counts the examples, or a data set of Hugging Face. If
+        `reads_tokens` is set, it may also be a list of rows of tokens.
       - A function (replica, step) -> batch.
       - An iterable of batches, such as a data set of grain or a loader.
       - A pair (train, validation) whose training data are a function or an
@@ -341,8 +343,8 @@ class Examples:
   def seen_at_once(self) -> Tree:
     """Returns the training examples that are checked before the run.
 
-    If the examples are arrays, they are all examples. For other data, they are
-    at most `_DIGESTED` evenly spaced examples.
+    If the examples are arrays, all of them are returned. Of other data, at most
+    1,000 evenly spaced examples are returned (`_DIGESTED`).
     """
     if self.train.in_memory is not None:
       return self.train.in_memory
@@ -394,8 +396,8 @@ class Examples:
   def digest(self, held_out: Iterable[Tree]) -> str:
     """Returns 16 hexadecimal digits that identify the data.
 
-    They depend on the number of training examples, on at most `_DIGESTED` of
-    these examples, and on the batches for evaluations.
+    They depend on the number of training examples, on at most 1,000 of these
+    examples (`_DIGESTED`), and on the batches for evaluations.
 
     Args:
       held_out: Batches that `held_out` returned.

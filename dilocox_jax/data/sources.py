@@ -174,8 +174,9 @@ def text_files(
     The tokens of the files.
 
   Raises:
-    ValueError: If no file matches, if a file cannot be read, or if the training
-      or the validation text would be empty. The message is one line.
+    ValueError: If no file matches, if a file cannot be read, or if a text would
+      be empty: the training text of a pattern, the validation text, or a judge
+      text that is asked for. The message is one line.
   """
   files = {}
   part_of = {}

@@ -32,7 +32,7 @@ Tokens = Integer[np.ndarray, " tokens"]
 
 BYTES = "bytes"
 BPE = "bpe"
-BPE_VOCAB_SIZE = 1024
+BPE_VOCAB_SIZE = 1024  # Default number of tokens of "bpe".
 # Largest `vocab_size` of "bpe". The library reserves memory for all tokens.
 MOST_TOKENS = 2**24
 _BATCH = 1000  # Number of documents that are encoded together.
@@ -86,6 +86,7 @@ class Tokenizer:
     return np.min_scalar_type(self.vocab_size - 1)
 
 
+# Function from the training documents to a tokenizer. Only "bpe" reads them.
 MakeTokenizer = Callable[[Sequence[bytes]], Tokenizer]
 
 
@@ -137,7 +138,7 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
   A newline is put between two documents.
 
   Args:
-    documents: Not used.
+    documents: Not used. They are an argument of every `MakeTokenizer`.
   """
   del documents
 

@@ -114,7 +114,9 @@ def with_divided_gradients(gradient: Gradient, division: Division) -> Gradient:
   """Returns a gradient function whose gradients are divided like parameters.
 
   Args:
-    gradient: Function (params, batch) -> (loss, gradients).
+    gradient: Function (params, batch, **options) -> (loss, gradients). An
+      option is, for example, the tree `frozen` of parameters that are not
+      trained.
     division: How a replica's arrays are divided among its devices.
   """
 

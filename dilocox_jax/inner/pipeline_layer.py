@@ -120,8 +120,8 @@ def layer_passes(
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
-    RuntimeError: If this is not possible with the installed version of JAX
-      (`replace_saved_arguments`).
+    RuntimeError: If the installed version of JAX does not let a forward and a
+      backward be separated (`replace_saved_arguments`).
   """
 
   @remat_wrapper(remat)

@@ -154,7 +154,8 @@ def sharded_loss(
     division: How the parameters are divided among the devices.
     stage_layers: Which layers each stage has. None: there are no stages, and
       `stage_loss` collects the layers itself, as `loss_by_layer` does.
-    num_rows: Largest number of rows of a micro-batch, b.
+    num_rows: Largest number of rows of a micro-batch, b. If it does not divide
+      a shard's rows of a batch, b is the greatest common divisor of both.
     divided_tables: Paths of leaves outside the blocks of which a data shard
       gets only its own part.
     gather: When data shards collect layers: "stage" (all layers of the stage

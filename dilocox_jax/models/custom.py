@@ -67,8 +67,9 @@ def as_loss_model(
       None: the partitioning metadata of the module decide, if it has any.
 
   Raises:
-    ValueError: One line, if the model is none of these, or a module has state
-      that is not a parameter, e.g. running means or a stream of keys.
+    ValueError: One line, if the model is none of these, if `loss` is given for
+      a `LossModel`, or if a module has state that is not a parameter, e.g.
+      running means or a stream of keys.
   """
   is_random = loss is not None and draws_random(loss)
   if is_random:
@@ -94,8 +95,9 @@ def _without_rule(
     example: Function that returns a batch.
 
   Raises:
-    ValueError: One line, if the model is of no known kind, or if it already has
-      a loss and `loss` is given too.
+    ValueError: One line, if the model is of no known kind, if it already has a
+      loss and `loss` is given too, or if a module has state that is not a
+      parameter.
   """
   if isinstance(model, LossModel):
     require(loss is None, "loss: the model that is passed in has one already")
@@ -158,7 +160,8 @@ def _of_module(
     example: Function that returns a batch.
 
   Raises:
-    ValueError: One line, if the model is neither a module nor a function.
+    ValueError: One line, if the model is neither a module nor a function, or if
+      it has state that is not a parameter.
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
@@ -313,8 +316,9 @@ def _rule_of_metadata(partitions: Any) -> PartitionRule | None:
       no metadata.
 
   Returns:
-    Function from the path of a parameter to its partition, or None for a
-    parameter without metadata. None if no parameter has metadata.
+    A function (path, shape) -> the parameter's partition, or None if this
+    parameter has no metadata. If no parameter has metadata, the result is None
+    instead of a function.
   """
   by_path = {
     path: partition

@@ -279,7 +279,8 @@ def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
     family: The family of the model.
 
   Returns:
-    A value for each field of `family.size_keys`.
+    A value for each field of `family.size_keys`. `num_kv_heads` and `head_dim`
+    are 0 if they have the usual size.
 
   Raises:
     ValueError: One line, if a size is missing or of a wrong type.
@@ -389,7 +390,8 @@ def tensor_shape(
   """Returns the shape of the tensors that hold a leaf in a checkpoint.
 
   A leaf of the blocks has the values of all layers. In a checkpoint each layer
-  has a tensor of its own.
+  has a tensor of its own. Kernels are transposed there, and the table of
+  learned positions may have more rows in front (`Family.first_position`).
 
   Args:
     path: Path of the leaf in the parameters of the built-in decoder.
@@ -448,6 +450,8 @@ def leaves_of(
 ) -> dict[str, np.ndarray]:
   """Converts tensors of a checkpoint to leaves of the built-in decoder.
 
+  The tensors of all layers are stacked, and kernels are transposed.
+
   Args:
     tensors: Values of the tensors by their names in the family.
     shape: Sizes of the model.
@@ -474,11 +478,11 @@ def tensors_of(
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields name and values of each tensor of a model, for a checkpoint.
 
-  It is the reverse of `leaves_of`.
+  It is the reverse of `leaves_of`. The values are in fp32.
 
   Args:
-    leaves: Leaves of the model by path. A leaf is turned into an array of numpy
-      when its tensors are yielded.
+    leaves: Leaves of the model by path: arrays, or objects that `np.asarray`
+      turns into arrays when their tensors are yielded.
     shape: Sizes of the model.
     family_name: Name of the family, one of `FAMILIES`.
   """

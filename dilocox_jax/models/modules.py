@@ -3,7 +3,8 @@
 `models.transformer` makes pure functions of these modules. The *stream* is the
 residual stream: one row for each token, to which every layer adds its output.
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
-width, F feed-forward, V vocabulary.
+width, F feed-forward, V vocabulary. The argument `dtype` is the compute dtype,
+e.g. `jnp.bfloat16`; parameters are always fp32.
 """
 
 import functools
@@ -25,6 +26,8 @@ from dilocox_jax.models.attention import (
 from dilocox_jax.models.fused_attention import Attention, Segments
 from dilocox_jax.plan.model.shapes import ModelShape
 
+# Standard deviation of the first values of kernels and tables, as in GPT
+# (Radford et al. 2018, recalled).
 INIT_SCALE = 0.02
 _ACTIVATIONS = {
   "swiglu": jax.nn.silu,  # The activation of the gate.
@@ -349,11 +352,11 @@ class _Embed(nnx.Module):
     """Returns the residual stream before the first layer: a row for each token.
 
     The row is that of the token's table, plus that of the table of positions if
-    there is one.
+    there is one. A token or a position that its table lacks gives a row of NaN.
 
     Args:
       tokens_BxL: The tokens.
-      start: Position of the first token.
+      start: Position of the first token. Not read if there are `segments`.
       segments: Number of each token's segment, [B, L] (`models.attention`).
         Positions then count from the start of each segment. None: a sequence is
         one document.

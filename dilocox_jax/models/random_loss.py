@@ -58,6 +58,7 @@ def reads_keyed_batch(loss: Callable) -> Callable[[Any, Any], Array]:
   def keyed_loss(model: Any, batch: Any) -> Array:
     if not isinstance(batch, KeyedBatch):
       return loss(model, batch, key=None)
+    # Whatever JAX's default is, keys of this kind have two numbers each.
     key = jax.random.wrap_key_data(batch.keys[0], impl="threefry2x32")
     return loss(model, batch.batch, key=key)
 

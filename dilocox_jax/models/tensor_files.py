@@ -126,8 +126,8 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 
   Raises:
     ValueError: One line, if a file is missing or damaged, if a tensor has a
-      type that numpy lacks, or if it is not clear which files belong to the
-      checkpoint.
+      type that numpy lacks, if it is not clear which files belong to the
+      checkpoint, or if the extra `weights` is not installed.
   """
   weight_map = _weight_map(folder)
   if weight_map is None:
@@ -267,7 +267,8 @@ def _header(file: pathlib.Path) -> tuple[dict[str, Any], int]:
     The header, and the byte of the file at which the values begin.
 
   Raises:
-    ValueError: One line, if the file is missing, damaged or no regular file.
+    ValueError: One line, if the file is missing, damaged or no regular file, or
+      if the library is not installed.
   """
   library = extra_package("safetensors", str(file), "weights")
   # The library would wait for ever to read from a FIFO.

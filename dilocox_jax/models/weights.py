@@ -258,7 +258,7 @@ def write_checkpoint(
   Raises:
     ValueError: One line, if no family has a model of this shape, if the folder
       has files of another checkpoint, if its config.json belongs to another
-      program, or if the files have no room for a value.
+      program, or if `max_file_bytes` is less than 1.
   """
   require(
     max_file_bytes >= 1,

@@ -139,8 +139,9 @@ class AdaptiveController:
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
     """Chooses a new rank and H, and returns the state for the next rounds.
 
-    If H changes, the schedule starts anew, and the counter of its steps in the
-    state changes (`plan`).
+    If H changes, the schedule of sends and applies starts anew (`plan`), and
+    the step of the schedule that the state counts is set to fit. All processes
+    must call this method.
 
     Args:
       state: State after the segment.
@@ -168,7 +169,9 @@ class AdaptiveController:
     self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    """Returns the bytes of one message of every fragment, all with this rank.
+    """Returns the bytes that a replica sends in a round with a given rank.
+
+    Every fragment is sent once.
 
     Args:
       rank: Rank of the low-rank codec.

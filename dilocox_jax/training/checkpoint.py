@@ -6,8 +6,8 @@ writes it in the background. A save of step 12 has three states on the disk, in
 turn:
 
   12.orbax-checkpoint-tmp/              files are being written
-  12.orbax-checkpoint-tmp/digests.json  all files are written; their number, 12,
-                                        and the SHA-256 of each file
+  12.orbax-checkpoint-tmp/digests.json  all files are written; this one has the
+                                        step, 12, and the SHA-256 of the others
   12/                                   complete: Orbax has renamed the folder
 
 If the process is killed, the folder stays in one of these states. The next
@@ -68,9 +68,9 @@ class SavedArray:
 
   Attributes:
     folder: Folder of the arrays of the checkpoint.
-    name: Name of the array there.
+    name: Name of the array there, e.g. "0002['params']['scale']".
     shape: Shape that the array should have.
-    dtype: Type of the values.
+    dtype: Type of numpy to which the values are converted when they are read.
   """
 
   folder: pathlib.Path
@@ -120,9 +120,9 @@ class Checkpoints:
         in it may change.
 
     Raises:
-      RefusedError: If `read_only` is False, and the directory or something in
-        it is a symbolic link. Orbax would follow the link, and write and delete
-        there.
+      RefusedError: If `read_only` is False, and the directory is a file or a
+        symbolic link, or something in it is a symbolic link. Orbax would follow
+        a link, and write and delete there.
     """
     self._read_only = read_only
     if read_only:
@@ -216,7 +216,7 @@ class Checkpoints:
       ) from error
 
   def _write_digests(self) -> None:
-    """Writes the digests of a save, after all its files were written.
+    """Writes the digests of a save. Orbax calls it when all files are written.
 
     Only the main process writes them.
     """
@@ -266,6 +266,9 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Reads the newest checkpoint whose files are not damaged.
 
+    Newer ones, which are damaged, are moved to "broken_checkpoints" beside the
+    directory, unless it is read-only. All processes must call this method.
+
     Args:
       template: Function from a checkpoint's record (the JSON values that were
         saved with the state) to a tree of the shapes, types and shardings of
@@ -291,6 +294,9 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
+    Newer ones are set aside, as by `restore`. All processes must call this
+    method.
+
     Args:
       template: Function from a checkpoint's record (the JSON values that were
         saved with the state) to a tree of the shapes and types of the state. It
@@ -303,7 +309,7 @@ class Checkpoints:
 
     Raises:
       RefusedError: If all checkpoints are damaged and the directory is not
-        read-only.
+        read-only, or if `template` raises it.
     """
     step = self._find_newest()
     if step is None:
@@ -367,7 +373,8 @@ class Checkpoints:
   def _set_aside(self, step: int, reason: str) -> None:
     """Moves a damaged checkpoint away, so that its step can be saved again.
 
-    In a read-only directory the checkpoint stays, and a warning is logged only.
+    It is moved to "broken_checkpoints" beside the directory. In a read-only
+    directory the checkpoint stays. A warning is logged in both cases.
 
     Args:
       step: Step of the checkpoint.
@@ -428,7 +435,11 @@ class Checkpoints:
     Args:
       step: Step of the checkpoint.
       name: `ARRAYS` or `RECORD`.
-      args: Arguments of Orbax that tell how the item is read.
+      args: Arguments of Orbax that tell how the item is read, e.g.
+        `ocp.args.JsonRestore()`.
+
+    Returns:
+      A dict of arrays by name for `ARRAYS`; the values of JSON for `RECORD`.
     """
     composite = ocp.args.Composite(**{name: args})
     return self._manager.restore(step, args=composite)[name]
@@ -447,7 +458,8 @@ class Checkpoints:
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
   """Turns a `NotADirectoryError` into a `RefusedError` that names the path.
 
-  `files.folder_below` raises a `NotADirectoryError` for a symbolic link.
+  `files.folder_below` raises a `NotADirectoryError` for a symbolic link, and
+  for anything else that is no folder.
 
   Args:
     path: The path that cannot be written, for the message.
@@ -506,12 +518,15 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Describes what is wrong with the files of a checkpoint.
 
+  A file that was not saved with the checkpoint also counts as a damage, unless
+  it is hidden. So does a checkpoint in the folder of another step.
+
   Args:
     checkpoint: Folder of the checkpoint.
 
   Returns:
-    The first damage, e.g. "arrays/d/1 is damaged or missing"; "" if the files
-    have the digests in `digests.json`.
+    The first damage, e.g. "arrays/d/1 is damaged or missing"; "" if there is
+    none.
   """
   try:
     manifest = json_file(checkpoint / _DIGESTS)

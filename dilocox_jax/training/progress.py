@@ -72,7 +72,7 @@ class Speed:
     """Returns the minutes until the last step, at the mean speed so far.
 
     Args:
-      progress: Progress of the run now.
+      progress: Progress of the run now, at least one step after the start.
     """
     num_steps = progress.step - self._start_progress.step
     step_s = (time.monotonic() - self._start_s) / num_steps

@@ -27,7 +27,7 @@ class Clock(Protocol):
     """Advances the clock by a segment.
 
     Args:
-      segment: Next segment of the run.
+      segment: Next segment of the run, such as a round.
       traffic: Counter of the bytes that the segment's exchanges send.
 
     Returns:

@@ -157,7 +157,8 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
   Raises:
     ValueError: One line, if training and validation batches have different
       forms, if the model cannot read them, or if a batch cannot be divided into
-      micro-batches and data shards.
+      micro-batches and data shards. Also if the config has a setting for texts
+      (`data.judge_fraction`, `data.document_masks`).
   """
   require(
     not config.data.judge_fraction,
@@ -203,6 +204,8 @@ def _check_sequences(
   config: RunConfig, overrides: Overrides, batch: Tree, name: str
 ) -> None:
   """Raises ValueError unless the run's model can read the rows of a batch.
+
+  The length of the rows is checked only for a model of the config.
 
   Args:
     config: Config of the run.
@@ -416,8 +419,9 @@ def _end_of_text(
     overrides: The caller's objects in place of what the config names.
 
   Raises:
-    ValueError: If `data.document_masks` is set, and the text has no token that
-      ends a document, or the user supplies the model.
+    ValueError: If `data.document_masks` is set, and there is no text, or its
+      tokens are bytes, or the user supplies the model. Bytes have no token of
+      their own for the end of a document.
   """
   if not config.data.document_masks:
     return None
@@ -466,8 +470,11 @@ def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
 
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
-    If an evaluation reads all tokens, the last arrays have fewer and shorter
-    sequences.
+    If an evaluation reads all tokens (`evaluation.num_sequences=0`), the last
+    arrays have fewer and shorter sequences.
+
+  Raises:
+    ValueError: If there are too few tokens for one batch.
   """
   return held_out_batches(
     tokens,

@@ -1,7 +1,9 @@
 """Builds, describes and checks the training state of each phase of a run.
 
-During a warm start the state is a `SharedState`. During the rounds it is a
-`RoundState`. So the phase of a run decides which of the two a checkpoint holds.
+A phase is a part of a run that has its own programs. In steps that average
+gradients, such as a warm start before the first round, the state is a
+`SharedState`. During rounds it is a `RoundState`. So the phase decides which of
+the two a checkpoint holds.
 """
 
 import dataclasses
@@ -150,8 +152,8 @@ def abstract(
   Args:
     programs: Programs of the run.
     phase: "data_parallel" or "rounds".
-    in_flight: Number of pseudo-gradients in flight, one number for each
-      fragment; empty: none.
+    in_flight: For each fragment (a part of the parameters), how many
+      pseudo-gradients were sent whose means are not applied yet; empty: none.
   """
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
@@ -198,6 +200,9 @@ def segment_sent_bytes(
 
 def num_in_flight(state: TrainingState) -> list[int]:
   """Returns how many pseudo-gradients are in flight, fragment by fragment.
+
+  They were sent, and their means are not applied yet. A fragment is a part of
+  the parameters.
 
   Args:
     state: State of all replicas. A `SharedState` has no fragments, so the list
