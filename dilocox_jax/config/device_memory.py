@@ -2,11 +2,12 @@
 
 The bytes of the state that a run keeps between two steps follow from the shapes
 of the parameters, and from how devices divide them. Besides the parameters, a
-replica keeps trees of the same shapes, such as the moments of Adam, and the
-factors of the low-rank codec. A device has its part of each. The bytes are
-exact for the optimizers and the apply rules of this package. An inner optimizer
-of the user counts as Adam, and the correction of a user's rule
-(`outer.rules.ApplyRule.correct`) is not counted.
+replica keeps trees of the same shapes, such as the moments of Adam. With the
+codec `low_rank` it also keeps factors. A device has its part of each. The bytes
+are exact for the apply rules of this package with Adam, Lion and SGD, and
+nearly exact with Muon (`optimizer_copies`). Any other inner optimizer counts as
+Adam, and the correction of a user's rule (`outer.rules.ApplyRule.correct`) is
+not counted.
 
 The memory that a step needs in addition is an estimate (`config.step_memory`).
 """

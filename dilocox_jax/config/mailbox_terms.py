@@ -84,8 +84,8 @@ def mailbox_terms(
       user has replaced parts of the config, such as "model".
 
   Raises:
-    ValueError: If a field is missing, or a rule is wrong. The message is one
-      line.
+    ValueError: If a field is missing, or a rule or the method is wrong. The
+      message is one line.
   """
   fields = flat(values)
   missing = [

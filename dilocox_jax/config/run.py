@@ -43,7 +43,7 @@ class RunConfig:
   these fields get the values of the method's recipe.
 
   Attributes:
-    seed: Seed of the parameters, the data and the codecs, 0 to LARGEST_SEED.
+    seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
     total_steps: Number of inner steps of each replica, with those of a
       data-parallel start (`sync.warm_start_steps`).
     data: Text, tokenizer and batches.
@@ -235,7 +235,8 @@ class RunConfig:
     """Raises ValueError if rank or H is to adapt, and the config forbids it.
 
     Both need a low-rank codec, and a method that exchanges pseudo-gradients. H
-    also needs a constant outer learning rate.
+    also needs a schedule whose H can change, and a constant outer learning
+    rate.
     """
     mode = self.adaptive.mode
     if mode == "off":

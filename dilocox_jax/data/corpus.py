@@ -114,7 +114,7 @@ def from_files(
 ) -> Corpus:
   """Splits files into training, validation and judge text, and makes tokens.
 
-  Empty files are left out, and so are copies of held-out files.
+  Empty files are left out. Training also leaves out copies of held-out files.
 
   Args:
     name: Name of the source.
@@ -130,7 +130,8 @@ def from_files(
 
   Returns:
     A corpus whose files are joined part by part, in the order of their names.
-    The tokenizer's `end_of_text` is between two files.
+    The tokenizer's `end_of_text` is between two files, but not between the
+    parts of the training text.
 
   Raises:
     ValueError: If a text would be empty: the training text, the training text
@@ -216,10 +217,11 @@ def from_files(
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Returns whether a text is held out from training, by its content.
+  """Returns whether a text is held out, by its content.
 
-  The content alone decides. So either all copies of a text are held out, or
-  none.
+  It is held out from training for validation, or from validation for the judge
+  text. The content alone decides. So either all copies of a text are held out,
+  or none.
 
   Args:
     content: The text.

@@ -128,9 +128,9 @@ def read_globs(
     when its documents are.
 
   Raises:
-    ValueError: If a glob matches no file, if a file cannot be read, or if a
-      line of JSON has no text in the field. The message is one line that names
-      the glob, or the file and the line.
+    ValueError: If a glob matches no file, if a file cannot be read or is no
+      text in UTF-8, or if a line of JSON has no text in the field. The message
+      is one line that names the glob, or the file and the line.
   """
   # All globs are checked before the first file is read.
   files_of_parts = [matching_files(pattern) for pattern in split_globs(globs)]
@@ -153,8 +153,8 @@ def _documents(
     part: Index of the glob that matches the file.
 
   Raises:
-    ValueError: If the file cannot be read, or if a line of JSON has no text in
-      the field. The message is one line.
+    ValueError: If the file cannot be read or is no text in UTF-8, or if a line
+      of JSON has no text in the field. The message is one line.
   """
   where = printable(str(path))
   is_compressed = path.suffix.lower() in _OPENED_BY

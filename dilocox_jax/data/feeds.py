@@ -80,8 +80,9 @@ def as_feed(
 
   Raises:
     TypeError: If the data are of another kind. The message is one line.
-    ValueError: If arrays have different numbers of examples, or if named
-      columns have no tokens that can be trained on. The message is one line.
+    ValueError: If arrays have different numbers of examples, if rows differ in
+      length, if values are masked, or if named columns have no tokens that can
+      be trained on. The message is one line.
   """
   if isinstance(data, Corpus):
     return data
@@ -194,8 +195,9 @@ class ExampleRows:
 
   Raises:
     TypeError: If the examples are of another kind, or if there are none.
-    ValueError: If arrays have different numbers of examples, or if rows have no
-      tokens that can be trained on.
+    ValueError: If arrays have different numbers of examples, if rows differ in
+      length, if values are masked, or if rows have no tokens that can be
+      trained on.
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):
@@ -541,8 +543,10 @@ class Batches:
         argument `step`.
 
     Raises:
+      TypeError: If a leaf of the batch is not an array of numbers.
       ValueError: If the batch has no rows, or other shapes or dtypes than the
-        first batch.
+        first batch. Also if the model reads tokens, and the batch has named
+        columns without tokens that can be trained on.
     """
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:

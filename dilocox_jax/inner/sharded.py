@@ -203,7 +203,7 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
   Args:
-    model: The model.
+    model: The model, cut into embedding, layers and loss.
     remat: What a layer's forward saves for its backward: "none" (everything),
       "dots" (results of matrix products) or "full" (only the input).
 

@@ -182,8 +182,8 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
   """Writes the keys and values of new positions into a cache.
 
   Args:
-    cache: Keys and values of S positions.
-    new: Keys and values of L positions.
+    cache: Keys and values of S positions, [B, S, G, K] each.
+    new: Keys and values of L positions, [B, L, G, K] each.
     start: First of the L positions.
 
   Returns:

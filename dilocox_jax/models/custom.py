@@ -3,9 +3,9 @@
 A loss is a function (model, batch) -> scalar. Its argument `model` is the
 module. For a pair of functions, it is the second function with its parameters
 bound. Without a loss, batches are tokens, and the loss is the cross-entropy of
-each token given the tokens before it. The parameters become a nested dict of
-arrays. A loss with a third argument, `key`, draws random numbers, e.g. for
-dropout (`random_loss`).
+each token given the tokens before it. The parameters of a module become a
+nested dict of arrays. A loss with a third argument, `key`, draws random
+numbers, e.g. for dropout (`random_loss`).
 """
 
 import functools
@@ -61,7 +61,8 @@ def as_loss_model(
       is (parameters, inputs) -> outputs.
     loss: Function (model, batch) -> scalar, or (model, batch, key) -> scalar if
       it draws random numbers. None: batches are tokens.
-    example: Function that returns a batch, which linen needs for its init.
+    example: Function that returns a batch, which linen needs for its init. The
+      default returns two tokens.
     partition: Function from the path and the shape of a parameter to its
       partition among the devices of a replica (`distributed.partition_rules`).
       None: the partitioning metadata of the module decide, if it has any.
@@ -241,7 +242,7 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
   """Makes a `LossModel` of a function from `nnx.Rngs` to a module of NNX.
 
   Args:
-    make: The function.
+    make: Function from `nnx.Rngs` to the module.
     loss: Function (model, batch) -> scalar.
 
   Raises:

@@ -450,7 +450,8 @@ def leaves_of(
 ) -> dict[str, np.ndarray]:
   """Converts tensors of a checkpoint to leaves of the built-in decoder.
 
-  The tensors of all layers are stacked, and kernels are transposed.
+  The tensors of all layers are stacked, and kernels are transposed. Rows of
+  learned positions that are not read are dropped (`Family.first_position`).
 
   Args:
     tensors: Values of the tensors by their names in the family.

@@ -225,8 +225,8 @@ def _blockwise_backward(
 
   Returns:
     The gradients of queries, keys and values, which are summed block by block
-    in fp32 or wider. The gradient of the segments, which are integers, is None
-    or zeros of JAX's type float0.
+    in fp32 or wider. The gradient of the segments is None if there are none.
+    As segments are integers, it is otherwise zeros of JAX's type float0.
   """
   query, key, value, segments = residuals
   factors = (query, key, value)

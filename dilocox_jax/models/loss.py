@@ -33,7 +33,8 @@ class LossModel(NamedTuple):
     init: (key) -> parameters, any tree of floating-point arrays.
     loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens
       [B, L + 1], the model reads the first L and predicts the last L.
-    module: (parameters) -> the user's module with these parameters.
+    module: (parameters) -> the user's module with these parameters. Without a
+      module it returns the parameters.
     logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
       cross-entropy of tokens. None: the loss is the user's function, and a
       batch is any tree that this function reads.

@@ -4,8 +4,8 @@ Such a loss has an argument `key`: (model, batch, key) -> scalar. In training
 `key` is a key of JAX, another one for each micro-batch of each replica. In an
 evaluation it is None, and the loss should draw nothing.
 
-The keys travel with the batch, as numbers of its rows. So whatever divides a
-batch, such as micro-batches and data shards, divides the keys as well, and a
+The keys travel with the batch, as two numbers for each row. So whatever divides
+a batch, such as micro-batches and data shards, divides the keys as well, and a
 replica draws the same numbers however many devices it has.
 """
 

@@ -70,7 +70,7 @@ class StoredTensor:
   """A tensor in a file. Its values are not in memory.
 
   Attributes:
-    file: The file.
+    file: File of safetensors that has the values.
     offset: Byte of the file at which the values begin.
     shape: Shape of the tensor.
     dtype: Type of the values.
@@ -86,8 +86,9 @@ class StoredTensor:
   ) -> Iterator[tuple[slice, np.ndarray]]:
     """Maps some rows of the tensor into memory, block by block.
 
-    A block has at most `_BLOCK_BYTES`, but at least one row. Its memory is free
-    again when the caller drops the values.
+    A block has at most 1 MiB (`_BLOCK_BYTES`), but at least one row. Its memory
+    is free again when the caller drops the values. A tensor without values has
+    no blocks.
 
     Args:
       rows: Neighboring rows, indices of the first axis. A scalar has one row.
@@ -156,8 +157,8 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
     index.
 
   Raises:
-    ValueError: One line, if the index is damaged, or if the folder also has a
-      file with all tensors.
+    ValueError: One line, if the index is damaged, or if the folder also has
+      `model.safetensors` and the index names other files.
   """
   path = folder / INDEX_FILE
   if not path.exists():

@@ -330,6 +330,9 @@ def _check_tensors(
 ) -> None:
   """Checks that a checkpoint has exactly the tensors of a model.
 
+  Two more kinds of tensors may be there: the frequencies of rotary positions,
+  which are not read, and a head although it is tied to the embedding.
+
   Args:
     tensors: Tensors of the checkpoint, by their names in the family.
     shape: Sizes of the model.

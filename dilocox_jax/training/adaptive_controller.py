@@ -1,5 +1,8 @@
 """Chooses the rank and H of the rounds while a run is under way.
 
+The rank is that of the codec `low_rank`, and H is the number of inner steps of
+a round.
+
 Without adaptive compression, all rounds have the rank and H of the config. With
 it, the controller measures the *energy rank* of the averaged updates in every
 round: how many singular values hold a given share of an update's squared norm

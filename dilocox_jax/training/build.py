@@ -67,7 +67,8 @@ class Programs:
     plan: Plan of the run, with the H of the first rounds.
     traffic: Counter of the bytes that the first rounds send.
     policy: Chooses rank and H of the rounds after the first ones.
-    aggregator_of: Function from a codec to the aggregator that uses it.
+    aggregator_of: Function from a codec to the aggregator that uses it, an
+      object that averages what replicas send.
   """
 
   model: LossModel
@@ -143,8 +144,9 @@ def _aggregator_of(config: RunConfig) -> Callable[[Codec], Aggregator]:
     config: Config of a run whose replicas share a runtime.
 
   Returns:
-    A function (codec) -> `Aggregator`. It has the exchange settings of the
-    config, and the norm filter if `exchange.max_norm_ratio` is set.
+    A function (codec) -> `Aggregator`, which averages what replicas send. It
+    has the exchange settings of the config. If `exchange.max_norm_ratio` is
+    set, it leaves out replicas whose norm is too large.
   """
   exchange = config.exchange
   mean_of = functools.partial(

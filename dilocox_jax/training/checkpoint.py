@@ -17,8 +17,9 @@ only a number is complete. If its files do not have the digests in
 checkpoint there. Then the run goes on from an older checkpoint.
 
 The checkpoint of a finished run has the number of its last step plus one.
-Example: a run of 60 steps that stops before its flush saves checkpoint 60. When
-the run has ended, it saves checkpoint 61. So no save replaces another.
+Example: a run of 60 steps that stops before its flush, the exchanges that end a
+run, saves checkpoint 60. When the run has ended, it saves checkpoint 61. So no
+save replaces another.
 """
 
 import contextlib
@@ -243,7 +244,8 @@ class Checkpoints:
     """Names the newest checkpoint, after a save in the background has ended.
 
     Returns:
-      A text for messages, e.g. "the checkpoint of step 12 is kept".
+      A text for messages, e.g. "the checkpoint of step 12 is kept", or "no
+      checkpoint was saved yet".
     """
     # If the save failed, older checkpoints are still there.
     with contextlib.suppress(SaveError):

@@ -243,8 +243,8 @@ def check_drifts(
   each replica sent is checked (`Drift.own_squared`).
 
   If several replicas share this runtime, a warning is logged for each replica
-  whose norm was too large, so that the mean left it out
-  (`exchange.max_norm_ratio`).
+  that sent only zeros although the mean is not zero: the mean left it out, for
+  example because its norm was too large (`exchange.max_norm_ratio`).
 
   Args:
     exchanges: For every exchange, norms of what each replica sent, on the host.

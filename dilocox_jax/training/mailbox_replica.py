@@ -1,5 +1,8 @@
 """One replica of a run whose replicas are separate programs with a mailbox.
 
+A mailbox is a folder or a bucket in which the programs leave messages for each
+other. Its place is also called the store.
+
 The trainer goes through the same plan as with all replicas, but with one
 replica. This module has what differs: the exchange through the mailbox
 (docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how

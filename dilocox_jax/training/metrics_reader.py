@@ -107,8 +107,9 @@ class MetricsReader:
   """Reads the metrics of segments in order, and records metrics and wall time.
 
   Attributes:
-    reads_at_once: Whether the caller must read a segment as soon as it is
-      dispatched.
+    reads_at_once: Whether the caller must read a segment (a part of the run,
+      such as a round) as soon as it is dispatched. This is so if a dispatch
+      waits for exchanges, or if the bytes on a network link are counted.
   """
 
   def __init__(

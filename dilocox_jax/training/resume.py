@@ -217,7 +217,8 @@ def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   """Refuses to continue a run with other overrides than it began with.
 
   Overrides are objects in place of what a config names. Only their names are
-  compared. The name "data" is left out, because the digest of the text is
+  compared, and the digest of the frozen weights if only a part of the model is
+  trained. The name "data" is left out, because the digest of the text is
   compared instead.
 
   Args:

@@ -42,7 +42,8 @@ class RunData:
   Attributes:
     name: Name of the source.
     digest: Digest of the content, 16 hex digits.
-    step_tokens: Tokens, or examples, of one replica's inner step.
+    step_tokens: Number of predicted tokens, or of examples, in one replica's
+      inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
     batch: Shapes and types of one replica's batch of an inner step, leaves [B,
@@ -84,8 +85,9 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
     overrides: The caller's objects in place of what the config names.
 
   Raises:
-    ValueError: One line, if there is no data or too little, or if the data have
-      tokens that are not in the model's vocabulary.
+    ValueError: One line, if there is no data or too little, if the data have
+      tokens that are not in the model's vocabulary, or if the config's section
+      `data` does not fit the data or the model that the caller passes.
   """
   data = _run_data(config, overrides)
   if overrides.model is None or not overrides.model.draws_random:
@@ -107,8 +109,7 @@ def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
     overrides: The caller's objects in place of what the config names.
 
   Raises:
-    ValueError: One line, if there is no data or too little, or if the data have
-      tokens that are not in the model's vocabulary.
+    ValueError: As `run_data`.
   """
   if overrides.data is not None and not isinstance(overrides.data, Corpus):
     return _feed_data(config, overrides, overrides.data)
@@ -293,8 +294,8 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
       another kind, the text of the config is loaded.
 
   Raises:
-    ValueError: If there is no text, or if the vocabulary of the model is
-      smaller than the vocabulary of the text. The message is one line.
+    ValueError: If the text cannot be loaded, or if the vocabulary of the model
+      is smaller than the vocabulary of the text. The message is one line.
     TokenError: If a token of the text is not in the text's vocabulary.
   """
   text = overrides.data
@@ -392,7 +393,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
 
   Args:
     data: Section `data` of a config.
-    seed: Seed of the run; only the source "synthetic" uses it.
+    seed: Seed of the run. Of the built-in sources only "synthetic" uses it.
 
   Raises:
     ValueError: One line, if the text cannot be loaded.

@@ -382,7 +382,8 @@ def saved_leaves(
     (`training.saved_params`).
 
   Raises:
-    RefusedError: If the directory holds no run or no undamaged checkpoint.
+    RefusedError: If the directory holds no run or no undamaged checkpoint, or
+      if its config belongs to another run than the checkpoint.
   """
   config = _source_config(workdir)
   programs = build.programs(_on_one_device(config), overrides)

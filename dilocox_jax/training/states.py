@@ -93,6 +93,9 @@ class TrainingProgress:
 def first_params(programs: Programs, seed: int) -> Tree:
   """Returns random parameters of the model on the devices of the replicas.
 
+  If only a part of the model is trained, the first values of this part are
+  returned, which need not be random (`Adaptation.init`).
+
   The program draws every shard on the device that keeps it, so no device ever
   holds all parameters of a divided replica.
 
@@ -164,10 +167,13 @@ def abstract(
 
 
 def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
-  """Returns shapes and types of a replica's parameters and inner optimizer.
+  """Returns shapes and types of a replica's trained state.
 
   Args:
     programs: Programs of the run.
+
+  Returns:
+    Those of the trained parameters, and of the inner optimizer's state.
   """
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)

@@ -168,7 +168,7 @@ class Trainer:
     Raises:
       TrainingStoppedError: If a value is not finite, if the replicas' copies of
         the outer state differ, or if a replica with a mailbox cannot continue,
-        for example because the store has no room. The message says why.
+        e.g. because `mailbox.store_bytes` is too low. The message says why.
       StopRequestedError: If any process was asked to stop. All processes raise
         it.
       RefusedError: If the directory, another process or the mailbox has another
