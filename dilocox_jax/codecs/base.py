@@ -2,8 +2,9 @@
 
 A codec compresses the values that replicas send each other. It is a frozen
 dataclass, and its fields are its settings. It works on all leaves of a fragment
-at once: a list of arrays [num_layers, *shape], where a leaf outside the stack
-of layers has num_layers = 1. There are three kinds of codecs:
+(a part of the parameters) at once: a list of arrays [num_layers, *shape], where
+a leaf outside the stack of layers has num_layers = 1. There are three kinds of
+codecs:
 
 - A `Quantizer` sends every value in few bits. It works on rows of values, and
   codes leaves with rows of the same width together.

@@ -344,8 +344,8 @@ class LocalLowRank(Encoder):
       values: Matrices [layers, rows, columns].
 
     Returns:
-      Orthonormal left factors [layers, rows, rank], and right factors
-      [layers, columns, rank].
+      Left factors [layers, rows, rank] with orthonormal or zero columns, and
+      right factors [layers, columns, rank].
     """
     matrix = values.astype(jnp.float32)
     # All layers start from one random matrix, so that the factors of a layer do
@@ -380,7 +380,8 @@ def matrices_of(
   """Says which leaves are sent as factors, and which ones are sent whole.
 
   Leaves with factors are grouped by the shape of their matrices, so that the
-  layers of a group can be multiplied as one batch.
+  layers of a group can be multiplied as one batch. Some leaves are a group of
+  their own (`batching.group_by_shape`).
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).

@@ -226,8 +226,9 @@ def map_corpus(folder: str) -> Corpus:
     The corpus. Its tokens are read from the files when they are used.
 
   Raises:
-    ValueError: If the folder has no tokens, or if a file is damaged. The
-      message is one line.
+    ValueError: If the folder has no tokens, if a file is damaged, or if the
+      tokenizer needs the extra `text`, which is not installed. The message is
+      one line.
   """
   path = pathlib.Path(os.path.expanduser(folder))
   index = _read_index(path / INDEX)
