@@ -20,6 +20,7 @@ from dilocox_jax.codecs.base import Quantizer
 from dilocox_jax.codecs.batching import Arrays, Shape, block_width, pad, sums
 from dilocox_jax.trees import Array
 
+# Values of the codecs' fields `dtype`, `bits` and `scale`.
 FLOATS = ("float32", "bfloat16", "float16")
 BITS = (8, 4, 2, 1)
 SCALES = ("block", "row", "tensor")

@@ -18,7 +18,7 @@ from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.distributed.local_map import map_over_rows
 from dilocox_jax.trees import Array, Tree
 
-INDEX_CODINGS = ("packed", "bitmap")
+INDEX_CODINGS = ("packed", "bitmap")  # Values of `TopK.indices`.
 _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
 
 

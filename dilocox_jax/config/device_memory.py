@@ -142,9 +142,11 @@ def num_copies(config: RunConfig) -> float:
   The copies are: the parameters, the state of the inner optimizer, the residual
   of error feedback, the average of the parameters, the outer parameters, the
   outer momentum, and the pseudo-gradients in flight. A schedule-free outer
-  optimizer keeps two copies in place of the outer momentum. Pseudo-gradients
-  count with the largest number that is in flight at the same time. Example:
-  with P = H = 16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
+  optimizer keeps two copies in place of the outer momentum. A pseudo-gradient
+  is in flight from when it is sent to when its mean is applied. The largest
+  number that is in flight at the same time counts. Example: with P = 16
+  fragments (parts of the parameters), H = 16 and tau = 1, one fragment is in
+  flight, a sixteenth of a copy.
   A method that averages gradients has only the first four.
 
   Args:

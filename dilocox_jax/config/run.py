@@ -40,7 +40,8 @@ class RunConfig:
   """All settings on which a run depends, in sections.
 
   The user may leave some fields to the method (None). When the config is built,
-  these fields get the values of the method's recipe.
+  these fields get the values of the method's recipe: its codec, its optimizers
+  and its error feedback (`config.recipes`).
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
@@ -314,7 +315,7 @@ class RunConfig:
 
   @functools.cached_property
   def fragments(self) -> Fragments:
-    """How the method divides the parameters into fragments, sent one by one."""
+    """How the method divides the parameters into parts, sent one by one."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,

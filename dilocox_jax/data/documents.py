@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from dilocox_jax.checks import extra_package, json_object, printable
 from dilocox_jax.data.globs import each_file_once, names_of
 
-TEXT_FIELD = "text"
-_OBJECTS = (".jsonl", ".ndjson", ".json")
+TEXT_FIELD = "text"  # Default name of the field that has the text.
+_OBJECTS = (".jsonl", ".ndjson", ".json")  # Endings of files of JSON lines.
 
 
 class Document(NamedTuple):

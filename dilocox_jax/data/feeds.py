@@ -43,7 +43,7 @@ from dilocox_jax.data.token_rows import (
 )
 from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
-PASSED_IN = "passed in"
+PASSED_IN = "passed in"  # Name of the user's data in the records of a run.
 # A digest of examples reads at most this many training examples, because
 # reading all of a large data set takes long.
 _DIGESTED = 1000

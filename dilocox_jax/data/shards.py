@@ -45,7 +45,7 @@ from dilocox_jax.data.corpus import Corpus, content_is_held_out
 from dilocox_jax.data.documents import Document
 from dilocox_jax.data.tokenizers import Tokenizer
 
-FORMAT = 4
+FORMAT = 4  # Version of the files. A folder of another version is refused.
 INDEX = "index.json"
 _TOKENIZER = "tokenizer.json"
 TRAIN = "train"

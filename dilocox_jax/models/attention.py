@@ -28,7 +28,7 @@ from dilocox_jax.plan.model.shapes import (
   STRETCHED_TURNS,
 )
 
-ROPE_BASE = 10_000.0
+ROPE_BASE = 10_000.0  # The base of the angles in the paper on RoPE (`rotate`).
 # Rotated keys ("key") and values ("value") of one layer, [B, S, G, K] each.
 Cache = dict[str, Array]
 

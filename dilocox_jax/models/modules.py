@@ -4,7 +4,8 @@
 residual stream: one row for each token, to which every layer adds its output.
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary. The argument `dtype` is the compute dtype,
-e.g. `jnp.bfloat16`; parameters are always fp32.
+e.g. `jnp.bfloat16`; parameters are always fp32. A *segment* is the part of a
+sequence that belongs to one document.
 """
 
 import functools

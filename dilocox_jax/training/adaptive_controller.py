@@ -9,6 +9,9 @@ round: how many singular values hold a given share of an update's squared norm
 (`plan.adaptive`). After `adaptive.window_rounds` rounds, the policy chooses the
 rank and H of the next rounds from these measurements.
 
+A fragment is a part of the parameters. It is averaged as a whole, once in each
+round. A segment is a part of the run, such as a round.
+
 Every checkpoint contains the measurements and the choices. So a run that was
 stopped and continued makes the same choices as a run that was never stopped.
 """
@@ -88,11 +91,11 @@ class AdaptiveController:
   def plan(self) -> RunPlan:
     """Plan of the run with the current H.
 
-    After a change of H, an update that the last round sent is still in flight,
-    and the new schedule must apply it. So the plan treats the last round as if
-    it had the new H too. Example: if H changes from 8 to 5 at step 24, the new
-    schedule starts at step 24 - 5 = 19. Its round 0 then ends at step 24, where
-    the update was sent.
+    After a change of H, an update that the last round sent may not be applied
+    yet, and the new schedule must apply it. So the plan treats the last round
+    as if it had the new H too. Example: if H changes from 8 to 5 at step 24,
+    the new schedule starts at step 24 - 5 = 19. Its round 0 then ends at step
+    24, where the update was sent.
     """
     plan = self._first.plan.at_interval(self.setting.sync_interval)
     if self._since is None:
@@ -108,9 +111,8 @@ class AdaptiveController:
     recorded.
 
     Args:
-      drifts: One for each exchange of the segment, a part of the run such as a
-        round. The field `observed` has the arrays from which ranks are
-        measured.
+      drifts: What the replicas recorded about each exchange of the segment. The
+        field `observed` has the arrays from which ranks are measured.
     """
     if not self.is_adaptive:
       return
@@ -126,7 +128,7 @@ class AdaptiveController:
     fragments have 15 measurements.
 
     Args:
-      pending: Segment whose drifts are not yet recorded. Its exchanges count as
+      pending: Segment that `observe` has not seen yet. Its exchanges count as
         measured. None: there is no such segment.
     """
     if not self.is_adaptive:

@@ -3,6 +3,9 @@
 The model, the inner step, the exchange and the outer step take plain arguments
 and do not know the config. This module reads the config and connects them.
 `model_functions` does the same for the model, and `run_text` for the data.
+
+A runtime is one program of JAX, perhaps in several processes. A fragment is a
+part of the parameters that the replicas average as a whole.
 """
 
 import dataclasses

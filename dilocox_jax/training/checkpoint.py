@@ -45,6 +45,7 @@ from dilocox_jax.metrics.work_directory import RefusedError
 from dilocox_jax.trees import Tree
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
+# Names of the two items of a checkpoint, which Orbax writes into two folders.
 ARRAYS = "arrays"
 RECORD = "record"
 # A week. Orbax measures the time with the system's clock, which may jump by a

@@ -1,6 +1,8 @@
 """Computes the losses and drifts that a run records, and checks them.
 
-A drift says how far the replicas were from their mean in an exchange.
+A drift says how far the replicas were from their mean in an exchange, in which
+they average a fragment (a part of the parameters). A segment is a part of a run
+that is dispatched as a whole, such as a round.
 
 Processes may be connected by a slow link, and the plan counts only the bytes of
 exchanges. So no function of this module sends parameters from one process to

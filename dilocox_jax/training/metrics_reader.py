@@ -1,9 +1,9 @@
 """Reads metrics from the devices, checks them, and records and logs them.
 
-The trainer dispatches segments without waiting, and this module reads their
-metrics later. It stops the run if a value is not finite. If there are several
-processes, all of them read and check the metrics, so that they stop together.
-Only one process writes.
+A segment is a part of a run, such as a round. The trainer dispatches segments
+without waiting, and this module reads their metrics later. It stops the run if
+a value is not finite. If there are several processes, all of them read and
+check the metrics, so that they stop together. Only one process writes.
 
 The wall time of a run is divided between the rows of its timings. A row of a
 segment ends when the devices have computed the metrics of the segment, even if

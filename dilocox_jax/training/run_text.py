@@ -268,6 +268,8 @@ def _form(example: np.ndarray) -> str:
 def _check_division(config: RunConfig, batch: Tree) -> None:
   """Raises ValueError unless micro-batches and data shards can divide a batch.
 
+  Data shards are the devices of a replica that read different rows.
+
   Args:
     config: Config of the run.
     batch: Shapes of a training batch, leaves [B, ...].

@@ -430,10 +430,10 @@ def _saved_model(
     overrides: Overrides that the caller passes to the new run.
 
   Returns:
-    The parameters, and a list of the outer optimizer states of all fragments,
-    or None if there are none (`_saved_outer`). If the other run trained
-    adapters, they are added to the kernels, and None is returned instead of the
-    list.
+    The parameters; and a list of the outer optimizer states of all fragments
+    (parts of the parameters), or None if there are none (`_saved_outer`). If
+    the other run trained adapters, they are added to the kernels, and None is
+    returned instead of the list.
 
   Raises:
     RefusedError: If the model cannot be read, or is another model.
