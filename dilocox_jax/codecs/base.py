@@ -364,10 +364,10 @@ class Quantizer(Encoder):
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
   """Returns how many values of a leaf make a row if rows are put into slices.
 
-  A slice has whole rows, and rows of zeros fill the last slice: fewer rows than
-  there are slices. So a row has at most a 16th of the values of a slice, and
-  the zeros are at most a 16th of the values. Exception: a row may always have
-  128 values, the default block of `int` and `e3m0`.
+  A slice has whole rows. Rows of zeros, fewer than there are slices, fill the
+  last slice. A row has at most a 16th of the values of a slice, so that these
+  zeros are at most a 16th of all values. Exception: a row may always have 128
+  values, the default block of `int` and `e3m0`.
 
   Args:
     shape: Shape of the leaf, (num_layers, *shape).

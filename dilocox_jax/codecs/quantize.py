@@ -325,7 +325,8 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
   Returns:
     Codes and scales. A code, uint8 [..., width], is 2 if x is negative, plus 1
     if |x| is above the row's mean of |x|. The two scales of a row, bfloat16
-    [..., 2], are the mean of the |x| up to that mean, and of those above it.
+    [..., 2], are the mean of the |x| up to the row's mean, and the mean of the
+    |x| above it.
   """
   width = values.shape[-1]
   sizes, factor = _scaled_magnitudes(values, width)

@@ -448,10 +448,10 @@ class Batches:
       iterable of batches.
     validation: Batches or rows for evaluations; None: the first batches of the
       source.
-    rows_per_batch: If the model reads only tokens, the number of rows that are
-      collected to a batch if an iterable gives single rows. Of batches with
-      named columns, only the tokens are then read. None: the model reads more
-      than tokens, so batches are not changed.
+    rows_per_batch: Number of rows that make a batch if an iterable gives single
+      rows. A number means that the model reads only tokens. So only the tokens
+      of batches with named columns are read. None: the model may read any data,
+      so batches are not changed.
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".

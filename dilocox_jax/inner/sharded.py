@@ -141,11 +141,13 @@ def sharded_loss(
   divided_tables: Collection[str] = (),
   gather: str = "stage",
 ) -> Loss:
-  """Builds the loss function of a replica, for evaluations, from one stage's.
+  """Builds the loss function of a replica from that of one stage.
 
-  The function spreads the work over the devices of the replica. Every data
-  shard divides its rows of the batches into micro-batches. If the data shards
-  cannot divide the rows of a batch evenly, every shard computes all rows.
+  Evaluations use the function, and so does training without stages, where JAX
+  differentiates it. It spreads the work over the devices of the replica. Every
+  data shard divides its rows of the batches into micro-batches. If the data
+  shards cannot divide the rows of a batch evenly, every shard computes all
+  rows.
 
   Args:
     stage_loss: Loss function of one stage, which uses the mesh axis "stage":

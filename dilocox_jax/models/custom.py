@@ -277,7 +277,7 @@ def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
   have now.
 
   Args:
-    model: The module.
+    model: The module, a tree of JAX that has arrays among its leaves.
     loss: Function (model, batch) -> scalar.
   """
   trained = nested(
@@ -301,8 +301,8 @@ def _with_leaves(tree: Any, params: Any) -> Any:
   """Returns a tree in which the leaves of a nested dict replace the old leaves.
 
   Args:
-    tree: Any tree.
-    params: Nested dict with some of the paths of the tree.
+    tree: Any tree of JAX.
+    params: Nested dict of new leaves, with some of the paths of the tree.
   """
   leaves = leaves_by_path(tree) | leaves_by_path(params)
   return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
@@ -335,7 +335,7 @@ def _is_trained(leaf: Any) -> bool:
   """Returns whether a leaf is trained: whether it is an array of floats.
 
   Args:
-    leaf: The leaf.
+    leaf: Leaf of a module, of any type.
   """
   if not isinstance(leaf, jax.Array | np.ndarray):
     return False

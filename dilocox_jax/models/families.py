@@ -53,7 +53,8 @@ class Family(NamedTuple):
     expected: Keys of config.json that choose what a model computes, with the
       only value that the built-in decoder can compute. A missing key counts as
       that value.
-    ties_head: Whether the head is the embedding if config.json does not say so.
+    ties_head: Value of `tie_word_embeddings` in a config.json without this key:
+      whether the head is the embedding.
     first_position: Row of the table of learned positions that belongs to the
       first token of a sequence. The rows in front of it are not read.
   """

@@ -126,7 +126,7 @@ class _Attention(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
       mix: Attention of whole sequences (`models.fused_attention`). It mixes the
         values of the positions.
@@ -232,7 +232,7 @@ class _Mlp(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
     """
     model_dim = shape.model_dim
@@ -282,7 +282,7 @@ class _Block(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
       mix: Attention of whole sequences (`models.fused_attention`).
     """
@@ -352,8 +352,9 @@ class _Embed(nnx.Module):
   ) -> Float[Array, "T D"]:
     """Returns the residual stream before the first layer: a row for each token.
 
-    The row is that of the token's table, plus that of the table of positions if
-    there is one. A token or a position that its table lacks gives a row of NaN.
+    It is the token's row of the token table, plus the position's row of the
+    table of positions if there is one. A token or a position that its table
+    lacks gives a row of NaN.
 
     Args:
       tokens_BxL: The tokens.
@@ -395,7 +396,7 @@ class Decoder(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
       mix: Attention of whole sequences (`models.fused_attention`).
     """

@@ -359,8 +359,8 @@ def divided_among_files(
 ) -> dict[str, list[TensorShape]]:
   """Divides the tensors of a checkpoint among files.
 
-  Neighboring tensors go into one file, as many as fit. A tensor that is larger
-  than a file may be gets a file of its own.
+  Neighboring tensors go into one file, as many as fit. A tensor that exceeds
+  the limit gets a file of its own.
 
   Args:
     tensors: All tensors of the checkpoint.

@@ -196,7 +196,7 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records how long an event took: the time since the event before ended.
+    """Records how long an event took: the time since the end of the last event.
 
     If JAX compiled something in this time, the time to compile becomes a row of
     its own before the row of the event.

@@ -418,7 +418,7 @@ def _end_of_text(
 
   Args:
     config: Config of the run.
-    text: Text of the run (`corpus`), if it has one.
+    text: Text of the run (`corpus`); None: the data are not a text.
     overrides: The caller's objects in place of what the config names.
 
   Raises:
