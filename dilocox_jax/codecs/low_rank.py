@@ -175,6 +175,8 @@ class LowRank(Projection):
   ) -> Coroutine:
     """Averages leaves: sends left factors and whole leaves, then right factors.
 
+    Each further power iteration sends left factors and right factors again.
+
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
       state: State of every leaf (`init`).

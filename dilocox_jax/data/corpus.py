@@ -48,8 +48,8 @@ class Corpus:
       not made of bytes.
     tokenizer: The tokenizer that made the tokens; None if there was none.
     parts: Number of training tokens of each part of the text (the files of one
-      glob), in the order of the training tokens. Empty if the text has no
-      parts.
+      glob), in the order of the training tokens. Without several globs, the
+      files are one part. Empty for a source without files.
     judge: Tokens of the judge text; None if there is no judge text.
   """
 

@@ -724,8 +724,8 @@ def numbers(leaf: Any) -> np.ndarray:
       sequence of arrays.
 
   Raises:
-    TypeError: If the leaf has values that are not numbers or booleans. The
-      message is one line.
+    TypeError: If the leaf has values that are not numbers or booleans, or items
+      of different shapes. The message is one line.
     ValueError: If values are masked, or if rows differ in length. The message
       is one line.
   """

@@ -309,6 +309,10 @@ def _draw(shuffled_tokens: list[int], key: str, num_tokens: int) -> np.ndarray:
       p[t+1], p[t+2] or p[t+3].
     key: Key of the random bytes.
     num_tokens: Number of tokens to draw.
+
+  Returns:
+    The tokens, [num_tokens], as uint8 or, if the vocabulary is too large for
+    it, as int32.
   """
   vocab_size = len(shuffled_tokens)
   start = int.from_bytes(_random_bytes(f"{key}/start", 8), "big")

@@ -333,7 +333,8 @@ def _layout(
   Returns:
     A tuple of three trees like `params`. They have for every leaf: the mesh
     axes that divide each of its dimensions, the mesh axes over which it is
-    collected, and its `jax.sharding.PartitionSpec`.
+    collected, and its `jax.sharding.PartitionSpec` for data shards and stages
+    (without tensor shards).
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:

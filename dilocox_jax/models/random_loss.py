@@ -33,7 +33,7 @@ class KeyedBatch:
 
 
 def draws_random(loss: Callable) -> bool:
-  """Returns whether a loss has an argument `key`.
+  """Returns whether a loss has an argument `key`; False if Python cannot tell.
 
   Args:
     loss: Function (model, batch) or (model, batch, key) -> scalar.

@@ -118,8 +118,8 @@ class Checkpoints:
       directory: Folder that holds one folder for each checkpoint. The name of a
         checkpoint's folder is its step.
       keep: Number of newest checkpoints to keep.
-      read_only: Whether the directory belongs to another run, so that nothing
-        in it may change.
+      read_only: Whether nothing in the directory may change, for example
+        because it belongs to another run.
 
     Raises:
       RefusedError: If `read_only` is False, and the directory is a file or a
@@ -376,8 +376,9 @@ class Checkpoints:
   def _set_aside(self, step: int, reason: str) -> None:
     """Moves a damaged checkpoint away, so that its step can be saved again.
 
-    It is moved to "broken_checkpoints" beside the directory. In a read-only
-    directory the checkpoint stays. A warning is logged in both cases.
+    It is moved to "broken_checkpoints" beside the directory, and replaces an
+    earlier one of this step there. In a read-only directory the checkpoint
+    stays. A warning is logged in both cases.
 
     Args:
       step: Step of the checkpoint.

@@ -80,7 +80,8 @@ def model_functions(
 
     - The model.
     - The gradient: (params, batch) -> (loss, gradients).
-    - The evaluation: (params, batches [N, B, L + 1]) -> mean loss.
+    - The evaluation: (params, batches [N, B, L + 1]) -> mean loss. Batches are
+      trees [N, B, ...] if the user's model has a loss of its own.
 
     If only a part of the model is trained, params are this part, and the
     gradient and the evaluation have one more argument, `frozen`.

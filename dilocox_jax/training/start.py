@@ -153,6 +153,8 @@ def first_state(
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
   """Raises RefusedError unless parameters fit the run's model.
 
+  They must have the same paths, shapes and types.
+
   Args:
     programs: Programs of the run.
     params: Parameters of another run.
