@@ -169,7 +169,7 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   Args:
     documents: Training documents in UTF-8.
     vocab_size: Number of tokens, at least 257: the bytes, and the token between
-      two documents.
+      two documents. A short text may give fewer.
 
   Raises:
     ValueError: If the number of tokens is outside its limits, if the extra
@@ -325,8 +325,8 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
   """Returns the number that is one above the highest token number.
 
-  Some lower numbers may have no token: up to `_UNUSED`, or up to a tenth of the
-  number of tokens if this is more.
+  Some lower numbers may have no token: up to 1,000 of them (`_UNUSED`), or up
+  to a tenth of the number of tokens if this is more.
 
   Args:
     name: Name of the tokenizer, for messages.

@@ -199,9 +199,10 @@ def sharded_loss(
 def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   """Builds the loss function of a data shard if there are no stages.
 
-  JAX can differentiate it. A shard collects one layer after the other. The
-  backward collects a layer again, unless `remat` is "none", with which the
-  forward saves it. So a shard does not hold all layers whole at the same time.
+  JAX can differentiate it. A shard collects one layer after the other, and the
+  backward collects each layer again. So a shard does not hold all layers whole
+  at the same time. Exception: with `remat="none"` the forward saves the whole
+  layers for the backward.
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
   Args:

@@ -47,7 +47,8 @@ class Family(NamedTuple):
     shape_options: Values of the fields of `ModelShape` that are the same for
       all models of the family.
     size_keys: Keys of config.json by field of `ModelShape`, for the fields that
-      differ between models of the family. All other fields have their defaults.
+      differ between models of the family. A field that is neither here nor in
+      `shape_options` has its default, except for `rope_factor`.
     module_names: Names of the modules in a checkpoint, by path of the module in
       the built-in decoder. "{}" stands for the number of the layer.
     expected: Keys of config.json that choose what a model computes, with the
