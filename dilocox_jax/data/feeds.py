@@ -445,7 +445,8 @@ class Batches:
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an
-      iterable of batches.
+      iterable of batches. If `rows_per_batch` is given, an iterable may also
+      give single rows.
     validation: Batches or rows for evaluations; None: the first batches of the
       source.
     rows_per_batch: Number of rows that make a batch if an iterable gives single
