@@ -352,11 +352,12 @@ def saved_outer_params(
   """Reads the outer parameters of a run's newest checkpoint onto one device.
 
   If the run keeps an average of the outer parameters, the average is read. If
-  only a part of the model is trained, only this part is read.
+  the run trained only a part of the model, only this part is read.
 
   Args:
     workdir: Directory of the run.
-    overrides: Overrides that the caller passed to the run.
+    overrides: Overrides that the caller passed to the run, with the trained
+      part if there is one (`with_trainable`).
 
   Raises:
     RefusedError: If the directory holds no run or no undamaged checkpoint, or
