@@ -2,8 +2,9 @@
 
 A codec compresses the values that replicas send each other. It is a frozen
 dataclass, and its fields are its settings. It works on all leaves of a fragment
-at once: a list of arrays [num_layers, *shape], where a leaf outside the stack
-of layers has num_layers = 1. There are three kinds of codecs:
+(a part of the parameters) at once: a list of arrays [num_layers, *shape], where
+a leaf outside the stack of layers has num_layers = 1. There are three kinds of
+codecs:
 
 - A `Quantizer` sends every value in few bits. It works on rows of values, and
   codes leaves with rows of the same width together.
@@ -363,9 +364,10 @@ class Quantizer(Encoder):
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
   """Returns how many values of a leaf make a row if rows are put into slices.
 
-  A slice has whole rows, and rows of zeros fill the last slice. Wide rows would
-  need more zeros. So a row has at most a 16th of the values of a slice, or 128
-  values if that is more.
+  A slice has whole rows. Rows of zeros, fewer than there are slices, fill the
+  last slice. A row has at most a 16th of the values of a slice, so that these
+  zeros are at most a 16th of all values. Exception: a row may always have 128
+  values, the default block of `int` and `e3m0`.
 
   Args:
     shape: Shape of the leaf, (num_layers, *shape).

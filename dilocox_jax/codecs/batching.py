@@ -244,6 +244,7 @@ def layer_numbers(group: Sequence[int], shapes: Sequence[Shape]) -> Array:
   Returns:
     uint32 [layers of all leaves in the group].
   """
+  # The numbers differ, because no model has 65,536 layers.
   numbers = [i * 2**16 + np.arange(shapes[i][0]) for i in group]
   return jnp.asarray(np.concatenate(numbers), jnp.uint32)
 

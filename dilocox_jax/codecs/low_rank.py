@@ -39,12 +39,13 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 def _product(left: Array, right: Array) -> Array:
   """Multiplies the matrices of each layer.
 
-  All layers are multiplied at once if the pipeline stages can divide them
-  evenly. Otherwise one layer is multiplied after the other, because every
-  device needs the whole factor of a layer that it multiplies. For a model of
-  107 billion parameters at rank 2048, one factor of a feed-forward matrix takes
-  29 GiB for all layers, and 0.4 GiB for one layer. The rows of the product are
-  divided among the devices again.
+  All layers are multiplied at once if the replica has one device, or if its
+  pipeline stages can divide the layers evenly. Otherwise one layer is
+  multiplied after the other, because every device needs the whole factor of a
+  layer that it multiplies. For a model of 107 billion parameters at rank 2048,
+  one factor of a feed-forward matrix takes 29 GiB for all layers, and 0.4 GiB
+  for one layer. The rows of the product are divided among the devices again, if
+  they can be divided evenly.
 
   Args:
     left: Matrices [num_layers, a, b].
@@ -173,6 +174,8 @@ class LowRank(Projection):
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Coroutine:
     """Averages leaves: sends left factors and whole leaves, then right factors.
+
+    Each further power iteration sends left factors and right factors again.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
@@ -343,8 +346,8 @@ class LocalLowRank(Encoder):
       values: Matrices [layers, rows, columns].
 
     Returns:
-      Orthonormal left factors [layers, rows, rank], and right factors
-      [layers, columns, rank].
+      Left factors [layers, rows, rank] with orthonormal or zero columns, and
+      right factors [layers, columns, rank].
     """
     matrix = values.astype(jnp.float32)
     # All layers start from one random matrix, so that the factors of a layer do
@@ -379,7 +382,8 @@ def matrices_of(
   """Says which leaves are sent as factors, and which ones are sent whole.
 
   Leaves with factors are grouped by the shape of their matrices, so that the
-  layers of a group can be multiplied as one batch.
+  layers of a group can be multiplied as one batch. Some leaves are a group of
+  their own (`batching.group_by_shape`).
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
@@ -685,6 +689,8 @@ def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
     key: Random key of the exchange, equal on all replicas.
   """
   seed = jax.random.key_data(key)[-1]
+  # 2654435769 is 2^32 divided by the golden ratio. Its multiples modulo 2^32
+  # are spread evenly.
   number = (layers * jnp.uint32(2654435769))[:, None, None]
   for axis in (1, 2):
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)

@@ -20,6 +20,7 @@ from dilocox_jax.codecs.base import Quantizer
 from dilocox_jax.codecs.batching import Arrays, Shape, block_width, pad, sums
 from dilocox_jax.trees import Array
 
+# Values of the codecs' fields `dtype`, `bits` and `scale`.
 FLOATS = ("float32", "bfloat16", "float16")
 BITS = (8, 4, 2, 1)
 SCALES = ("block", "row", "tensor")
@@ -28,6 +29,8 @@ _LARGEST_SCALE = float(jnp.finfo(jnp.bfloat16).max)
 # Larger values are clipped to this one. The inverse of a number above 2^126 is
 # below the normal numbers of fp32, and a device may turn it into zero.
 _LARGEST_RANGE = 2.0**124
+# The smallest normal number of bfloat16. Scales up to it are not inverted,
+# because the inverse could be infinite, or a device may read them as zero.
 _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 
 
@@ -322,7 +325,8 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
   Returns:
     Codes and scales. A code, uint8 [..., width], is 2 if x is negative, plus 1
     if |x| is above the row's mean of |x|. The two scales of a row, bfloat16
-    [..., 2], are the mean of the |x| up to that mean, and of those above it.
+    [..., 2], are the mean of the |x| up to the row's mean, and the mean of the
+    |x| above it.
   """
   width = values.shape[-1]
   sizes, factor = _scaled_magnitudes(values, width)

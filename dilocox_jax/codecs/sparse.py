@@ -18,7 +18,7 @@ from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.distributed.local_map import map_over_rows
 from dilocox_jax.trees import Array, Tree
 
-INDEX_CODINGS = ("packed", "bitmap")
+INDEX_CODINGS = ("packed", "bitmap")  # Values of `TopK.indices`.
 _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
 
 
@@ -498,8 +498,8 @@ def stratum_bounds(size: int, count: int) -> Array:
   number = jnp.arange(count + 1, dtype=jnp.int32)
   # A bound is i width + floor(i remainder / count). The product i remainder may
   # exceed int32, so the quotient is guessed in fp32. `error` is what is left of
-  # the product. It is small, so its int32 value is exact although both products
-  # wrap around.
+  # the product. With less than 80 million strata it fits into int32, so its
+  # value is exact although both products wrap around.
   quotient = np.float32(remainder / count)
   guess = jnp.floor(number.astype(jnp.float32) * quotient).astype(jnp.int32)
   error = number * remainder - guess * count

@@ -2,11 +2,12 @@
 
 The bytes of the state that a run keeps between two steps follow from the shapes
 of the parameters, and from how devices divide them. Besides the parameters, a
-replica keeps trees of the same shapes, such as the moments of Adam, and the
-factors of the low-rank codec. A device has its part of each. The bytes are
-exact for the optimizers and the apply rules of this package. An inner optimizer
-of the user counts as Adam, and the correction of a user's rule
-(`outer.rules.ApplyRule.correct`) is not counted.
+replica keeps trees of the same shapes, such as the moments of Adam. With the
+codec `low_rank` it also keeps factors. A device has its part of each. The bytes
+are exact for the apply rules of this package with Adam, Lion and SGD, and
+nearly exact with Muon (`optimizer_copies`). Any other inner optimizer counts as
+Adam, and the correction of a user's rule (`outer.rules.ApplyRule.correct`) is
+not counted.
 
 The memory that a step needs in addition is an estimate (`config.step_memory`).
 """
@@ -141,9 +142,12 @@ def num_copies(config: RunConfig) -> float:
   The copies are: the parameters, the state of the inner optimizer, the residual
   of error feedback, the average of the parameters, the outer parameters, the
   outer momentum, and the pseudo-gradients in flight. A schedule-free outer
-  optimizer keeps two copies in place of the outer momentum. Pseudo-gradients
-  count with the largest number that is in flight at the same time. Example:
-  with P = H = 16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
+  optimizer keeps two copies in place of the outer momentum. A pseudo-gradient
+  is in flight from when it is sent to when its mean is applied. The largest
+  number that is in flight at the same time counts. Example: with P = 16
+  fragments (parts of the parameters), H = 16 and tau = 1, one fragment is in
+  flight, a sixteenth of a copy.
+  A method that averages gradients has only the first four.
 
   Args:
     config: Config of the run.

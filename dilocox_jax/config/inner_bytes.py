@@ -5,8 +5,9 @@ These bytes can travel while devices compute, so they are not counted here. Two
 other kinds of bytes are counted:
 
 - If data shards collect one layer at a time, they collect it for every
-  micro-batch. Each micro-batch after the first collects a layer twice, for the
-  forward and for the backward, and sums its gradient once.
+  micro-batch. (Without pipeline stages they always do.) Each micro-batch after
+  the first collects a layer twice, for the forward and for the backward, and
+  sums its gradient once.
 - Tensor shards sum the residual stream of their tokens twice in the forward of
   a layer and twice in the backward. The next matrix product waits for the sum.
   With `mesh.remat="full"` the forward is computed twice.
@@ -31,7 +32,8 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
   Args:
     config: Config of the run.
     gather: When data shards collect layers: "stage" (all layers of the pipeline
-      stage once in each step) or "layer" (one layer at a time).
+      stage once in each step) or "layer" (one layer at a time). It is only read
+      if there are several stages.
     value_bytes: Size of a value in the compute dtype (bytes).
   """
   return value_bytes * (
@@ -48,7 +50,8 @@ def _collected_values(config: RunConfig, gather: str) -> float:
   Args:
     config: Config of the run.
     gather: When data shards collect layers: "stage" (all layers of the pipeline
-      stage once in each step) or "layer" (one layer at a time).
+      stage once in each step) or "layer" (one layer at a time). It is only read
+      if there are several stages.
   """
   mesh = config.mesh
   if mesh.num_stages > 1 and gather == "stage":

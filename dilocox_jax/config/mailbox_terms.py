@@ -36,8 +36,9 @@ class MailboxTerms:
 
   Attributes:
     fields: All fields of the run's config, by dotted name.
-    config: The settings that must be equal in all replicas, by dotted name.
-      They are the argument `config` of `dilocox_jax.Mailbox`.
+    config: The settings that must be equal in all replicas, by dotted name, and
+      under "overrides" the names of what the user has replaced. They are the
+      argument `config` of `dilocox_jax.Mailbox`.
     rules: The rules of the exchange, such as how long to wait for a replica.
       They are the argument `rules` of `dilocox_jax.Mailbox`.
     method: Schedule and apply rule of the run's method.
@@ -83,8 +84,8 @@ def mailbox_terms(
       user has replaced parts of the config, such as "model".
 
   Raises:
-    ValueError: If a field is missing, or a rule is wrong. The message is one
-      line.
+    ValueError: If a field is missing, or a rule or the method is wrong. The
+      message is one line.
   """
   fields = flat(values)
   missing = [

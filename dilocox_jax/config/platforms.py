@@ -68,7 +68,9 @@ class Computation:
 
   `stacked_by` is a field of the config section `mesh`. All others are fields of
   the section `model`, where their meaning is explained. If the user supplies
-  the model, fields of `model` may still have the values "auto" or None.
+  the model, fields of `model` may still have the values "auto" or None. If
+  devices divide a replica, so may `remat`, because `mesh.remat` is then read
+  instead.
   """
 
   attention: str
@@ -89,8 +91,7 @@ def on_platform(
 
   Args:
     config: Config of a run.
-    platform: Kind of the devices, as `jax.default_backend` names it: "cpu",
-      "gpu" or "tpu".
+    platform: Kind of the devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm" (AMD).
     has_own_model: Whether the user supplies the model.
   """
   values = flat(config.to_mapping())
@@ -109,14 +110,13 @@ def chosen_values(
 
   Args:
     config: Config of a run.
-    platform: Kind of the devices, as `jax.default_backend` names it: "cpu",
-      "gpu" or "tpu".
+    platform: Kind of the devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm" (AMD).
     has_own_model: Whether the user supplies the model. Such a model decides by
       itself how to compute, so no values are chosen for fields of `model`.
 
   Returns:
     The chosen values by dotted name. Fields that the user has set are not in
-    it.
+    it, and neither is `model.remat` if devices divide a replica.
   """
   config_values = flat(config.to_mapping())
   chosen = {}

@@ -109,6 +109,7 @@ def register_recipe(method: str, values: Mapping[str, Any]) -> None:
 for _method, _values in _PUBLISHED.items():
   register_recipe(_method, _values)
 
+# If the config does not say how many: largest number of warm-up steps.
 _MOST_WARMUP_STEPS = 50
 # If the config does not say how many: largest number of steps between two
 # evaluations or two checkpoints, and of a segment without rounds.

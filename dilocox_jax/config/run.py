@@ -40,10 +40,11 @@ class RunConfig:
   """All settings on which a run depends, in sections.
 
   The user may leave some fields to the method (None). When the config is built,
-  these fields get the values of the method's recipe.
+  these fields get the values of the method's recipe: its codec, its optimizers
+  and its error feedback (`config.recipes`).
 
   Attributes:
-    seed: Seed of the parameters, the data and the codecs, 0 to LARGEST_SEED.
+    seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
     total_steps: Number of inner steps of each replica, with those of a
       data-parallel start (`sync.warm_start_steps`).
     data: Text, tokenizer and batches.
@@ -235,7 +236,8 @@ class RunConfig:
     """Raises ValueError if rank or H is to adapt, and the config forbids it.
 
     Both need a low-rank codec, and a method that exchanges pseudo-gradients. H
-    also needs a constant outer learning rate.
+    also needs a schedule whose H can change, and a constant outer learning
+    rate.
     """
     mode = self.adaptive.mode
     if mode == "off":
@@ -313,7 +315,7 @@ class RunConfig:
 
   @functools.cached_property
   def fragments(self) -> Fragments:
-    """How the method divides the parameters into fragments, sent one by one."""
+    """How the method divides the parameters into parts, sent one by one."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,

@@ -18,8 +18,9 @@ def run_gap(config: RunConfig, gain: Estimate) -> ExpectedGap | None:
 
   Args:
     config: Config of the run.
-    gain: s, the share by which AllReduce's loss falls if its batch doubles from
-      half of the sequences that all replicas take in a step to all of them.
+    gain: s, the share by which AllReduce's loss falls if its batch is twice as
+      large. The larger batch has the sequences that all replicas together take
+      in a step.
 
   Returns:
     The expected gap. None for a run of one replica, and for a method that

@@ -304,7 +304,8 @@ class _Activations:
   """Memory of the values that a step computes (bytes).
 
   Attributes:
-    saved: Values that the forward of all layers saves for their backward.
+    saved: Values that the forward of all layers saves for their backward, for
+      every micro-batch that waits for its backward.
     layer: Values that the backward of one layer reads.
     logits: Logits of a chunk of tokens and their gradient, in fp32. If data
       shards divide the vocabulary, the residual streams of all shards' tokens

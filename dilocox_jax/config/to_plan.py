@@ -24,7 +24,7 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 
 
 def policy(config: RunConfig) -> Policy:
-  """Returns what chooses the codec's low rank and H during an adaptive run.
+  """Returns the object that chooses the rank and H during an adaptive run.
 
   The first rounds have the rank and the H of the config. A codec without a low
   rank counts as rank 0.

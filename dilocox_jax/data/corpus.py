@@ -23,6 +23,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.data import tokenizers
 from dilocox_jax.data.tokenizers import MakeTokenizer, Tokenizer
 
+# Default share of the files that is held out from training.
 VALIDATION_FRACTION = 0.05
 
 
@@ -39,15 +40,16 @@ class Corpus:
     validation: Validation tokens [validation_tokens], of the same dtype.
     digest: 16 hexadecimal digits that identify the content.
     vocab_size: Size of the vocabulary; every token is below this number.
-    num_files: Number of files that were read; 0 for a source without files.
+    num_files: Number of files that were read, or of documents if a file may
+      have several; 0 for a source without files.
     bytes_per_token: Number of bytes of the validation text divided by the
       number of its tokens. The loss in bits per byte is the loss in nats per
       token, divided by `bytes_per_token` and by ln 2. None if the tokens are
       not made of bytes.
     tokenizer: The tokenizer that made the tokens; None if there was none.
     parts: Number of training tokens of each part of the text (the files of one
-      glob), in the order of the training tokens. Empty if the text has no
-      parts.
+      glob), in the order of the training tokens. Without several globs, the
+      files are one part. Empty for a source without files.
     judge: Tokens of the judge text; None if there is no judge text.
   """
 
@@ -112,7 +114,7 @@ def from_files(
 ) -> Corpus:
   """Splits files into training, validation and judge text, and makes tokens.
 
-  Empty files are left out, and so are copies of held-out files.
+  Empty files are left out. Training also leaves out copies of held-out files.
 
   Args:
     name: Name of the source.
@@ -128,7 +130,8 @@ def from_files(
 
   Returns:
     A corpus whose files are joined part by part, in the order of their names.
-    The tokenizer's `end_of_text` is between two files.
+    The tokenizer's `end_of_text` is between two files, but not between the
+    parts of the training text.
 
   Raises:
     ValueError: If a text would be empty: the training text, the training text
@@ -214,10 +217,11 @@ def from_files(
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Returns whether a text is held out from training, by its content.
+  """Returns whether a text is held out, by its content.
 
-  The content alone decides. So either all copies of a text are held out, or
-  none.
+  It is held out from training for validation, or from validation for the judge
+  text. The content alone decides. So either all copies of a text are held out,
+  or none.
 
   Args:
     content: The text.

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from dilocox_jax.checks import extra_package, json_object, printable
 from dilocox_jax.data.globs import each_file_once, names_of
 
-TEXT_FIELD = "text"
-_OBJECTS = (".jsonl", ".ndjson", ".json")
+TEXT_FIELD = "text"  # Default name of the field that has the text.
+_OBJECTS = (".jsonl", ".ndjson", ".json")  # Endings of files of JSON lines.
 
 
 class Document(NamedTuple):
@@ -35,8 +35,8 @@ class Document(NamedTuple):
 
   Attributes:
     name: Path of the file, relative to the folders before the first wildcard of
-      the glob; for JSON lines also the number of the line, from 1. Example:
-      "b/a.jsonl:12".
+      the glob; for JSON lines also the number of the line, from 1. If `part` is
+      not 0, it comes first. Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
     content: The text in UTF-8.
     part: Index of the glob that matches the file, from 0.
   """
@@ -128,9 +128,9 @@ def read_globs(
     when its documents are.
 
   Raises:
-    ValueError: If a glob matches no file, if a file cannot be read, or if a
-      line of JSON has no text in the field. The message is one line that names
-      the glob, or the file and the line.
+    ValueError: If a glob matches no file, if a file cannot be read or is no
+      text in UTF-8, or if a line of JSON has no text in the field. The message
+      is one line that names the glob, or the file and the line.
   """
   # All globs are checked before the first file is read.
   files_of_parts = [matching_files(pattern) for pattern in split_globs(globs)]
@@ -153,8 +153,8 @@ def _documents(
     part: Index of the glob that matches the file.
 
   Raises:
-    ValueError: If the file cannot be read, or if a line of JSON has no text in
-      the field. The message is one line.
+    ValueError: If the file cannot be read or is no text in UTF-8, or if a line
+      of JSON has no text in the field. The message is one line.
   """
   where = printable(str(path))
   is_compressed = path.suffix.lower() in _OPENED_BY

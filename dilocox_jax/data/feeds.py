@@ -43,8 +43,9 @@ from dilocox_jax.data.token_rows import (
 )
 from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
-PASSED_IN = "passed in"
-# A digest of examples reads at most this many training examples.
+PASSED_IN = "passed in"  # Name of the user's data in the records of a run.
+# A digest of examples reads at most this many training examples, because
+# reading all of a large data set takes long.
 _DIGESTED = 1000
 # Names of the split for evaluations. If a data set has both, the first counts.
 _SPLITS = ("validation", "test")
@@ -60,7 +61,8 @@ def as_feed(
 
       - A `Corpus`.
       - A pair (train, validation). Each is an array of tokens, a tree of arrays
-        whose first axis counts the examples, or a data set of Hugging Face.
+        whose first axis counts the examples, or a data set of Hugging Face. If
+        `reads_tokens` is set, it may also be a list of rows of tokens.
       - A function (replica, step) -> batch.
       - An iterable of batches, such as a data set of grain or a loader.
       - A pair (train, validation) whose training data are a function or an
@@ -78,8 +80,9 @@ def as_feed(
 
   Raises:
     TypeError: If the data are of another kind. The message is one line.
-    ValueError: If arrays have different numbers of examples, or if named
-      columns have no tokens that can be trained on. The message is one line.
+    ValueError: If arrays have different numbers of examples, if rows differ in
+      length, if values are masked, or if named columns have no tokens that can
+      be trained on. The message is one line.
   """
   if isinstance(data, Corpus):
     return data
@@ -192,8 +195,9 @@ class ExampleRows:
 
   Raises:
     TypeError: If the examples are of another kind, or if there are none.
-    ValueError: If arrays have different numbers of examples, or if rows have no
-      tokens that can be trained on.
+    ValueError: If arrays have different numbers of examples, if rows differ in
+      length, if values are masked, or if rows have no tokens that can be
+      trained on.
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):
@@ -341,8 +345,8 @@ class Examples:
   def seen_at_once(self) -> Tree:
     """Returns the training examples that are checked before the run.
 
-    If the examples are arrays, they are all examples. For other data, they are
-    at most `_DIGESTED` evenly spaced examples.
+    If the examples are arrays, all of them are returned. Of other data, at most
+    1,000 evenly spaced examples are returned (`_DIGESTED`).
     """
     if self.train.in_memory is not None:
       return self.train.in_memory
@@ -394,8 +398,8 @@ class Examples:
   def digest(self, held_out: Iterable[Tree]) -> str:
     """Returns 16 hexadecimal digits that identify the data.
 
-    They depend on the number of training examples, on at most `_DIGESTED` of
-    these examples, and on the batches for evaluations.
+    They depend on the number of training examples, on at most 1,000 of these
+    examples (`_DIGESTED`), and on the batches for evaluations.
 
     Args:
       held_out: Batches that `held_out` returned.
@@ -441,13 +445,14 @@ class Batches:
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an
-      iterable of batches.
+      iterable of batches. If `rows_per_batch` is given, an iterable may also
+      give single rows.
     validation: Batches or rows for evaluations; None: the first batches of the
       source.
-    rows_per_batch: If the model reads only tokens, the number of rows that are
-      collected to a batch if an iterable gives single rows. Of batches with
-      named columns, only the tokens are then read. None: the model reads more
-      than tokens, so batches are not changed.
+    rows_per_batch: Number of rows that make a batch if an iterable gives single
+      rows. A number means that the model reads only tokens. So only the tokens
+      of batches with named columns are read. None: the model may read any data,
+      so batches are not changed.
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".
@@ -539,8 +544,10 @@ class Batches:
         argument `step`.
 
     Raises:
+      TypeError: If a leaf of the batch is not an array of numbers.
       ValueError: If the batch has no rows, or other shapes or dtypes than the
-        first batch.
+        first batch. Also if the model reads tokens, and the batch has named
+        columns without tokens that can be trained on.
     """
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:
@@ -718,8 +725,8 @@ def numbers(leaf: Any) -> np.ndarray:
       sequence of arrays.
 
   Raises:
-    TypeError: If the leaf has values that are not numbers or booleans. The
-      message is one line.
+    TypeError: If the leaf has values that are not numbers or booleans, or items
+      of different shapes. The message is one line.
     ValueError: If values are masked, or if rows differ in length. The message
       is one line.
   """

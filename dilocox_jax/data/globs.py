@@ -25,8 +25,8 @@ def names_of(pattern: str, root: pathlib.Path) -> list[str]:
 
   Args:
     pattern: Glob pattern, relative to `root`; `**` matches folders of any
-      depth. A hidden file or folder matches only a part of the pattern that
-      begins with a dot, too.
+      depth. Wildcards match no hidden file or folder, unless the part of the
+      pattern between two slashes begins with a dot itself.
     root: The folder in which names are matched.
 
   Returns:

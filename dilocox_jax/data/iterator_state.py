@@ -146,7 +146,7 @@ def _encoded_set(values: Set[Any]) -> list[Any]:
 
 
 def _in_short(value: Any) -> str:
-  """Returns the `repr` of a value, shortened to 40 characters."""
+  """Returns the `repr` of a value, shortened to at most 40 characters."""
   return textwrap.shorten(repr(value), 40, placeholder=" ...")
 
 

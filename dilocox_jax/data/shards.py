@@ -45,7 +45,7 @@ from dilocox_jax.data.corpus import Corpus, content_is_held_out
 from dilocox_jax.data.documents import Document
 from dilocox_jax.data.tokenizers import Tokenizer
 
-FORMAT = 4
+FORMAT = 4  # Version of the files. A folder of another version is refused.
 INDEX = "index.json"
 _TOKENIZER = "tokenizer.json"
 TRAIN = "train"
@@ -226,8 +226,9 @@ def map_corpus(folder: str) -> Corpus:
     The corpus. Its tokens are read from the files when they are used.
 
   Raises:
-    ValueError: If the folder has no tokens, or if a file is damaged. The
-      message is one line.
+    ValueError: If the folder has no tokens, if a file is damaged, or if the
+      tokenizer needs the extra `text`, which is not installed. The message is
+      one line.
   """
   path = pathlib.Path(os.path.expanduser(folder))
   index = _read_index(path / INDEX)

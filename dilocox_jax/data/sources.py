@@ -174,8 +174,9 @@ def text_files(
     The tokens of the files.
 
   Raises:
-    ValueError: If no file matches, if a file cannot be read, or if the training
-      or the validation text would be empty. The message is one line.
+    ValueError: If no file matches, if a file cannot be read, or if a text would
+      be empty: the training text of a pattern, the validation text, or a judge
+      text that is asked for. The message is one line.
   """
   files = {}
   part_of = {}
@@ -308,6 +309,10 @@ def _draw(shuffled_tokens: list[int], key: str, num_tokens: int) -> np.ndarray:
       p[t+1], p[t+2] or p[t+3].
     key: Key of the random bytes.
     num_tokens: Number of tokens to draw.
+
+  Returns:
+    The tokens, [num_tokens], as uint8 or, if the vocabulary is too large for
+    it, as int32.
   """
   vocab_size = len(shuffled_tokens)
   start = int.from_bytes(_random_bytes(f"{key}/start", 8), "big")

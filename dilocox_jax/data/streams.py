@@ -70,9 +70,10 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
   and [0.7, 0.3], and "own" gives [1, 0] and [0, 1].
 
   Args:
-    mix: Value of the config's field `data.mix`. "": the text has no parts.
-      "own": replica m reads part m modulo the number of parts. "0.7,0.3":
-      weights of two parts. "0.9,0.1;0.1,0.9": weights for each replica.
+    mix: Value of the config's field `data.mix`. "": all replicas read the whole
+      text, whatever parts it has. "own": replica m reads part m modulo the
+      number of parts. "0.7,0.3": weights of two parts. "0.9,0.1;0.1,0.9":
+      weights for each replica.
     num_replicas: Number of replicas, M.
     num_parts: Number of parts of the text.
 
@@ -150,8 +151,8 @@ class ReplicaStreams:
     seed: Seed of the order, any integer.
     parts: Number of tokens of each part of the text, in order. It is only read
       if there is a mix.
-    mix: Weights of the parts for each replica, [M][parts] (`mix_of`); None: the
-      text has no parts.
+    mix: Weights of the parts for each replica, [M][parts] (`mix_of`); None: all
+      replicas read the whole text, as if it was one part.
 
   Raises:
     ValueError: If a part has too few sequences for one batch of each replica

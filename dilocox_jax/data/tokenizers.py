@@ -32,7 +32,7 @@ Tokens = Integer[np.ndarray, " tokens"]
 
 BYTES = "bytes"
 BPE = "bpe"
-BPE_VOCAB_SIZE = 1024
+BPE_VOCAB_SIZE = 1024  # Default number of tokens of "bpe".
 # Largest `vocab_size` of "bpe". The library reserves memory for all tokens.
 MOST_TOKENS = 2**24
 _BATCH = 1000  # Number of documents that are encoded together.
@@ -86,6 +86,7 @@ class Tokenizer:
     return np.min_scalar_type(self.vocab_size - 1)
 
 
+# Function from the training documents to a tokenizer. Only "bpe" reads them.
 MakeTokenizer = Callable[[Sequence[bytes]], Tokenizer]
 
 
@@ -137,7 +138,7 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
   A newline is put between two documents.
 
   Args:
-    documents: Not used.
+    documents: Not used. They are an argument of every `MakeTokenizer`.
   """
   del documents
 
@@ -168,7 +169,7 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   Args:
     documents: Training documents in UTF-8.
     vocab_size: Number of tokens, at least 257: the bytes, and the token between
-      two documents.
+      two documents. A short text may give fewer.
 
   Raises:
     ValueError: If the number of tokens is outside its limits, if the extra
@@ -324,8 +325,8 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
   """Returns the number that is one above the highest token number.
 
-  Some lower numbers may have no token: up to `_UNUSED`, or up to a tenth of the
-  number of tokens if this is more.
+  Some lower numbers may have no token: up to 1,000 of them (`_UNUSED`), or up
+  to a tenth of the number of tokens if this is more.
 
   Args:
     name: Name of the tokenizer, for messages.

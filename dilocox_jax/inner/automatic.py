@@ -5,7 +5,8 @@ and is not changed. The partitioner is told two things: the data shards divide
 the rows of a batch, and every gradient is divided like its parameter. It does
 the rest. It collects the parameters that an operation needs (one layer at a
 time if the model scans over its layers), and it sums gradients over the data
-shards.
+shards. (Data shards are devices that read different rows of a batch. Tensor
+shards read the same rows and divide the matrix products.)
 Source: Xu et al. 2021, arXiv 2105.04663 (GSPMD).
 """
 
@@ -114,7 +115,9 @@ def with_divided_gradients(gradient: Gradient, division: Division) -> Gradient:
   """Returns a gradient function whose gradients are divided like parameters.
 
   Args:
-    gradient: Function (params, batch) -> (loss, gradients).
+    gradient: Function (params, batch, **options) -> (loss, gradients). An
+      option is, for example, the tree `frozen` of parameters that are not
+      trained.
     division: How a replica's arrays are divided among its devices.
   """
 

@@ -55,7 +55,7 @@ def pipelined_gradient(
   """Builds the gradient function of one stage, for `shard_map` over the stages.
 
   Args:
-    model: The model.
+    model: The model, cut into embedding, layers and loss.
     pipeline: The timetable of micro-batches.
     layer_counts: Number of layers of each stage, [stages].
     remat: What a layer's forward saves for its backward: "none" (everything
@@ -267,7 +267,7 @@ def _tick(training: TrainingStage) -> Callable:
   """Returns the body of the scan over ticks, the steps of the timetable.
 
   Args:
-    training: The stage.
+    training: The stage that this device runs.
 
   Returns:
     Function (state, the stage's entries of the timetable in this tick) ->
@@ -299,7 +299,7 @@ def _first_state(
 
   Args:
     pipeline: The timetable of micro-batches.
-    training: The stage.
+    training: The stage that this device runs.
     x_TxD: Shape and dtype of the stream, [T, D].
     params: A tuple: this stage's layers, leaves [K, ...], and all other
       parameters.

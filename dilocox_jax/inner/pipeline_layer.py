@@ -120,8 +120,8 @@ def layer_passes(
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
-    RuntimeError: If this is not possible with the installed version of JAX
-      (`replace_saved_arguments`).
+    RuntimeError: If the installed version of JAX does not let a forward and a
+      backward be separated (`replace_saved_arguments`).
   """
 
   @remat_wrapper(remat)
@@ -151,8 +151,8 @@ def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
   JAX keeps the residuals that are arguments of the differentiated function in a
   list of their own, the attribute `args_res` of the result. A forward empties
   this list before its residuals are stored, and a backward fills it again with
-  the parameters, which the stage holds anyway. Otherwise, with 8 micro-batches
-  in flight, a stage would store every parameter 8 times.
+  the parameters, which the stage holds anyway. Otherwise a stage would store
+  every parameter 8 times while 8 micro-batches wait for their backward.
 
   JAX does not document the attribute. JAX 0.10.2 and 0.12.0.1, which
   `constraints/` pins, have it. Only this function uses it.

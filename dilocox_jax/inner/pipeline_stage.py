@@ -104,7 +104,7 @@ class Stage:
   """A pipeline stage: the values that do not change during a step.
 
   Attributes:
-    model: The model.
+    model: The model, cut into embedding, layers and loss.
     counts: Number of layers of every stage, [stages].
     number: Index of this stage, from 0.
     layers: Parameters of this stage's layers, leaves [K, ...]: whole layers, or
@@ -232,7 +232,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   micro-batch t - s.
 
   Args:
-    model: The model.
+    model: The model, cut into embedding, layers and loss.
     layer_counts: Number of layers of each stage, [stages].
 
   Returns:

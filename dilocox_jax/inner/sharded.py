@@ -141,11 +141,13 @@ def sharded_loss(
   divided_tables: Collection[str] = (),
   gather: str = "stage",
 ) -> Loss:
-  """Builds the loss function of a replica, for evaluations, from one stage's.
+  """Builds the loss function of a replica from that of one stage.
 
-  The function spreads the work over the devices of the replica. Every data
-  shard divides its rows of the batches into micro-batches. If the data shards
-  cannot divide the rows of a batch evenly, every shard computes all rows.
+  Evaluations use the function, and so does training without stages, where JAX
+  differentiates it. It spreads the work over the devices of the replica. Every
+  data shard divides its rows of the batches into micro-batches. If the data
+  shards cannot divide the rows of a batch evenly, every shard computes all
+  rows.
 
   Args:
     stage_loss: Loss function of one stage, which uses the mesh axis "stage":
@@ -154,7 +156,8 @@ def sharded_loss(
     division: How the parameters are divided among the devices.
     stage_layers: Which layers each stage has. None: there are no stages, and
       `stage_loss` collects the layers itself, as `loss_by_layer` does.
-    num_rows: Largest number of rows of a micro-batch, b.
+    num_rows: Largest number of rows of a micro-batch, b. If it does not divide
+      a shard's rows of a batch, b is the greatest common divisor of both.
     divided_tables: Paths of leaves outside the blocks of which a data shard
       gets only its own part.
     gather: When data shards collect layers: "stage" (all layers of the stage
@@ -196,13 +199,14 @@ def sharded_loss(
 def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   """Builds the loss function of a data shard if there are no stages.
 
-  JAX can differentiate it. A shard collects one layer after the other. The
-  backward collects a layer again, unless `remat` is "none", with which the
-  forward saves it. So a shard does not hold all layers whole at the same time.
+  JAX can differentiate it. A shard collects one layer after the other, and the
+  backward collects each layer again. So a shard does not hold all layers whole
+  at the same time. Exception: with `remat="none"` the forward saves the whole
+  layers for the backward.
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
   Args:
-    model: The model.
+    model: The model, cut into embedding, layers and loss.
     remat: What a layer's forward saves for its backward: "none" (everything),
       "dots" (results of matrix products) or "full" (only the input).
 
@@ -330,7 +334,8 @@ def _layout(
   Returns:
     A tuple of three trees like `params`. They have for every leaf: the mesh
     axes that divide each of its dimensions, the mesh axes over which it is
-    collected, and its `jax.sharding.PartitionSpec`.
+    collected, and its `jax.sharding.PartitionSpec` for data shards and stages
+    (without tensor shards).
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from dilocox_jax.plan.model.shapes import (
   STRETCHED_TURNS,
 )
 
-ROPE_BASE = 10_000.0
+ROPE_BASE = 10_000.0  # The base of the angles in the paper on RoPE (`rotate`).
 # Rotated keys ("key") and values ("value") of one layer, [B, S, G, K] each.
 Cache = dict[str, Array]
 
@@ -182,8 +182,8 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
   """Writes the keys and values of new positions into a cache.
 
   Args:
-    cache: Keys and values of S positions.
-    new: Keys and values of L positions.
+    cache: Keys and values of S positions, [B, S, G, K] each.
+    new: Keys and values of L positions, [B, L, G, K] each.
     start: First of the L positions.
 
   Returns:

@@ -3,9 +3,9 @@
 A loss is a function (model, batch) -> scalar. Its argument `model` is the
 module. For a pair of functions, it is the second function with its parameters
 bound. Without a loss, batches are tokens, and the loss is the cross-entropy of
-each token given the tokens before it. The parameters become a nested dict of
-arrays. A loss with a third argument, `key`, draws random numbers, e.g. for
-dropout (`random_loss`).
+each token given the tokens before it. The parameters of a module become a
+nested dict of arrays. A loss with a third argument, `key`, draws random
+numbers, e.g. for dropout (`random_loss`).
 """
 
 import functools
@@ -61,14 +61,16 @@ def as_loss_model(
       is (parameters, inputs) -> outputs.
     loss: Function (model, batch) -> scalar, or (model, batch, key) -> scalar if
       it draws random numbers. None: batches are tokens.
-    example: Function that returns a batch, which linen needs for its init.
+    example: Function that returns a batch, which linen needs for its init. The
+      default returns two tokens.
     partition: Function from the path and the shape of a parameter to its
       partition among the devices of a replica (`distributed.partition_rules`).
       None: the partitioning metadata of the module decide, if it has any.
 
   Raises:
-    ValueError: One line, if the model is none of these, or a module has state
-      that is not a parameter, e.g. running means or a stream of keys.
+    ValueError: One line, if the model is none of these, if `loss` is given for
+      a `LossModel`, or if a module has state that is not a parameter, e.g.
+      running means or a stream of keys.
   """
   is_random = loss is not None and draws_random(loss)
   if is_random:
@@ -94,8 +96,9 @@ def _without_rule(
     example: Function that returns a batch.
 
   Raises:
-    ValueError: One line, if the model is of no known kind, or if it already has
-      a loss and `loss` is given too.
+    ValueError: One line, if the model is of no known kind, if it already has a
+      loss and `loss` is given too, or if a module has state that is not a
+      parameter.
   """
   if isinstance(model, LossModel):
     require(loss is None, "loss: the model that is passed in has one already")
@@ -158,7 +161,8 @@ def _of_module(
     example: Function that returns a batch.
 
   Raises:
-    ValueError: One line, if the model is neither a module nor a function.
+    ValueError: One line, if the model is neither a module nor a function, or if
+      it has state that is not a parameter.
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
@@ -238,7 +242,7 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
   """Makes a `LossModel` of a function from `nnx.Rngs` to a module of NNX.
 
   Args:
-    make: The function.
+    make: Function from `nnx.Rngs` to the module.
     loss: Function (model, batch) -> scalar.
 
   Raises:
@@ -273,7 +277,7 @@ def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
   have now.
 
   Args:
-    model: The module.
+    model: The module, a tree of JAX that has arrays among its leaves.
     loss: Function (model, batch) -> scalar.
   """
   trained = nested(
@@ -297,8 +301,8 @@ def _with_leaves(tree: Any, params: Any) -> Any:
   """Returns a tree in which the leaves of a nested dict replace the old leaves.
 
   Args:
-    tree: Any tree.
-    params: Nested dict with some of the paths of the tree.
+    tree: Any tree of JAX.
+    params: Nested dict of new leaves, with some of the paths of the tree.
   """
   leaves = leaves_by_path(tree) | leaves_by_path(params)
   return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
@@ -313,8 +317,9 @@ def _rule_of_metadata(partitions: Any) -> PartitionRule | None:
       no metadata.
 
   Returns:
-    Function from the path of a parameter to its partition, or None for a
-    parameter without metadata. None if no parameter has metadata.
+    A function (path, shape) -> the parameter's partition, or None if this
+    parameter has no metadata. If no parameter has metadata, the result is None
+    instead of a function.
   """
   by_path = {
     path: partition
@@ -330,7 +335,7 @@ def _is_trained(leaf: Any) -> bool:
   """Returns whether a leaf is trained: whether it is an array of floats.
 
   Args:
-    leaf: The leaf.
+    leaf: Leaf of a module, of any type.
   """
   if not isinstance(leaf, jax.Array | np.ndarray):
     return False

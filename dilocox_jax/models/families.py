@@ -47,13 +47,15 @@ class Family(NamedTuple):
     shape_options: Values of the fields of `ModelShape` that are the same for
       all models of the family.
     size_keys: Keys of config.json by field of `ModelShape`, for the fields that
-      differ between models of the family. All other fields have their defaults.
+      differ between models of the family. A field that is neither here nor in
+      `shape_options` has its default, except for `rope_factor`.
     module_names: Names of the modules in a checkpoint, by path of the module in
       the built-in decoder. "{}" stands for the number of the layer.
     expected: Keys of config.json that choose what a model computes, with the
       only value that the built-in decoder can compute. A missing key counts as
       that value.
-    ties_head: Whether the head is the embedding if config.json does not say so.
+    ties_head: Value of `tie_word_embeddings` in a config.json without this key:
+      whether the head is the embedding.
     first_position: Row of the table of learned positions that belongs to the
       first token of a sequence. The rows in front of it are not read.
   """
@@ -279,7 +281,8 @@ def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
     family: The family of the model.
 
   Returns:
-    A value for each field of `family.size_keys`.
+    A value for each field of `family.size_keys`. `num_kv_heads` and `head_dim`
+    are 0 if they have the usual size.
 
   Raises:
     ValueError: One line, if a size is missing or of a wrong type.
@@ -389,7 +392,8 @@ def tensor_shape(
   """Returns the shape of the tensors that hold a leaf in a checkpoint.
 
   A leaf of the blocks has the values of all layers. In a checkpoint each layer
-  has a tensor of its own.
+  has a tensor of its own. Kernels are transposed there, and the table of
+  learned positions may have more rows in front (`Family.first_position`).
 
   Args:
     path: Path of the leaf in the parameters of the built-in decoder.
@@ -448,6 +452,9 @@ def leaves_of(
 ) -> dict[str, np.ndarray]:
   """Converts tensors of a checkpoint to leaves of the built-in decoder.
 
+  The tensors of all layers are stacked, and kernels are transposed. Rows of
+  learned positions that are not read are dropped (`Family.first_position`).
+
   Args:
     tensors: Values of the tensors by their names in the family.
     shape: Sizes of the model.
@@ -474,11 +481,11 @@ def tensors_of(
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields name and values of each tensor of a model, for a checkpoint.
 
-  It is the reverse of `leaves_of`.
+  It is the reverse of `leaves_of`. The values are in fp32.
 
   Args:
-    leaves: Leaves of the model by path. A leaf is turned into an array of numpy
-      when its tensors are yielded.
+    leaves: Leaves of the model by path: arrays, or objects that `np.asarray`
+      turns into arrays when their tensors are yielded.
     shape: Sizes of the model.
     family_name: Name of the family, one of `FAMILIES`.
   """

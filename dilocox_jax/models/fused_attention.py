@@ -37,7 +37,9 @@ Attention = Callable[..., Array]
 # Number of each token's document (`models.attention`).
 Segments = Int[Array, "B L"] | None
 
-_BLOCK = 256  # Largest number of queries in a block of "blockwise".
+# Largest number of queries in a block of "blockwise". Larger blocks need more
+# memory for their weights, and smaller ones more iterations of a loop.
+_BLOCK = 256
 # Block sizes of "splash". The largest one that divides L is used.
 _SPLASH_BLOCKS = (512, 256, SPLASH_LENGTH)
 
@@ -46,7 +48,8 @@ def named_attention(name: str) -> Attention:
   """Returns the function that computes an attention.
 
   Args:
-    name: Name of the attention, one of `plan.choices.ATTENTIONS`.
+    name: "plain" (`models.attention.attend`), "blockwise", "cudnn" or "splash".
+      "splash" computes lengths that its kernel does not take by "blockwise".
   """
   functions: dict[str, Attention] = {
     "plain": attend,
@@ -154,7 +157,9 @@ def blockwise_attention(
 def _blocks(
   query: Array, segments: Segments
 ) -> tuple[Array, Callable[[Array], Callable[..., Array]]]:
-  """Divides queries into blocks.
+  """Divides queries into blocks of equal length.
+
+  The length is the largest divisor of L that is at most `_BLOCK`.
 
   Args:
     query: Queries of whole sequences, for their length.
@@ -220,8 +225,8 @@ def _blockwise_backward(
 
   Returns:
     The gradients of queries, keys and values, which are summed block by block
-    in fp32 or wider. The gradient of the segments, which are integers, is None
-    or zeros of JAX's type float0.
+    in fp32 or wider. The gradient of the segments is None if there are none.
+    As segments are integers, it is otherwise zeros of JAX's type float0.
   """
   query, key, value, segments = residuals
   factors = (query, key, value)

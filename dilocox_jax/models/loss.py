@@ -1,7 +1,11 @@
 """The loss that training minimizes and reports show.
 
 The loss is the mean cross-entropy of predicted tokens, in nats, computed in
-fp32. All methods use the same function, so their curves can share an axis.
+fp32 (or in fp64 for a model in fp64). Training may add a z-loss. All methods
+use the same function, so their curves can share an axis.
+
+Letters in names: B sequences of L tokens each, T tokens, D width of the
+residual stream, V tokens of the vocabulary.
 """
 
 import functools
@@ -29,7 +33,8 @@ class LossModel(NamedTuple):
     init: (key) -> parameters, any tree of floating-point arrays.
     loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens
       [B, L + 1], the model reads the first L and predicts the last L.
-    module: (parameters) -> the user's module with these parameters.
+    module: (parameters) -> the user's module with these parameters. Without a
+      module it returns the parameters.
     logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
       cross-entropy of tokens. None: the loss is the user's function, and a
       batch is any tree that this function reads.
@@ -203,7 +208,7 @@ def next_token_loss(
   """Computes the mean cross-entropy of each token given all earlier tokens.
 
   Args:
-    model: Model.
+    model: The decoder, as pure functions of its parameters.
     params: Parameters of the model.
     tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
       predicts the last L.

@@ -3,7 +3,9 @@
 `models.transformer` makes pure functions of these modules. The *stream* is the
 residual stream: one row for each token, to which every layer adds its output.
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
-width, F feed-forward, V vocabulary.
+width, F feed-forward, V vocabulary. The argument `dtype` is the compute dtype,
+e.g. `jnp.bfloat16`; parameters are always fp32. A *segment* is the part of a
+sequence that belongs to one document.
 """
 
 import functools
@@ -25,6 +27,8 @@ from dilocox_jax.models.attention import (
 from dilocox_jax.models.fused_attention import Attention, Segments
 from dilocox_jax.plan.model.shapes import ModelShape
 
+# Standard deviation of the first values of kernels and tables, as in GPT
+# (Radford et al. 2018, recalled).
 INIT_SCALE = 0.02
 _ACTIVATIONS = {
   "swiglu": jax.nn.silu,  # The activation of the gate.
@@ -122,7 +126,7 @@ class _Attention(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
       mix: Attention of whole sequences (`models.fused_attention`). It mixes the
         values of the positions.
@@ -228,7 +232,7 @@ class _Mlp(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
     """
     model_dim = shape.model_dim
@@ -278,7 +282,7 @@ class _Block(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
       mix: Attention of whole sequences (`models.fused_attention`).
     """
@@ -348,12 +352,13 @@ class _Embed(nnx.Module):
   ) -> Float[Array, "T D"]:
     """Returns the residual stream before the first layer: a row for each token.
 
-    The row is that of the token's table, plus that of the table of positions if
-    there is one.
+    It is the token's row of the token table, plus the position's row of the
+    table of positions if there is one. A token or a position that its table
+    lacks gives a row of NaN.
 
     Args:
       tokens_BxL: The tokens.
-      start: Position of the first token.
+      start: Position of the first token. Not read if there are `segments`.
       segments: Number of each token's segment, [B, L] (`models.attention`).
         Positions then count from the start of each segment. None: a sequence is
         one document.
@@ -391,7 +396,7 @@ class Decoder(nnx.Module):
 
     Args:
       shape: Sizes of the model.
-      dtype: Compute dtype.
+      dtype: Compute dtype, e.g. `jnp.bfloat16`.
       rngs: Random numbers for the parameters.
       mix: Attention of whole sequences (`models.fused_attention`).
     """

@@ -4,8 +4,8 @@ Such a loss has an argument `key`: (model, batch, key) -> scalar. In training
 `key` is a key of JAX, another one for each micro-batch of each replica. In an
 evaluation it is None, and the loss should draw nothing.
 
-The keys travel with the batch, as numbers of its rows. So whatever divides a
-batch, such as micro-batches and data shards, divides the keys as well, and a
+The keys travel with the batch, as two numbers for each row. So whatever divides
+a batch, such as micro-batches and data shards, divides the keys as well, and a
 replica draws the same numbers however many devices it has.
 """
 
@@ -33,7 +33,7 @@ class KeyedBatch:
 
 
 def draws_random(loss: Callable) -> bool:
-  """Returns whether a loss has an argument `key`.
+  """Returns whether a loss has an argument `key`; False if Python cannot tell.
 
   Args:
     loss: Function (model, batch) or (model, batch, key) -> scalar.
@@ -58,6 +58,7 @@ def reads_keyed_batch(loss: Callable) -> Callable[[Any, Any], Array]:
   def keyed_loss(model: Any, batch: Any) -> Array:
     if not isinstance(batch, KeyedBatch):
       return loss(model, batch, key=None)
+    # Whatever JAX's default is, keys of this kind have two numbers each.
     key = jax.random.wrap_key_data(batch.keys[0], impl="threefry2x32")
     return loss(model, batch.batch, key=key)
 

@@ -44,8 +44,9 @@ def generate(
       candidates (`draw_token`); 1: all tokens are.
 
   Returns:
-    The new tokens [B, num_tokens], int32. If a row contains `NO_TOKEN`, this
-    entry and all later entries of the row are meaningless.
+    The new tokens [B, num_tokens], int32. If a row contains `NO_TOKEN` (-1),
+    because logits were not finite, all later entries of the row are
+    meaningless.
 
   Raises:
     ValueError: One line, if the model cannot decode or has too few positions,

@@ -70,7 +70,7 @@ class StoredTensor:
   """A tensor in a file. Its values are not in memory.
 
   Attributes:
-    file: The file.
+    file: File of safetensors that has the values.
     offset: Byte of the file at which the values begin.
     shape: Shape of the tensor.
     dtype: Type of the values.
@@ -86,8 +86,9 @@ class StoredTensor:
   ) -> Iterator[tuple[slice, np.ndarray]]:
     """Maps some rows of the tensor into memory, block by block.
 
-    A block has at most `_BLOCK_BYTES`, but at least one row. Its memory is free
-    again when the caller drops the values.
+    A block has at most 1 MiB (`_BLOCK_BYTES`), but at least one row. Its memory
+    is free again when the caller drops the values. A tensor without values has
+    no blocks.
 
     Args:
       rows: Neighboring rows, indices of the first axis. A scalar has one row.
@@ -126,8 +127,8 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 
   Raises:
     ValueError: One line, if a file is missing or damaged, if a tensor has a
-      type that numpy lacks, or if it is not clear which files belong to the
-      checkpoint.
+      type that numpy lacks, if it is not clear which files belong to the
+      checkpoint, or if the extra `weights` is not installed.
   """
   weight_map = _weight_map(folder)
   if weight_map is None:
@@ -156,8 +157,8 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
     index.
 
   Raises:
-    ValueError: One line, if the index is damaged, or if the folder also has a
-      file with all tensors.
+    ValueError: One line, if the index is damaged, or if the folder also has
+      `model.safetensors` and the index names other files.
   """
   path = folder / INDEX_FILE
   if not path.exists():
@@ -267,7 +268,8 @@ def _header(file: pathlib.Path) -> tuple[dict[str, Any], int]:
     The header, and the byte of the file at which the values begin.
 
   Raises:
-    ValueError: One line, if the file is missing, damaged or no regular file.
+    ValueError: One line, if the file is missing, damaged or no regular file, or
+      if the library is not installed.
   """
   library = extra_package("safetensors", str(file), "weights")
   # The library would wait for ever to read from a FIFO.
@@ -357,8 +359,8 @@ def divided_among_files(
 ) -> dict[str, list[TensorShape]]:
   """Divides the tensors of a checkpoint among files.
 
-  Neighboring tensors go into one file, as many as fit. A tensor that is larger
-  than a file may be gets a file of its own.
+  Neighboring tensors go into one file, as many as fit. A tensor that exceeds
+  the limit gets a file of its own.
 
   Args:
     tensors: All tensors of the checkpoint.

@@ -57,7 +57,7 @@ def token_limits(
     shape: Shape (B, L) of the tokens with which the function is traced.
 
   Raises:
-    ValueError: If the function does not return logits.
+    ValueError: If the function does not return an array [B, L, V].
   """
   tokens = jax.ShapeDtypeStruct(shape, "int32")
   traced, result = jax.make_jaxpr(logits, return_shape=True)(params, tokens)

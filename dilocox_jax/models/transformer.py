@@ -47,10 +47,10 @@ class Model(NamedTuple):
     apply: (parameters, int32 tokens [B, L], segments=None) -> logits [B, L, V]
       in fp32, or in float64 for a float64 model. Segments [B, L] separate the
       documents of a sequence (`models.attention`).
-    embed: (parameters, tokens [B, L]) -> stream [T, D]. It does not read the
-      parameters of blocks. The embedding may have only some rows of the
-      vocabulary (`inner.vocabulary`). Tokens are then counted from its first
-      row.
+    embed: (parameters, tokens [B, L], segments=None) -> stream [T, D]. It does
+      not read the parameters of blocks. The embedding may have only some rows
+      of the vocabulary (`inner.vocabulary`). Tokens are then counted from its
+      first row.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
       segments=None) -> stream [T, D]. In a pipeline, leaves with two axes or
       more are passed in the dtype of the stream.

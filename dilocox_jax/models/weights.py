@@ -258,7 +258,7 @@ def write_checkpoint(
   Raises:
     ValueError: One line, if no family has a model of this shape, if the folder
       has files of another checkpoint, if its config.json belongs to another
-      program, or if the files have no room for a value.
+      program, or if `max_file_bytes` is less than 1.
   """
   require(
     max_file_bytes >= 1,
@@ -329,6 +329,9 @@ def _check_tensors(
   tensors: Mapping[str, StoredTensor], shape: ModelShape, family_name: str
 ) -> None:
   """Checks that a checkpoint has exactly the tensors of a model.
+
+  Two more kinds of tensors may be there: the frequencies of rotary positions,
+  which are not read, and a head although it is tied to the embedding.
 
   Args:
     tensors: Tensors of the checkpoint, by their names in the family.

@@ -1,10 +1,16 @@
 """Chooses the rank and H of the rounds while a run is under way.
 
+The rank is that of the codec `low_rank`, and H is the number of inner steps of
+a round.
+
 Without adaptive compression, all rounds have the rank and H of the config. With
 it, the controller measures the *energy rank* of the averaged updates in every
 round: how many singular values hold a given share of an update's squared norm
 (`plan.adaptive`). After `adaptive.window_rounds` rounds, the policy chooses the
 rank and H of the next rounds from these measurements.
+
+A fragment is a part of the parameters. It is averaged as a whole, once in each
+round. A segment is a part of the run, such as a round.
 
 Every checkpoint contains the measurements and the choices. So a run that was
 stopped and continued makes the same choices as a run that was never stopped.
@@ -85,11 +91,11 @@ class AdaptiveController:
   def plan(self) -> RunPlan:
     """Plan of the run with the current H.
 
-    After a change of H, an update that the last round sent is still in flight,
-    and the new schedule must apply it. So the plan treats the last round as if
-    it had the new H too. Example: if H changes from 8 to 5 at step 24, the new
-    schedule starts at step 24 - 5 = 19. Its round 0 then ends at step 24, where
-    the update was sent.
+    After a change of H, an update that the last round sent may not be applied
+    yet, and the new schedule must apply it. So the plan treats the last round
+    as if it had the new H too. Example: if H changes from 8 to 5 at step 24,
+    the new schedule starts at step 24 - 5 = 19. Its round 0 then ends at step
+    24, where the update was sent.
     """
     plan = self._first.plan.at_interval(self.setting.sync_interval)
     if self._since is None:
@@ -105,9 +111,8 @@ class AdaptiveController:
     recorded.
 
     Args:
-      drifts: One for each exchange of the segment, a part of the run such as a
-        round. The field `observed` has the arrays from which ranks are
-        measured.
+      drifts: What the replicas recorded about each exchange of the segment. The
+        field `observed` has the arrays from which ranks are measured.
     """
     if not self.is_adaptive:
       return
@@ -123,7 +128,7 @@ class AdaptiveController:
     fragments have 15 measurements.
 
     Args:
-      pending: Segment whose drifts are not yet recorded. Its exchanges count as
+      pending: Segment that `observe` has not seen yet. Its exchanges count as
         measured. None: there is no such segment.
     """
     if not self.is_adaptive:
@@ -139,8 +144,9 @@ class AdaptiveController:
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
     """Chooses a new rank and H, and returns the state for the next rounds.
 
-    If H changes, the schedule starts anew, and the counter of its steps in the
-    state changes (`plan`).
+    If H changes, the schedule of sends and applies starts anew (`plan`), and
+    the step of the schedule that the state counts is set to fit. All processes
+    must call this method.
 
     Args:
       state: State after the segment.
@@ -168,7 +174,9 @@ class AdaptiveController:
     self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    """Returns the bytes of one message of every fragment, all with this rank.
+    """Returns the bytes that a replica sends in a round with a given rank.
+
+    Every fragment is sent once.
 
     Args:
       rank: Rank of the low-rank codec.

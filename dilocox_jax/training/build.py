@@ -3,6 +3,9 @@
 The model, the inner step, the exchange and the outer step take plain arguments
 and do not know the config. This module reads the config and connects them.
 `model_functions` does the same for the model, and `run_text` for the data.
+
+A runtime is one program of JAX, perhaps in several processes. A fragment is a
+part of the parameters that the replicas average as a whole.
 """
 
 import dataclasses
@@ -57,8 +60,9 @@ class Programs:
   Attributes:
     model: Functions of the model. Evaluations use its loss.
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
-      replica (nats a token), for use under `Replicas.map`. If some parameters
-      are frozen, the function has one more argument, `frozen`.
+      replica (nats a token), for use under `Replicas.map`. With a loss of the
+      user, batches are trees [N, B, ...]. If some parameters are frozen, the
+      function has one more argument, `frozen`.
     schedule: Function from the inner step to the learning rate. It returns NaN
       if the user supplied an inner optimizer, which has its own rate.
     steps: Programs of data-parallel steps of all replicas.
@@ -66,7 +70,8 @@ class Programs:
     plan: Plan of the run, with the H of the first rounds.
     traffic: Counter of the bytes that the first rounds send.
     policy: Chooses rank and H of the rounds after the first ones.
-    aggregator_of: Function from a codec to the aggregator that uses it.
+    aggregator_of: Function from a codec to the aggregator that uses it, an
+      object that averages what replicas send.
   """
 
   model: LossModel
@@ -86,29 +91,32 @@ class Programs:
 
   @functools.cached_property
   def evaluate(self) -> Any:
-    """The jitted function (params, batches) -> mean loss (nats a token).
+    """The compiled function (params, batches) -> mean loss (nats a token).
 
     Batches are token ids [N, B, L + 1]: N batches of B sequences. A sequence
-    has L + 1 tokens, and each of its last L tokens is predicted. All replicas
-    compute the same.
+    has L + 1 tokens, and each of its last L tokens is predicted. With a loss of
+    the user, batches are trees [N, B, ...]. All replicas compute the same.
     """
     return self._evaluation_program(params_axis=None, losses_axis=None)
 
   @functools.cached_property
   def evaluate_each(self) -> Any:
-    """The jitted function (params, batches) -> losses of all replicas (nats).
+    """The compiled function (params, batches) -> losses of all replicas.
 
     The parameters have leaves [M, ...], and the losses have the shape [M], in
     nats a token. Every replica evaluates its own parameters on all batches, so
     nothing is sent. Batches are token ids [N, B, L + 1]: N batches of B
-    sequences of L + 1 tokens.
+    sequences of L + 1 tokens. With a loss of the user, they are trees
+    [N, B, ...].
     """
     return self._evaluation_program(params_axis=0, losses_axis=0)
 
   def _evaluation_program(
     self, params_axis: int | None, losses_axis: int | None
   ) -> Callable:
-    """Returns the jitted function (params, batches) -> losses.
+    """Returns the compiled function (params, batches) -> losses.
+
+    It passes frozen parameters on, if there are any.
 
     Args:
       params_axis: 0 if the parameters have a replica axis in front; None if all
@@ -139,8 +147,9 @@ def _aggregator_of(config: RunConfig) -> Callable[[Codec], Aggregator]:
     config: Config of a run whose replicas share a runtime.
 
   Returns:
-    A function (codec) -> `Aggregator`. It has the exchange settings of the
-    config, and the norm filter if `exchange.max_norm_ratio` is set.
+    A function (codec) -> `Aggregator`, which averages what replicas send. It
+    has the exchange settings of the config. If `exchange.max_norm_ratio` is
+    set, it leaves out replicas whose norm is too large.
   """
   exchange = config.exchange
   mean_of = functools.partial(
@@ -168,7 +177,9 @@ def run_exchange(
 
   Returns:
     The exchange of the overrides, if there is one. Otherwise an exchange with
-    the codec and the settings of the config.
+    the codec and the settings of the config. Exception: if the config names a
+    mailbox and the overrides have none, the result can only read what a run has
+    saved, and exchanges nothing.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange
@@ -199,14 +210,16 @@ def programs(
       the whole sequence.
     platform: Kind of devices that the programs are for, e.g. "tpu". None means
       the kind of `devices`, or the kind of JAX's devices.
-    devices: Devices to compile for (`Replicas.devices`); None: the devices of
-      JAX.
+    devices: Devices to compile for (`jax.Device`; they need not be attached);
+      None: the devices of JAX.
 
   Raises:
     ValueError: If there are too few devices, if a device lacks the memory kind
       of the config, or if optax lacks an optimizer of the config. Also if the
-      config lets replicas be absent for some rounds, and the user supplies an
-      exchange or each replica keeps outer parameters of its own.
+      model cannot be divided as the config says, among devices or into
+      fragments. Also if the config lets replicas be absent or slow in some
+      rounds, and the user supplies an exchange or each replica keeps outer
+      parameters of its own.
   """
   if devices:
     platform = platform or devices[0].platform
@@ -332,8 +345,9 @@ def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
 
   Args:
     config: Config of the run.
-    devices: Devices to compile for. None means the devices of this machine.
-      Their memory decides if the config has `mesh.gather="auto"`.
+    devices: Devices to compile for; None means JAX's devices. If the config has
+      `mesh.gather="auto"`, the memory of JAX's devices decides. The memory of
+      devices that are passed in is not known, which gives "stage".
 
   Returns:
     "stage" (all layers of the stage at once) or "layer" (one after the other).
@@ -352,7 +366,8 @@ def _needs_thread(config: RunConfig) -> bool:
   The config can say so. With `mesh.exchange_dispatch="auto"` a thread is used
   between processes on CPUs, because XLA does not overlap transfers with steps
   there. On TPUs and GPUs XLA overlaps them, and inside one process there is no
-  link.
+  link. A thread is not used either if the outer state is in the memory of the
+  host (`mesh.outer_memory`).
 
   Args:
     config: Config of the run.
@@ -405,12 +420,14 @@ def outer_optimizer(
 ) -> optax.GradientTransformation:
   """Builds the outer optimizer that a config names.
 
-  With `outer.average_power`, it also keeps an average of the parameters.
+  With `outer.average_power`, it also keeps an average of the parameters. A
+  schedule-free optimizer keeps an average of its own.
 
   Args:
     config: Config of the run.
     learning_rate: Rate of the first outer step, in place of
-      `outer.learning_rate`, e.g. a traced scalar.
+      `outer.learning_rate`, e.g. a traced scalar. With `outer.schedule=
+      "constant"` it is the rate of all outer steps.
   """
   outer = config.outer
   rate = learning_rate

@@ -6,8 +6,8 @@ writes it in the background. A save of step 12 has three states on the disk, in
 turn:
 
   12.orbax-checkpoint-tmp/              files are being written
-  12.orbax-checkpoint-tmp/digests.json  all files are written; their number, 12,
-                                        and the SHA-256 of each file
+  12.orbax-checkpoint-tmp/digests.json  all files are written; this one has the
+                                        step, 12, and the SHA-256 of the others
   12/                                   complete: Orbax has renamed the folder
 
 If the process is killed, the folder stays in one of these states. The next
@@ -17,8 +17,9 @@ only a number is complete. If its files do not have the digests in
 checkpoint there. Then the run goes on from an older checkpoint.
 
 The checkpoint of a finished run has the number of its last step plus one.
-Example: a run of 60 steps that stops before its flush saves checkpoint 60. When
-the run has ended, it saves checkpoint 61. So no save replaces another.
+Example: a run of 60 steps that stops before its flush, the exchanges that end a
+run, saves checkpoint 60. When the run has ended, it saves checkpoint 61. So no
+save replaces another.
 """
 
 import contextlib
@@ -44,6 +45,7 @@ from dilocox_jax.metrics.work_directory import RefusedError
 from dilocox_jax.trees import Tree
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
+# Names of the two items of a checkpoint, which Orbax writes into two folders.
 ARRAYS = "arrays"
 RECORD = "record"
 # A week. Orbax measures the time with the system's clock, which may jump by a
@@ -68,9 +70,9 @@ class SavedArray:
 
   Attributes:
     folder: Folder of the arrays of the checkpoint.
-    name: Name of the array there.
+    name: Name of the array there, e.g. "0002['params']['scale']".
     shape: Shape that the array should have.
-    dtype: Type of the values.
+    dtype: Type of numpy to which the values are converted when they are read.
   """
 
   folder: pathlib.Path
@@ -116,13 +118,13 @@ class Checkpoints:
       directory: Folder that holds one folder for each checkpoint. The name of a
         checkpoint's folder is its step.
       keep: Number of newest checkpoints to keep.
-      read_only: Whether the directory belongs to another run, so that nothing
-        in it may change.
+      read_only: Whether nothing in the directory may change, for example
+        because it belongs to another run.
 
     Raises:
-      RefusedError: If `read_only` is False, and the directory or something in
-        it is a symbolic link. Orbax would follow the link, and write and delete
-        there.
+      RefusedError: If `read_only` is False, and the directory is a file or a
+        symbolic link, or something in it is a symbolic link. Orbax would follow
+        a link, and write and delete there.
     """
     self._read_only = read_only
     if read_only:
@@ -216,7 +218,7 @@ class Checkpoints:
       ) from error
 
   def _write_digests(self) -> None:
-    """Writes the digests of a save, after all its files were written.
+    """Writes the digests of a save. Orbax calls it when all files are written.
 
     Only the main process writes them.
     """
@@ -243,7 +245,8 @@ class Checkpoints:
     """Names the newest checkpoint, after a save in the background has ended.
 
     Returns:
-      A text for messages, e.g. "the checkpoint of step 12 is kept".
+      A text for messages, e.g. "the checkpoint of step 12 is kept", or "no
+      checkpoint was saved yet".
     """
     # If the save failed, older checkpoints are still there.
     with contextlib.suppress(SaveError):
@@ -265,6 +268,9 @@ class Checkpoints:
     self, template: Callable[[dict[str, Any]], Tree]
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Reads the newest checkpoint whose files are not damaged.
+
+    Newer ones, which are damaged, are moved to "broken_checkpoints" beside the
+    directory, unless it is read-only. All processes must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -291,6 +297,9 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
+    Newer ones are set aside, as by `restore`. All processes must call this
+    method.
+
     Args:
       template: Function from a checkpoint's record (the JSON values that were
         saved with the state) to a tree of the shapes and types of the state. It
@@ -303,7 +312,7 @@ class Checkpoints:
 
     Raises:
       RefusedError: If all checkpoints are damaged and the directory is not
-        read-only.
+        read-only, or if `template` raises it.
     """
     step = self._find_newest()
     if step is None:
@@ -367,7 +376,9 @@ class Checkpoints:
   def _set_aside(self, step: int, reason: str) -> None:
     """Moves a damaged checkpoint away, so that its step can be saved again.
 
-    In a read-only directory the checkpoint stays, and a warning is logged only.
+    It is moved to "broken_checkpoints" beside the directory, and replaces an
+    earlier one of this step there. In a read-only directory the checkpoint
+    stays. A warning is logged in both cases.
 
     Args:
       step: Step of the checkpoint.
@@ -428,7 +439,11 @@ class Checkpoints:
     Args:
       step: Step of the checkpoint.
       name: `ARRAYS` or `RECORD`.
-      args: Arguments of Orbax that tell how the item is read.
+      args: Arguments of Orbax that tell how the item is read, e.g.
+        `ocp.args.JsonRestore()`.
+
+    Returns:
+      A dict of arrays by name for `ARRAYS`; the values of JSON for `RECORD`.
     """
     composite = ocp.args.Composite(**{name: args})
     return self._manager.restore(step, args=composite)[name]
@@ -447,7 +462,8 @@ class Checkpoints:
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
   """Turns a `NotADirectoryError` into a `RefusedError` that names the path.
 
-  `files.folder_below` raises a `NotADirectoryError` for a symbolic link.
+  `files.folder_below` raises a `NotADirectoryError` for a symbolic link, and
+  for anything else that is no folder.
 
   Args:
     path: The path that cannot be written, for the message.
@@ -506,12 +522,15 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Describes what is wrong with the files of a checkpoint.
 
+  A file that was not saved with the checkpoint also counts as a damage, unless
+  it is hidden. So does a checkpoint in the folder of another step.
+
   Args:
     checkpoint: Folder of the checkpoint.
 
   Returns:
-    The first damage, e.g. "arrays/d/1 is damaged or missing"; "" if the files
-    have the digests in `digests.json`.
+    The first damage, e.g. "arrays/d/1 is damaged or missing"; "" if there is
+    none.
   """
   try:
     manifest = json_file(checkpoint / _DIGESTS)

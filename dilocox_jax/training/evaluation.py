@@ -1,5 +1,9 @@
 """Computes the losses and drifts that a run records, and checks them.
 
+A drift says how far the replicas were from their mean in an exchange, in which
+they average a fragment (a part of the parameters). A segment is a part of a run
+that is dispatched as a whole, such as a round.
+
 Processes may be connected by a slow link, and the plan counts only the bytes of
 exchanges. So no function of this module sends parameters from one process to
 another, with one exception: if every replica has outer parameters of its own,
@@ -50,15 +54,17 @@ def losses(
 
   Returns:
     The losses, and the bytes that a replica sent to compute them
-    (`_sent_bytes`). The losses are:
+    (`_sent_bytes`). The losses are floats:
 
     - "outer_loss": loss of the outer parameters, or of their average if the run
     keeps one (`params_to_keep`).
-    - "mean_loss": loss of the mean of the replicas' parameters. It is None if
-    there are several processes, which would have to send their parameters.
-    - "replica_loss": loss of replica 0.
-    - "judge_loss": loss on `judging`, if it is given, of the parameters of
-    "outer_loss".
+    - "mean_loss": loss of the mean of the replicas' parameters. It is None
+    during rounds if there are several processes, which would have to send their
+    parameters.
+    - "replica_loss": loss of replica 0. If all replicas share their parameters
+    (`SharedState`), this and "mean_loss" are the loss of these parameters.
+    - "judge_loss": loss on `judging`, of the parameters of "outer_loss". It is
+    missing if `judging` is None.
   """
 
   def loss(params: Tree, batches: Iterable[Tree] = validation) -> float:
@@ -182,11 +188,15 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 
 
 def applied_events(segment: Segment) -> list[Event]:
-  """Returns which exchanges a segment applies, in order.
+  """Returns the exchanges whose means a segment applies, in order.
 
   Args:
     segment: A part of the run, such as a round. It consists of windows, of
       which each applies at most one exchange.
+
+  Returns:
+    For each exchange an `Event`, which names the fragment (a part of the
+    parameters) and the steps at which it was sent and is applied.
   """
   return [window.applied for window in segment.windows if window.applied]
 
@@ -228,11 +238,15 @@ def check_drifts(
   steps: Sequence[int],
   participation: RoundParticipation | None = None,
 ) -> None:
-  """Checks that every replica sent finite values, and logs rejected replicas.
+  """Checks that every replica sent finite values.
 
   The mean leaves out a replica whose values are not finite. A rule that resets
   replicas would then hide that this replica has diverged. So the norm of what
   each replica sent is checked (`Drift.own_squared`).
+
+  If several replicas share this runtime, a warning is logged for each replica
+  that sent only zeros although the mean is not zero: the mean left it out, for
+  example because its norm was too large (`exchange.max_norm_ratio`).
 
   Args:
     exchanges: For every exchange, norms of what each replica sent, on the host.
@@ -240,7 +254,8 @@ def check_drifts(
     participation: Says which replicas take part in each exchange; None: all do.
 
   Raises:
-    NotFiniteError: One line that names the replica and the step.
+    NotFiniteError: One line that names the replica and the step. Replicas that
+      take no part are not checked.
   """
   participants = _participants(exchanges, participation)
   for step, drift, takes_part in zip(
@@ -342,6 +357,12 @@ def _observed_columns(
     observed: Observed values by name. Arrays with three axes are Gram matrices.
     energy_share: Share of an update's squared norm that its energy rank must
       hold (`plan.adaptive`).
+
+  Returns:
+    "observed": the values that are no Gram matrices, as lists by name. "rank":
+    mean number of columns of the low-rank factors. "energy_rank": how many
+    singular values hold the share, as the mean over all matrices. A column
+    without values is missing.
   """
   columns: dict[str, Any] = {}
   values_by_name = {

@@ -1,4 +1,4 @@
-"""Adds keys to the batches of a loss that draws random numbers."""
+"""Adds random keys to batches, for a loss that draws random numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,7 +68,9 @@ class KeyedStreams:
 
 
 def row_keys(seed: int, replica: int, step: int, batch_size: int) -> np.ndarray:
-  """Draws the data of a key for each row of a batch, uint32 [B, 2].
+  """Draws a random key of JAX for each row of a batch, as uint32 [B, 2].
+
+  The two numbers of a key are its data (`jax.random.key_data`).
 
   Args:
     seed: Seed of the run.

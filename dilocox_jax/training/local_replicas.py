@@ -1,5 +1,7 @@
 """The replicas of a run whose replicas all live in this runtime.
 
+A runtime is one program of JAX, perhaps in several connected processes.
+
 The trainer goes through its plan in the same way with all replicas or with one
 replica that exchanges messages through a mailbox. It asks an object for
 everything that differs between the two: `LocalReplicas`, or

@@ -1,5 +1,8 @@
 """One replica of a run whose replicas are separate programs with a mailbox.
 
+A mailbox is a folder or a bucket in which the programs leave messages for each
+other. Its place is also called the store.
+
 The trainer goes through the same plan as with all replicas, but with one
 replica. This module has what differs: the exchange through the mailbox
 (docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
@@ -203,8 +206,8 @@ class MailboxReplica:
   def request_stop(self) -> None:
     """Limits the time of requests to the store from now on.
 
-    A request that takes longer than `mailbox.grace_s` seconds raises
-    `StoppedError`.
+    A request raises `StoppedError` if it takes longer than `mailbox.grace_s`
+    seconds plus the seconds that the last exchange took.
     """
     self._client.request_stop()
 
@@ -265,6 +268,8 @@ class MailboxReplica:
   ) -> None:
     """Opens the file that records which replicas took part in each exchange.
 
+    Only the main process has the file.
+
     Args:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint; later rows of the file
@@ -290,20 +295,23 @@ class MailboxReplica:
   def is_behind(self) -> bool:
     """Whether the others have finished the next exchange without this replica.
 
-    The replica then has to skip the segments that led to this exchange.
+    The replica then has to skip the segment that leads to this exchange, e.g. a
+    round. Otherwise the others are told to wait for it, if it was away.
     """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Joins the run, if it has begun without this replica.
 
+    It begins again if the others delete what it is reading.
+
     Args:
       state: The first state of the run.
       total_steps: Inner steps of the run.
 
     Returns:
-      The state with which this replica trains on. Its `step` says how many
-      steps of the plan count as done.
+      The state with which this replica continues. Its `step` says how many
+      inner steps of the run count as done.
     """
     self._client.writes_snapshots = True
     while True:
@@ -316,6 +324,8 @@ class MailboxReplica:
 
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
     """Runs sends and applies of a segment, but none of its inner steps.
+
+    The exchanges are recorded (`record`).
 
     Args:
       state: State of this replica before the segment.
@@ -373,11 +383,12 @@ class MailboxReplica:
 
     Returns:
       A note for the progress line: the number of replicas in the last exchange,
-      and the mean number of requests to the store for each exchange.
+      and the mean number of requests to the store for each exchange. If no
+      exchange has ended, it has the number of all requests since the last call.
     """
     events = self._client.settled
     self._client.settled = []
-    usage = self._client.usage
+    usage = self._client.usage  # Requests and bytes since the start.
     for event in events:
       if processes.is_main():
         self._write({"kind": "mailbox", "step": step, "usage": usage, **event})

@@ -1,9 +1,9 @@
 """Reads metrics from the devices, checks them, and records and logs them.
 
-The trainer dispatches segments without waiting, and this module reads their
-metrics later. It stops the run if a value is not finite. If there are several
-processes, all of them read and check the metrics, so that they stop together.
-Only one process writes.
+A segment is a part of a run, such as a round. The trainer dispatches segments
+without waiting, and this module reads their metrics later. It stops the run if
+a value is not finite. If there are several processes, all of them read and
+check the metrics, so that they stop together. Only one process writes.
 
 The wall time of a run is divided between the rows of its timings. A row of a
 segment ends when the devices have computed the metrics of the segment, even if
@@ -107,8 +107,9 @@ class MetricsReader:
   """Reads the metrics of segments in order, and records metrics and wall time.
 
   Attributes:
-    reads_at_once: Whether the caller must read a segment as soon as it is
-      dispatched.
+    reads_at_once: Whether the caller must read a segment (a part of the run,
+      such as a round) as soon as it is dispatched. This is so if a dispatch
+      waits for exchanges, or if the bytes on a network link are counted.
   """
 
   def __init__(
@@ -195,7 +196,7 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records how long an event took: the time since the event before ended.
+    """Records how long an event took: the time since the end of the last event.
 
     If JAX compiled something in this time, the time to compile becomes a row of
     its own before the row of the event.

@@ -80,14 +80,16 @@ def model_functions(
 
     - The model.
     - The gradient: (params, batch) -> (loss, gradients).
-    - The evaluation: (params, batches [N, B, L + 1]) -> mean loss.
+    - The evaluation: (params, batches [N, B, L + 1]) -> mean loss. Batches are
+      trees [N, B, ...] if the user's model has a loss of its own.
 
     If only a part of the model is trained, params are this part, and the
     gradient and the evaluation have one more argument, `frozen`.
 
   Raises:
     ValueError: If pipeline stages would have to train only a part of the model,
-      or if tensor shards cannot divide the heads of the model.
+      if tensor shards cannot divide the heads of the model, or if the builder
+      of a preset returns a model with other leaves than the preset.
   """
   whole_model_functions = functools.partial(
     _whole_model_functions,
@@ -265,14 +267,14 @@ def _divided_functions(
 
   Args:
     config: Config of the run.
-    cut_model: Function from the weight of the z-loss to the model, cut into
-      embedding, blocks and loss.
+    cut_model: Function from the weight of the z-loss (`config.model.z_loss`) to
+      the model, cut into embedding, blocks and loss.
     gather: When data shards collect the layers of a pipeline stage: "stage" or
       "layer" (`inner.sharded`).
 
   Returns:
-    The gradient (params, batch) -> (loss, gradients), and the evaluation
-    (params, batch) -> loss.
+    The gradient (params, batch [B, L + 1]) -> (loss, gradients), and the
+    evaluation (params, batches [N, B, L + 1]) -> mean loss.
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -339,7 +341,7 @@ def _cut_model(
     end_of_text: Token after which attention starts anew. None: attention reads
       the whole sequence.
     chunk_tokens: Tokens whose logits are computed at once; 0 means all.
-    z_loss: Weight of the z-loss.
+    z_loss: Weight of the z-loss, the mean of log(sum(exp(logits)))^2.
   """
   tables = config.division.divided_tables(config.model.shape)
   head = "embed/embedding" if config.model.shape.tied_head else "head/kernel"

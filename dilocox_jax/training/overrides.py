@@ -25,8 +25,9 @@ class Overrides:
       has its own learning rate.
     outer_optimizer: Optimizer of the outer parameters, in place of
       `config.outer`.
-    exchange: Averages one fragment over the replicas, in place of
-      `config.exchange`. For a run with a mailbox the trainer sets it.
+    exchange: Averages a fragment (a part of the parameters) over the replicas,
+      in place of `config.exchange`. For a run with a mailbox the trainer sets
+      it.
     trainable: The part of the model that is trained; None means all of it.
   """
 

@@ -36,8 +36,8 @@ class Speed:
   """Computes the speed of a run, and the time until its end.
 
   Both are computed from the whole run so far, without the time to compile. A
-  single segment would tell little: on a CPU the next segment may have ended
-  before the host reads this one.
+  single round would tell little: on a CPU the next round may have ended before
+  the host reads the metrics of this one.
   """
 
   def __init__(self, total_steps: int, start_progress: TrainingProgress):
@@ -72,7 +72,7 @@ class Speed:
     """Returns the minutes until the last step, at the mean speed so far.
 
     Args:
-      progress: Progress of the run now.
+      progress: Progress of the run now, at least one step after the start.
     """
     num_steps = progress.step - self._start_progress.step
     step_s = (time.monotonic() - self._start_s) / num_steps

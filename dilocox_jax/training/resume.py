@@ -34,7 +34,8 @@ def check_nothing_is_lost(
   compute the same rows again, equal in every bit. So a directory with a run but
   without a checkpoint is accepted only if all of this is true:
 
-  - The directory has the config and the text of this run.
+  - The directory has the config and the text of this run. Only fields that may
+    change when a run continues may differ (`config.free_on_resume`).
   - The folder of checkpoints exists. A run creates it before its first row, so
     if it is missing, someone removed it.
   - There is no report, which a run writes at its end.
@@ -42,9 +43,9 @@ def check_nothing_is_lost(
   All processes must call this function, before `Checkpoints` creates a folder.
 
   Args:
-    values: Config of the run, with its sections.
+    values: Config of the run that is to start, with its sections.
     workdir: The run directory.
-    corpus_digest: Digest of the text.
+    corpus_digest: Digest of the text of the run that is to start.
 
   Raises:
     RefusedError: If results would be lost. All processes raise it.
@@ -63,9 +64,9 @@ def _lost_run(
   """Describes the results that a new run would delete, and what to do.
 
   Args:
-    values: Config of the run, with its sections.
+    values: Config of the run that is to start, with its sections.
     workdir: A directory without checkpoints.
-    corpus_digest: Digest of the text.
+    corpus_digest: Digest of the text of the run that is to start.
 
   Returns:
     A message of one line; "" if no results would be lost.
@@ -135,10 +136,13 @@ def resumed_state(
       names.
 
   Returns:
-    The state and the record of the checkpoint; None if there is no checkpoint.
+    The state, and the record of the checkpoint, the JSON values that were saved
+    with the state. None if there is no checkpoint.
 
   Raises:
-    RefusedError: If the checkpoints belong to a run with other settings.
+    RefusedError: If the checkpoint belongs to a run with another config, text
+      or other overrides, if it has other arrays than this run, or if all
+      checkpoints are damaged.
   """
 
   def template(record: dict[str, Any]) -> TrainingState:
@@ -186,7 +190,7 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint belongs to another run.
+  """Raises RefusedError if a checkpoint has another config or text.
 
   Args:
     values: Config that the user gives now, with its sections.
@@ -213,7 +217,8 @@ def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   """Refuses to continue a run with other overrides than it began with.
 
   Overrides are objects in place of what a config names. Only their names are
-  compared. The name "data" is left out, because the digest of the text is
+  compared, and the digest of the frozen weights if only a part of the model is
+  trained. The name "data" is left out, because the digest of the text is
   compared instead.
 
   Args:

@@ -9,8 +9,9 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 class Clock(Protocol):
   """Simulated time of a run on a cluster.
 
-  The trainer advances the clock after every segment and records the time that
-  it returns. Nothing else reads the clock, so no loss can depend on a link.
+  The trainer advances the clock after every segment (a part of the run, such as
+  a round) and records the time that the clock returns. Nothing else reads the
+  clock, so no loss can depend on a link.
   `api.simulation_setup` makes a clock from the description of a cluster.
 
   Attributes:
@@ -27,7 +28,7 @@ class Clock(Protocol):
     """Advances the clock by a segment.
 
     Args:
-      segment: Next segment of the run.
+      segment: Next segment of the run, such as a round.
       traffic: Counter of the bytes that the segment's exchanges send.
 
     Returns:

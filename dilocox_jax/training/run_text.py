@@ -42,7 +42,8 @@ class RunData:
   Attributes:
     name: Name of the source.
     digest: Digest of the content, 16 hex digits.
-    step_tokens: Tokens, or examples, of one replica's inner step.
+    step_tokens: Number of predicted tokens, or of examples, in one replica's
+      inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
     batch: Shapes and types of one replica's batch of an inner step, leaves [B,
@@ -84,8 +85,9 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
     overrides: The caller's objects in place of what the config names.
 
   Raises:
-    ValueError: One line, if there is no data or too little, or if the data have
-      tokens that are not in the model's vocabulary.
+    ValueError: One line, if there is no data or too little, if the data have
+      tokens that are not in the model's vocabulary, or if the config's section
+      `data` does not fit the data or the model that the caller passes.
   """
   data = _run_data(config, overrides)
   if overrides.model is None or not overrides.model.draws_random:
@@ -107,8 +109,7 @@ def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
     overrides: The caller's objects in place of what the config names.
 
   Raises:
-    ValueError: One line, if there is no data or too little, or if the data have
-      tokens that are not in the model's vocabulary.
+    ValueError: As `run_data`.
   """
   if overrides.data is not None and not isinstance(overrides.data, Corpus):
     return _feed_data(config, overrides, overrides.data)
@@ -157,7 +158,8 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
   Raises:
     ValueError: One line, if training and validation batches have different
       forms, if the model cannot read them, or if a batch cannot be divided into
-      micro-batches and data shards.
+      micro-batches and data shards. Also if the config has a setting for texts
+      (`data.judge_fraction`, `data.document_masks`).
   """
   require(
     not config.data.judge_fraction,
@@ -203,6 +205,8 @@ def _check_sequences(
   config: RunConfig, overrides: Overrides, batch: Tree, name: str
 ) -> None:
   """Raises ValueError unless the run's model can read the rows of a batch.
+
+  The length of the rows is checked only for a model of the config.
 
   Args:
     config: Config of the run.
@@ -264,6 +268,8 @@ def _form(example: np.ndarray) -> str:
 def _check_division(config: RunConfig, batch: Tree) -> None:
   """Raises ValueError unless micro-batches and data shards can divide a batch.
 
+  Data shards are the devices of a replica that read different rows.
+
   Args:
     config: Config of the run.
     batch: Shapes of a training batch, leaves [B, ...].
@@ -290,8 +296,8 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
       another kind, the text of the config is loaded.
 
   Raises:
-    ValueError: If there is no text, or if the vocabulary of the model is
-      smaller than the vocabulary of the text. The message is one line.
+    ValueError: If the text cannot be loaded, or if the vocabulary of the model
+      is smaller than the vocabulary of the text. The message is one line.
     TokenError: If a token of the text is not in the text's vocabulary.
   """
   text = overrides.data
@@ -389,7 +395,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
 
   Args:
     data: Section `data` of a config.
-    seed: Seed of the run; only the source "synthetic" uses it.
+    seed: Seed of the run. Of the built-in sources only "synthetic" uses it.
 
   Raises:
     ValueError: One line, if the text cannot be loaded.
@@ -412,12 +418,13 @@ def _end_of_text(
 
   Args:
     config: Config of the run.
-    text: Text of the run (`corpus`), if it has one.
+    text: Text of the run (`corpus`); None: the data are not a text.
     overrides: The caller's objects in place of what the config names.
 
   Raises:
-    ValueError: If `data.document_masks` is set, and the text has no token that
-      ends a document, or the user supplies the model.
+    ValueError: If `data.document_masks` is set, and there is no text, or its
+      tokens are bytes, or the user supplies the model. Bytes have no token of
+      their own for the end of a document.
   """
   if not config.data.document_masks:
     return None
@@ -466,8 +473,11 @@ def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
 
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
-    If an evaluation reads all tokens, the last arrays have fewer and shorter
-    sequences.
+    If an evaluation reads all tokens (`evaluation.num_sequences=0`), the last
+    arrays have fewer and shorter sequences.
+
+  Raises:
+    ValueError: If there are too few tokens for one batch.
   """
   return held_out_batches(
     tokens,

@@ -30,10 +30,11 @@ class SavedLeaf(LazyArray):
   Attributes:
     path: Path of the parameter, e.g. "head/kernel".
     shape: Shape of the parameter.
-    dtype: Type of the parameter.
-    view: Cuts the fragments.
+    dtype: Type of the parameter, as numpy names it.
+    view: Joins the fragments (parts of the parameters) to whole leaves.
     parts: The part of the parameter in every fragment; None where a fragment
-      has no part of it.
+      has no part of it. If gradients were averaged when the checkpoint was
+      saved, there is one part, the whole parameter.
     is_shared: Whether all replicas have the same parameters. If not, the parts
       begin with an axis [M], and the mean over it is read.
   """
@@ -88,7 +89,8 @@ def saved_leaves(programs: Programs, state: TrainingState) -> dict[str, Any]:
     state: State of the checkpoint, with a `SavedArray` in place of each array.
 
   Returns:
-    A nested dict with a `SavedLeaf` for each parameter.
+    A nested dict with a `SavedLeaf` for each outer parameter. If the run keeps
+    an average of the outer parameters, the leaves are those of the average.
   """
   view = programs.rounds.view
   if isinstance(state, SharedState):

@@ -96,11 +96,11 @@ def with_trainable(
 def _on_one_device(config: RunConfig) -> RunConfig:
   """Returns the config of a run with all replicas on one device.
 
-  The machine that reads the run's checkpoint may not have as many devices as
-  the run.
+  It serves to read a checkpoint, or to draw parameters, on a machine that may
+  not have as many devices as the run.
 
   Args:
-    config: Config of the run that saved the checkpoint.
+    config: Config of the run.
   """
   mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
   return dataclasses.replace(config, mesh=mesh)
@@ -116,7 +116,9 @@ def first_state(
 
   If the run starts from another run (`checkpoint.init_from`), it takes over the
   other run's outer parameters and, if the shapes fit, the state of the other
-  run's outer optimizer.
+  run's outer optimizer. From a checkpoint of another library it takes the
+  parameters. If only a part of the model is trained, `init_from` names the
+  frozen part, so the trained part starts as `Adaptation.init` says.
 
   Args:
     config: Config of the run.
@@ -150,6 +152,8 @@ def first_state(
 
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
   """Raises RefusedError unless parameters fit the run's model.
+
+  They must have the same paths, shapes and types.
 
   Args:
     programs: Programs of the run.
@@ -227,11 +231,12 @@ def _with_outer_optimizers(
 
   If their shapes do not fit, a warning is logged, and the state is returned
   unchanged. A `SharedState` has no outer optimizer and is returned unchanged.
+  An average of the outer parameters is not taken over: it starts anew.
 
   Args:
     state: First state of the run.
-    optimizers: Outer optimizer state of each fragment of the other run; None if
-      the other run has none.
+    optimizers: List of the outer optimizer states of the other run, one for
+      each fragment (a part of the parameters); None if it has none.
     source: Directory of the other run, for the warning.
 
   Returns:
@@ -268,7 +273,8 @@ def _source_config(source: pathlib.Path) -> RunConfig:
     source: Directory of the other run, as `checkpoint.init_from` names it.
 
   Raises:
-    RefusedError: If the directory holds no run or no checkpoints.
+    RefusedError: If the directory holds no run, a config that cannot be read,
+      or no checkpoints.
   """
   path = source / CONFIG
   if not path.exists():
@@ -345,12 +351,17 @@ def saved_outer_params(
 ) -> Tree:
   """Reads the outer parameters of a run's newest checkpoint onto one device.
 
+  If the run keeps an average of the outer parameters, the average is read. If
+  the run trained only a part of the model, only this part is read.
+
   Args:
     workdir: Directory of the run.
-    overrides: Overrides that the caller passed to the run.
+    overrides: Overrides that the caller passed to the run, with the trained
+      part if there is one (`with_trainable`).
 
   Raises:
-    RefusedError: If the directory holds no run or no undamaged checkpoint.
+    RefusedError: If the directory holds no run or no undamaged checkpoint, or
+      if the checkpoint does not fit its config or the overrides.
   """
   config = _source_config(workdir)
   one_device = Replicas(config.num_local_replicas)
@@ -363,6 +374,8 @@ def saved_leaves(
 ) -> dict[str, Any]:
   """Opens the outer parameters of a run's newest checkpoint.
 
+  If the run keeps an average of the outer parameters, the average is opened.
+
   Args:
     workdir: Directory of the run, which trained a whole model of this package.
     overrides: Overrides that the caller passed to the run.
@@ -372,7 +385,8 @@ def saved_leaves(
     (`training.saved_params`).
 
   Raises:
-    RefusedError: If the directory holds no run or no undamaged checkpoint.
+    RefusedError: If the directory holds no run or no undamaged checkpoint, or
+      if its config belongs to another run than the checkpoint.
   """
   config = _source_config(workdir)
   programs = build.programs(_on_one_device(config), overrides)
@@ -419,10 +433,10 @@ def _saved_model(
     overrides: Overrides that the caller passes to the new run.
 
   Returns:
-    The parameters, and a list of the outer optimizer states of all fragments,
-    or None if there are none (`_saved_outer`). If the other run trained
-    adapters, they are added to the kernels, and None is returned instead of the
-    list.
+    The parameters; and a list of the outer optimizer states of all fragments
+    (parts of the parameters), or None if there are none (`_saved_outer`). If
+    the other run trained adapters, they are added to the kernels, and None is
+    returned instead of the list.
 
   Raises:
     RefusedError: If the model cannot be read, or is another model.
@@ -481,10 +495,11 @@ def _saved_outer(
     overrides: Overrides that the caller passed to the other run.
 
   Returns:
-    The outer parameters, and a list of the outer optimizer states of all
-    fragments. Instead of the list, None is returned if the run averaged
-    gradients when it was saved (`SharedState`), and for a rule that gives every
-    replica its own outer parameters.
+    The outer parameters, or their average if the run keeps one; and a list of
+    the outer optimizer states of all fragments (parts of the parameters).
+    Instead of the list, None is returned if the run averaged gradients when it
+    was saved (`SharedState`), and for a rule that gives every replica its own
+    outer parameters.
 
   Raises:
     RefusedError: If there is no undamaged checkpoint, or if it does not belong

@@ -1,7 +1,9 @@
 """Builds, describes and checks the training state of each phase of a run.
 
-During a warm start the state is a `SharedState`. During the rounds it is a
-`RoundState`. So the phase of a run decides which of the two a checkpoint holds.
+A phase is a part of a run that has its own programs. In steps that average
+gradients, such as a warm start before the first round, the state is a
+`SharedState`. During rounds it is a `RoundState`. So the phase decides which of
+the two a checkpoint holds.
 """
 
 import dataclasses
@@ -91,6 +93,9 @@ class TrainingProgress:
 def first_params(programs: Programs, seed: int) -> Tree:
   """Returns random parameters of the model on the devices of the replicas.
 
+  If only a part of the model is trained, the first values of this part are
+  returned, which need not be random (`Adaptation.init`).
+
   The program draws every shard on the device that keeps it, so no device ever
   holds all parameters of a divided replica.
 
@@ -150,8 +155,8 @@ def abstract(
   Args:
     programs: Programs of the run.
     phase: "data_parallel" or "rounds".
-    in_flight: Number of pseudo-gradients in flight, one number for each
-      fragment; empty: none.
+    in_flight: For each fragment (a part of the parameters), how many
+      pseudo-gradients were sent whose means are not applied yet; empty: none.
   """
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
@@ -162,10 +167,13 @@ def abstract(
 
 
 def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
-  """Returns shapes and types of a replica's parameters and inner optimizer.
+  """Returns shapes and types of a replica's trained state.
 
   Args:
     programs: Programs of the run.
+
+  Returns:
+    Those of the trained parameters, and of the inner optimizer's state.
   """
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
@@ -198,6 +206,9 @@ def segment_sent_bytes(
 
 def num_in_flight(state: TrainingState) -> list[int]:
   """Returns how many pseudo-gradients are in flight, fragment by fragment.
+
+  They were sent, and their means are not applied yet. A fragment is a part of
+  the parameters.
 
   Args:
     state: State of all replicas. A `SharedState` has no fragments, so the list

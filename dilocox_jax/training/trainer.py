@@ -1,11 +1,12 @@
 """Runs the segments of a plan one after the other.
 
-The trainer computes nothing itself. The plan names the segments, and the
-programs of `build` run them. The metrics reader records their metrics, and the
-checkpoints save the state. The trainer dispatches the next segment before it
-reads the metrics of the last one, so the devices do not wait for the host. If
-there are several processes, each goes through the whole plan with the batches
-of its own replicas.
+A plan says what a run will do. A segment is a part of the run that is
+dispatched as a whole, such as a round. The trainer computes nothing itself: the
+programs of `build` run a segment, the metrics reader records its metrics, and
+the checkpoints save the state. The trainer dispatches the next segment before
+it reads the metrics of the last one, so the devices do not wait for the host.
+If there are several processes, each goes through the whole plan with the
+batches of its own replicas.
 """
 
 import contextlib
@@ -67,9 +68,10 @@ class Trainer:
   """One run in one directory. The method `run` trains it to the end.
 
   Attributes:
-    has_begun: Whether this program has trained a segment, or has found that the
-      run has ended. Before that, the program reads data, restores a checkpoint
-      and compiles the first segment, so nothing is lost if it is stopped.
+    has_begun: Whether this program has dispatched a first segment, or has found
+      that an earlier program has finished the run. Before that, the program
+      reads data, restores a checkpoint and compiles the first segment, so
+      nothing is lost if it is stopped.
   """
 
   def __init__(
@@ -99,7 +101,8 @@ class Trainer:
       watching: Logs, functions and displays that observe the run.
 
     Raises:
-      ValueError: One line, if a part cannot be built.
+      ValueError: One line, if a part of the run cannot be built, e.g. its data
+        or its model, or if config and address do not go together.
     """
     assert overrides.trainable or not config.lora.rank, "start.with_trainable"
     self._replicas = _replicas_of(config, address, overrides)
@@ -132,11 +135,12 @@ class Trainer:
     self._stop_signal = 0
 
   def request_stop(self, stop_signal: int) -> None:
-    """Asks the run to save and stop after the current segment.
+    """Asks the run to save and stop after the current segment, e.g. a round.
 
     Another thread may call this method. If there are several processes, a
     request to one of them stops all. From then on, a replica with a mailbox
-    waits for its store no longer than `mailbox.grace_s` seconds.
+    gives up a request to its store after `mailbox.grace_s` seconds plus the
+    seconds that its last exchange took.
 
     Args:
       stop_signal: Number of the signal that asks the run to stop.
@@ -162,11 +166,14 @@ class Trainer:
       Path of the report.
 
     Raises:
-      TrainingStoppedError: If a value is not finite, if copies of the outer
-        state differ, or if a store does not answer or its limit is reached.
+      TrainingStoppedError: If a value is not finite, if the replicas' copies of
+        the outer state differ, or if a replica with a mailbox cannot continue,
+        e.g. because `mailbox.store_bytes` is too low. The message says why.
       StopRequestedError: If any process was asked to stop. All processes raise
         it.
-      RefusedError: If the directory, or another process, has another run.
+      RefusedError: If the directory, another process or the mailbox has another
+        run, or if no checkpoint of the directory can be read.
+      SaveError: If the disk refuses to store a checkpoint.
       BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
     """
@@ -182,8 +189,8 @@ class Trainer:
     """Connects the processes of the run.
 
     Raises:
-      RefusedError: If the processes belong to different runs, which would wait
-        for each other for ever.
+      RefusedError: If the processes belong to different runs, or to different
+        mailboxes. They would wait for each other for ever.
     """
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
@@ -200,10 +207,12 @@ class Trainer:
     checkpoint is kept.
 
     Raises:
-      TrainingStoppedError: If a value is not finite, if copies of the outer
-        state differ, or if a store does not answer or its limit is reached.
+      TrainingStoppedError: If a value is not finite, if the replicas' copies of
+        the outer state differ, or if a replica with a mailbox cannot continue.
       StopRequestedError: If any process was asked to stop.
-      RefusedError: If the directory has another run, or lost what it had.
+      RefusedError: If the directory or the mailbox has another run, or if the
+        checkpoints of the directory are gone or cannot be read.
+      SaveError: If the disk refuses to store a checkpoint.
       LostProcessError: If another process of the run is gone.
     """
     with processes.detect_lost_process():
@@ -232,10 +241,12 @@ class Trainer:
   def _rate(self, section: str) -> str:
     """Names the learning rate of an optimizer, for messages.
 
-    Example: "inner.learning_rate=0.001".
-
     Args:
       section: "inner" or "outer".
+
+    Returns:
+      A text such as "inner.learning_rate=0.001", or one without a number if the
+      user supplies the optimizer.
     """
     if getattr(self.overrides, f"{section}_optimizer") is not None:
       return f"the rate of the {section} optimizer that was passed in"
@@ -247,7 +258,10 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    """Trains from the newest checkpoint, or from the start, to the end."""
+    """Trains from the newest checkpoint, or from the start, to the end.
+
+    If the newest checkpoint is that of a finished run, nothing is trained.
+    """
     self._replicas.enter(self._values, self.overrides.names)
     resumed = resume.resumed_state(
       values=self._values,
@@ -373,6 +387,7 @@ class Trainer:
 
     Raises:
       StopRequestedError: If the run was asked to stop, after a save.
+      NotFiniteError: If a metric or a value to be saved is not finite.
     """
     pending: DispatchedSegment | None = None  # Its metrics are not yet read.
     while self.progress.step < self.config.total_steps:
@@ -420,6 +435,8 @@ class Trainer:
 
   def _agreed_stop_signal(self) -> int:
     """Returns the signal that asks any process to stop; 0 if none does.
+
+    If processes have got different signals, the highest number counts.
 
     All processes must stop after the same segment. So they tell each other
     after every segment, through the coordinator's store. The devices send
@@ -477,10 +494,11 @@ class Trainer:
   def _dispatch(
     self, state: TrainingState, segment: Segment
   ) -> tuple[TrainingState, DispatchedSegment]:
-    """Dispatches a segment without waiting for it.
+    """Dispatches a segment, and moves the progress and the clock on.
 
-    The transfer guard makes sure that no array moves between host and devices
-    by accident.
+    The host does not wait for the segment, unless the runtime has to wait for
+    exchanges, as with a mailbox. The transfer guard makes sure that no array
+    moves between host and devices by accident.
 
     Args:
       state: State before the segment. Its memory may be reused.
@@ -528,8 +546,8 @@ class Trainer:
   def _needs_pause(self, segment: Segment) -> bool:
     """Whether `_pause` has anything to do after a segment.
 
-    The result is True if a warm start ends, or if a new rank and H, an
-    evaluation or a checkpoint is due.
+    The result is True if a warm start (data-parallel steps before the first
+    round) ends, or if a new rank and H, an evaluation or a checkpoint is due.
 
     Args:
       segment: Segment that was dispatched, and whose metrics are not yet read.
@@ -547,7 +565,8 @@ class Trainer:
   ) -> TrainingState:
     """Does everything that is due between two segments.
 
-    In this order: end a warm start, choose a new rank and H, evaluate, save.
+    In this order: end a warm start (data-parallel steps before the first
+    round), choose a new rank and H, evaluate, save.
 
     Args:
       state: State after the segment.
@@ -555,7 +574,12 @@ class Trainer:
       stop_signal: Signal that asks the run to stop; 0 if none does.
 
     Returns:
-      The state of the next segment's phase.
+      The state with which the next segment starts: a `RoundState` if a warm
+      start has ended.
+
+    Raises:
+      StopRequestedError: If `stop_signal` is not 0, after a save.
+      NotFiniteError: If a loss or a value to be saved is not finite.
     """
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
@@ -616,6 +640,7 @@ class Trainer:
       NotFiniteError: If a value of the state is not finite.
       TrainingStoppedError: If replicas have different copies of the outer
         state.
+      SaveError: If the disk has refused the save before.
     """
     if not states.is_finite(state):
       raise NotFiniteError(

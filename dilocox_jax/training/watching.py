@@ -16,6 +16,8 @@ from dilocox_jax.trees import Tree
 class FinishedRound:
   """A round that was dispatched, for a function that looks at the state.
 
+  In a phase without rounds it is some data-parallel steps.
+
   The function may read the arrays while it runs. A read waits until the devices
   have computed the round, and the devices then stand still until the next round
   is dispatched. A function that reads nothing costs nothing. After the function
@@ -49,8 +51,8 @@ class Watching:
 
   Attributes:
     log: Gets every row that the run writes; None: the rows go to files alone.
-    on_round: Function that is called after each round, in every process of the
-      run; None: there is no such function.
+    on_round: Function that is called when a round, or some data-parallel steps,
+      were dispatched, in every process of the run; None: there is none.
     console: Terminal or notebook that shows a progress bar; None: the run logs
       lines.
   """
