@@ -402,10 +402,11 @@ class CompressedMean:
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
-    """Divides the inner steps that hide an exchange among its turns, by bytes.
+    """Divides the inner steps of an exchange among its turns, by bytes.
 
-    A turn has the messages that can travel at the same time. A message that
-    needs the result of an earlier one belongs to a later turn.
+    The steps run during the exchange and hide it. A turn has the messages that
+    can travel at the same time. A message that needs the result of an earlier
+    one belongs to a later turn.
 
     Args:
       params: Parameters of the fragment.

@@ -133,7 +133,7 @@ class ReduceScatterMean(Collective):
       mean = mean_of_participants(total, count)
       means.append(mean)
       codes_of_means += encoder.of_means.code(mean)
-    # These two `yield`s are for the message of the means.
+    # The next two lines with `yield` are for the message of the means.
     codes_of_means = yield codes_of_means
     # The codes of the mean of every slice, [M, 1, rows, ...].
     gathered = yield byte_collectives.all_gathered(

@@ -377,17 +377,22 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
 def _candidates(
   config: RunConfig, method: str
 ) -> list[tuple[RunConfig, MeasuredGap | None]]:
-  """Returns the configs with which a method is planned.
+  """Returns the configs with which a method is planned, each with its gap.
 
-  `compare_methods` says how the settings are chosen.
+  `compare_methods` says how the settings are chosen. In addition, the rank
+  never adapts. If the settings are those of measurements, only measurements
+  with plain Muon count.
 
   Args:
     config: Config of the run.
     method: Name of the method.
 
   Returns:
-    At least one pair of a config with the method, and the gap that was measured
-    with its settings; None in place of the gap if none was measured.
+    At least one pair (config with the method, measured gap to AllReduce's
+    loss). The gap is that of runs with the same schedule and the same kinds of
+    codec. These runs may have kept an average of the parameters, even if the
+    returned config keeps none. None in place of the gap: there is no such
+    measurement.
   """
   gaps = measured_gaps(method, config.mesh.num_replicas)
   if _sets_fields_of(method, config):

@@ -292,7 +292,7 @@ class Agreement:
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
     signer: The signer of the run.
-    seats: The seats of the run.
+    seats: The entries of replicas that joined or came back.
     snapshots: The snapshots of the run.
     rules: The rules of the exchange.
     run_objects: The two objects that describe the run, by path. A waiting
@@ -300,10 +300,10 @@ class Agreement:
     memory: What this replica remembers of the events that were settled.
     first: Manifest of the first turn of the event that is exchanged now. Only
       the replicas in its list take part in the later turns.
-    objects: Contents of manifests and messages, by event and then by path. They
-      are of the settled turns of this event or, before its first turn is
-      settled, of the event before. A waiting replica writes them again if they
-      have vanished, because another one may need them.
+    objects: Objects that a waiting replica writes again if they have vanished,
+      by event and then by path: manifests, and the messages or shares that this
+      replica holds. Those of an event are kept until this replica has read the
+      messages or shares of the next event's first turn.
     most_were_here: Whether all but a few (`FEW`) of the expected messages were
       in the store at the first look of the last turn. Then this replica asks
       for every message in the next turn. Else it first lists the folder, if
@@ -311,9 +311,10 @@ class Agreement:
     announced: At most one entry: an event, and the manifest of its first turn
       that was already there when this replica announced itself.
     snapshot_bytes: Bytes of a snapshot of the shared state; 0 if this replica
-      does not know them. It then proposes no new interval except at event 0.
-    residuals: Residuals of the shares that this replica has made
-      (`Shares.remembered`).
+      does not know them. It then proposes no snapshot, so no new interval (the
+      events from one snapshot to the next), except at event 0.
+    residuals: What was lost in encoding the shares (means of one slice) that
+      this replica has made, by the keys of `Shares.remembered`.
   """
 
   store: Any
@@ -580,7 +581,8 @@ class Agreement:
 
     Args:
       inbox: The messages of the turn that this replica has so far.
-      objects: Contents of the turn's manifest and messages, by path.
+      objects: Contents of the turn's manifest, and of the messages or shares
+        that this replica holds, by path.
     """
     if inbox.turn == 0:
       self.objects = {inbox.event: {}}

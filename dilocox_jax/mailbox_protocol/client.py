@@ -413,7 +413,10 @@ class ExchangeSession:
         has the weight 0: it is left out of the mean, but the others need not
         wait for it.
       shared: Returns the arrays of the shared state, for a snapshot.
-      tables: How the arrays are encoded; None: the mean is not made in shares.
+      tables: How the arrays are encoded. A replica needs it to average one
+        slice of all messages for the others (a mean "in shares", see the
+        package's docstring). None: every replica averages whole messages
+        itself.
 
     Returns:
       A tuple (arrays, weights, is_listed):
@@ -425,8 +428,8 @@ class ExchangeSession:
       - is_listed: whether this replica is one of them, as a bool array [].
 
       If no replica is listed, K is 1, and the arrays and the weight are zeros.
-      If the mean was made in shares, K is 1, the arrays are the mean, and the
-      weight is 1.
+      If the replicas have made the mean in shares (only possible with
+      `tables`), K is 1, the arrays are the mean, and the weight is 1.
     """
     turn = self._turn
     self._turn += 1

@@ -98,13 +98,15 @@ class SharedState(NamedTuple):
     """Returns how this state differs from that of another replica.
 
     Both states have the same `name`, so both replicas have averaged the same
-    messages, and their states should be equal up to rounding.
+    messages, and their states should be equal up to rounding. The tolerance
+    grows with the number of events of this fragment since both had the same
+    values: since the snapshot from which both began (`base`), or else since the
+    start of the run.
 
     Args:
       other: The state of another replica before the same event.
       event: Number of the event (exchange).
-      num_kinds: Number of fragments. Each event changes the state of one
-        fragment.
+      num_kinds: Number of fragments, P. The events take them in turn.
 
     Returns:
       The difference in words; "" if the states are equal up to rounding.

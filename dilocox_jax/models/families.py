@@ -388,8 +388,9 @@ def tensor_shape(
 ) -> tuple[int, ...]:
   """Returns the shape of the tensors that hold a leaf in a checkpoint.
 
-  A leaf of the blocks has the values of all layers. In a checkpoint each layer
-  has a tensor of its own.
+  In a checkpoint each layer has a tensor of its own, so a leaf of the blocks
+  loses its first axis. A kernel is transposed there, and the table of positions
+  has `Family.first_position` more rows in front.
 
   Args:
     path: Path of the leaf in the parameters of the built-in decoder.

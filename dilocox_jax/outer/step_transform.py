@@ -187,11 +187,14 @@ class _FragmentEvents:
     return jax.vmap(first_state)(indices)
 
   def _indices(self, members: list[int]) -> Any:
-    """Returns `FragmentView.index` of a group's fragments, stacked.
+    """Returns what `FragmentView.extract` needs to find a group's fragments.
 
     Args:
-      members: Numbers of the fragments. The index of a single fragment is not
-        stacked.
+      members: Numbers of the group's fragments.
+
+    Returns:
+      `FragmentView.index` of each fragment, stacked along a new first axis. The
+      index of a single fragment is returned as it is, and may be None.
     """
     indices: list[Any] = [self.view.index(fragment) for fragment in members]
     if len(indices) == 1:

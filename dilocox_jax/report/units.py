@@ -56,8 +56,8 @@ def time_unit(seconds: float | int) -> tuple[float, str]:
   return _TIMES[-1]
 
 
-def _three_digits(value: float | int) -> str:
-  """Formats a number below 1000 with three digits: "27.9"."""
+def _short(value: float | int) -> str:
+  """Formats a number with at most two decimals: "2.79", "27.9" or "279"."""
   if abs(value) >= 100:
     return f"{value:.0f}"
   if abs(value) >= 10:
@@ -74,7 +74,7 @@ def _divided(value: float | int, divisor: float) -> str:
   """
   if divisor == 1:
     return f"{value:.0f}"
-  return _three_digits(value / divisor)
+  return _short(value / divisor)
 
 
 def human_bytes(value: float | int) -> str:
@@ -164,10 +164,14 @@ def human_loss(value: float | int, error: float = math.nan) -> str:
 
 
 def human_ratio(value: float) -> str:
-  """Formats a ratio with three digits: "25.3x"; "-" for NaN and infinity."""
+  """Formats a ratio with at most two decimals: "2.53x", "25.3x" or "253x".
+
+  Args:
+    value: The ratio; "-" is returned for NaN and infinity.
+  """
   if not math.isfinite(value):
     return "-"
-  return f"{_three_digits(value)}x"
+  return f"{_short(value)}x"
 
 
 def human_missing(count: int, wanted: int) -> str:

@@ -242,10 +242,13 @@ class CollectedArray:
   """
 
   def __init__(self, array: jax.Array, collect: Callable[[], np.ndarray]):
-    """Stores the array. Nothing is fetched before numpy reads it.
+    """Stores the function that fetches the array, and the array's size.
+
+    Nothing is fetched before numpy reads this object.
 
     Args:
-      array: The array, whose parts several processes have.
+      array: The array, of which several processes have parts. Only its size is
+        read.
       collect: Function that fetches the parts and returns the whole array.
     """
     self.nbytes = array.nbytes
