@@ -26,7 +26,7 @@ def norm_filter(
   median of all replicas' norms that are finite and not 0. If the norm is too
   large, the wrapped aggregator gets NaN in place of the values, so it leaves
   the replica out of the mean. This replica's `Averaged.sent` and
-  `Averaged.retained` are then zeros.
+  `Averaged.retained` are then zeros, and `Averaged.is_left_out` is True.
 
   Wire: each replica sends the norm of its values, 4 bytes, to all others before
   the messages of the wrapped aggregator. All wait for the norms.
@@ -71,6 +71,7 @@ def norm_filter(
     return averaged._replace(
       sent=replace_if_left_out(averaged.sent, 0.0),
       retained=replace_if_left_out(averaged.retained, 0.0),
+      is_left_out=~is_counted,
     )
 
   return aggregator._replace(

@@ -216,6 +216,7 @@ class OuterStep:
       sent=averaged.sent,
       retained=retained,
       observed=dict(self.aggregator.observe(averaged.state)),
+      is_left_out=averaged.is_left_out,
     )
     return result, averaged.state
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.trees import Array, Tree
+from dilocox_jax.trees import Array, Boolean, Tree
 
 
 class ExchangeResult(NamedTuple):
@@ -28,6 +28,8 @@ class ExchangeResult(NamedTuple):
     retained: The part of `own` that was not sent and stays in the replica's
       parameters; None: nothing stays.
     observed: Arrays that the aggregator wants recorded, by name; None: none.
+    is_left_out: Whether a filter left this replica out of the mean
+      (`Averaged.is_left_out`); None: there is no filter.
   """
 
   mean: Tree
@@ -35,6 +37,7 @@ class ExchangeResult(NamedTuple):
   sent: Tree
   retained: Tree | None = None
   observed: Mapping[str, Array] | None = None
+  is_left_out: Boolean | None = None
 
 
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:

@@ -21,7 +21,7 @@ PARTS = 1024
 def stretch_ends(
   operations: Sequence[Operation], num_replicas: int
 ) -> tuple[int, ...]:
-  """Divides the inner steps of an exchange among the exchange's turns, by bytes.
+  """Divides the inner steps of an exchange among its turns, by bytes.
 
   A turn is the messages of an exchange that can be sent at the same time. A
   later turn needs the result of the turn before it. The inner steps run during

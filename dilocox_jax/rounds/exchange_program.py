@@ -42,6 +42,7 @@ def arrived_axes(outer: OuterStep) -> Arrived:
     sent=per_replica,
     retained=per_replica,
     observed=shared,
+    is_left_out=per_replica,
   )
   return result, outer.axes.exchange
 
