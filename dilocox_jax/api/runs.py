@@ -329,7 +329,9 @@ def train(
       another run, or if the run needs more memory than there is. The message is
       one line.
     BusyError: If another run is using the directory.
-    TrainingStoppedError: If a loss or a parameter is not finite.
+    TrainingStoppedError: If a loss, a gradient or a parameter is not finite, if
+      the replicas' copies of the outer state differ, or if a replica with a
+      mailbox cannot go on.
   """
   check_kind(
     isinstance(mailbox, MailboxAddress | None),

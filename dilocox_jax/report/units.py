@@ -66,7 +66,9 @@ def _short(value: float | int) -> str:
 
 
 def _divided(value: float | int, divisor: float) -> str:
-  """Formats a value in units of `divisor`: without decimals if that is 1.
+  """Formats a value in units of `divisor`.
+
+  There are no decimals if the divisor is 1, and otherwise at most two.
 
   Args:
     value: The value.
@@ -78,7 +80,7 @@ def _divided(value: float | int, divisor: float) -> str:
 
 
 def human_bytes(value: float | int) -> str:
-  """Formats bytes with three digits: "27.9 MB"; "-" for NaN and infinity."""
+  """Formats bytes: "279 B" or "27.9 MB"; "-" for NaN and infinity."""
   if not math.isfinite(value):
     return "-"
   divisor, unit = _scaled(value, _BYTES)
@@ -86,13 +88,13 @@ def human_bytes(value: float | int) -> str:
 
 
 def human_tokens(value: float | int) -> str:
-  """Formats tokens with three digits in powers of 1000: "1.23 M tokens"."""
+  """Formats tokens in powers of 1000: "279 tokens" or "1.23 M tokens"."""
   divisor, unit = tokens_unit(value)
   return f"{_divided(value, divisor)} {unit}"
 
 
 def human_time(seconds: float | int, error_s: float = math.nan) -> str:
-  """Formats a time with three digits: "18 s", "2.67 min" or "2,020 h".
+  """Formats a time: "18 s", "2.67 min" or "2,020 h".
 
   Args:
     seconds: The time; "-" is returned for NaN and infinity.
