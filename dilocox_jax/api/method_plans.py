@@ -278,8 +278,8 @@ def compare_methods(
 
   Args:
     config: Config with the model, the batch of a replica, and the settings of
-      the inner steps. The inner optimizer and its momentum follow from the
-      method, except by rule 1.
+      the inner steps. The rules also choose the inner optimizer and its
+      momentum.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
       If they state the duration of a step, this duration belongs to the layout

@@ -279,7 +279,8 @@ class OuterStep:
     The rule computes this correction (`ApplyRule.correct`). It stays as it was
     if this replica's pseudo-gradient is not in the mean, because its values
     were not finite or came too late. Then the result does not say how far the
-    replica is from the other replicas.
+    replica is from the other replicas. A replica that sent only zeros, as after
+    no inner step, is treated in the same way.
 
     Args:
       correction: The correction before, a tree like the fragment.
