@@ -345,6 +345,8 @@ def saved_outer_params(
 ) -> Tree:
   """Reads the outer parameters of a run's newest checkpoint onto one device.
 
+  If the run keeps an average of them, the average is read.
+
   Args:
     workdir: Directory of the run.
     overrides: Overrides that the caller passed to the run.
@@ -362,6 +364,8 @@ def saved_leaves(
   workdir: pathlib.Path, overrides: Overrides = NO_OVERRIDES
 ) -> dict[str, Any]:
   """Opens the outer parameters of a run's newest checkpoint.
+
+  If the run keeps an average of them, the average is opened.
 
   Args:
     workdir: Directory of the run, which trained a whole model of this package.
@@ -481,10 +485,10 @@ def _saved_outer(
     overrides: Overrides that the caller passed to the other run.
 
   Returns:
-    The outer parameters, and a list of the outer optimizer states of all
-    fragments. Instead of the list, None is returned if the run averaged
-    gradients when it was saved (`SharedState`), and for a rule that gives every
-    replica its own outer parameters.
+    The outer parameters (or their average, if the run keeps one), and a list of
+    the outer optimizer states of all fragments. Instead of the list, None is
+    returned if the run averaged gradients when it was saved (`SharedState`),
+    and for a rule that gives every replica its own outer parameters.
 
   Raises:
     RefusedError: If there is no undamaged checkpoint, or if it does not belong
