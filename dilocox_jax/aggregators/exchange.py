@@ -257,7 +257,8 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback, the codec's loss becomes the new residual. With
+    With error feedback, `feedback` times the codec's loss becomes the new
+    residual; it is zero if the corrected values are not finite. With
     `keep_unsent`, the loss is returned as `Averaged.retained` instead.
 
     Args:

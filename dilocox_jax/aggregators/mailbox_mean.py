@@ -64,7 +64,8 @@ def row_codec(encoder: Encoder) -> RowCodec | None:
     encoder: The encoder of a message.
 
   Returns:
-    The codec; None if there is none, e.g. for an encoder of the user.
+    The codec; None if there is none: the encoder sends only some values, or a
+    user has written it.
   """
   # A subclass may encode in another way, so `isinstance` would be wrong here.
   if type(encoder) is Float:
@@ -130,7 +131,8 @@ class MailboxMean(Collective):
   ) -> list[Operation]:
     """Returns the one operation by which a mailbox averages one message.
 
-    Its size has the encoded leaves and the header and signature of a message.
+    Its size is that of a whole message: encoded leaves, header and signature,
+    but no fingerprint.
 
     Args:
       encoder: Encoder of the leaves in the message.

@@ -76,7 +76,8 @@ class ReduceScatterMean(Collective):
   ) -> list[Operation]:
     """Returns an all-to-all of the slices and an all-gather of the means.
 
-    The means depend on the result of the all-to-all, so they have turn 1.
+    The means depend on the result of the all-to-all. So their turn, which is
+    the number of messages that they wait for, is 1.
 
     Args:
       encoder: Encoder of the leaves in the message.

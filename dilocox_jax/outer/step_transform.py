@@ -36,12 +36,13 @@ from dilocox_jax.trees import Array, Index, Tree, has_values
 
 
 class Moves(NamedTuple):
-  """What is added to a replica's parameters; each is a tree like them.
+  """What is added to a replica's parameters, as trees like the parameters.
 
   Attributes:
-    updates: Added to the parameters after this inner step.
-    correction: Added after this inner step and every later one, until it
-      changes (`ApplyRule.correct`). None: nothing is added.
+    updates: Added to the parameters after this inner step. They already contain
+      the correction of this step.
+    correction: Added after every later inner step, until it changes
+      (`ApplyRule.correct`). None: nothing is added.
   """
 
   updates: Tree
@@ -155,7 +156,9 @@ class _FragmentEvents:
       params: Parameters of one replica.
 
     Raises:
-      ValueError: If the fragments do not cover the tree.
+      ValueError: If the tree cannot be divided (`FragmentView.check`), or if
+        the outer optimizer keeps an average that is refused
+        (`outer.average.check_outermost`).
     """
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if jax.tree.leaves(params):
@@ -257,7 +260,9 @@ class _FragmentEvents:
   def _change(
     self, event: Callable, group: int, number: Index, operand: Operand
   ) -> Operand:
-    """Runs an event for one fragment of a group, whose states are stacked.
+    """Runs an event for one fragment of a group.
+
+    If the group has several fragments, their states are stacked.
 
     Args:
       event: Function (cut, moves, state of the fragment) -> (new moves, new
@@ -295,7 +300,8 @@ class _FragmentEvents:
     """Measures and sends a fragment, and may apply an older send of it.
 
     It applies one if tau is a multiple of H, as the fragment is then applied
-    after the same steps after which it is sent.
+    after the same steps after which it is sent. With tau = 0 this is the new
+    send itself.
 
     Args:
       params: Parameters before the inner step.

@@ -60,7 +60,10 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
       over the replica axis, which replicas of a mailbox do not have
       (`rounds.alone`).
     ReplicaStaleError: If the other replicas have deleted the messages of an
-      exchange that this replica has to apply. Call this function again.
+      exchange that this replica has to apply, or if this replica's state
+      differs from theirs (`Mailbox.exchange`). Call this function again.
+    StoppedError: If to call again would not help (`Mailbox.newest`,
+      `Mailbox.exchange`).
   """
   require(
     isinstance(rounds.runtime, MailboxRuntime),
@@ -86,8 +89,11 @@ def join(
 
   Raises:
     ReplicaStaleError: If the other replicas have deleted the messages of an
-      exchange that this replica has to apply. Call this function again, with a
+      exchange that this replica has to apply, or if this replica's state
+      differs from theirs (`Mailbox.exchange`). Call this function again, with a
       new first state.
+    StoppedError: If to call again would not help (`Mailbox.newest`,
+      `Mailbox.exchange`).
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
   client = rounds.runtime.client
@@ -184,8 +190,9 @@ def skip_windows(
 
   A replica that has fallen behind follows the other replicas in this way. It
   measures pseudo-gradients and applies means as in any window. If the other
-  replicas have averaged without its pseudo-gradient, this one is treated like a
-  message that came too late (`rounds.mailbox_runtime`).
+  replicas have already agreed on a mean without its pseudo-gradient, the
+  pseudo-gradient is treated like a message that came too late
+  (`rounds.mailbox_runtime`).
 
   Args:
     rounds: Rounds that exchange through a mailbox.
@@ -245,8 +252,8 @@ def _from_snapshot(
     state: The first state. Its inner optimizer and residuals stay.
     arrays: The snapshot: the leaves that all replicas share, of all fragments
       in order (`rounds.mailbox_runtime.shared_leaves`).
-    counts: Number of pseudo-gradients in flight of each fragment, [P]. In the
-      result they are zeros.
+    counts: Number of pseudo-gradients in flight of each fragment, [P]. The
+      result has so many, all of them zeros, because this replica has sent none.
 
   Returns:
     The state, whose parameters are the outer parameters of the snapshot.

@@ -201,8 +201,8 @@ class MailboxRuntime:
       The result of the exchange, and the aggregator's new state.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
-    turns = self._begin(due, take_fingerprint)
-    return self._exchange_rest(due, turns, ())
+    session = self._begin(due, take_fingerprint)
+    return self._exchange_rest(due, session, ())
 
   def _exchange_between_programs(
     self, due: Due, take_steps: Callable[[], InnerProgress]
@@ -227,13 +227,13 @@ class MailboxRuntime:
     assert result is None, "an exchange has at least one message"
 
     def take_first_turn() -> tuple[ExchangeSession, Message]:
-      turns = self._begin(due, take_fingerprint)
-      return turns, self._send(due, turns, leaving)
+      session = self._begin(due, take_fingerprint)
+      return session, self._send(due, session, leaving)
 
-    progress, (turns, message) = beside_steps(
+    progress, (session, message) = beside_steps(
       take_first_turn, take_steps, self._waiting
     )
-    return progress, self._exchange_rest(due, turns, (message,))
+    return progress, self._exchange_rest(due, session, (message,))
 
   def _dispatch_fingerprint(self, due: Due) -> Callable[[], Fingerprint]:
     """Lets the devices compute a fingerprint of a fragment's shared state.
@@ -263,13 +263,13 @@ class MailboxRuntime:
     return self.client.exchange(due.fragment, due.num_steps, take_fingerprint)
 
   def _exchange_rest(
-    self, due: Due, turns: ExchangeSession, arrived: tuple[Message, ...]
+    self, due: Due, session: ExchangeSession, arrived: tuple[Message, ...]
   ) -> Arrived:
     """Sends the remaining messages of an exchange, and computes its result.
 
     Args:
       due: The exchange.
-      turns: The session of the exchange, which sends and reads messages.
+      session: The session of the exchange, which sends and reads messages.
       arrived: What has been read after each message that was sent already.
 
     Returns:
@@ -277,14 +277,14 @@ class MailboxRuntime:
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
-      arrived = (*arrived, self._send(due, turns, leaving))
+      arrived = (*arrived, self._send(due, session, leaving))
       leaving, result = self._run_stage(due, arrived)
-    if turns.drops_all:
+    if session.drops_all:
       return self._without_own_part(*result)
     # The mean does not contain this replica's message. Error feedback and
     # `keep_unsent` send its values again later. Otherwise they must stay in
     # the replica's parameters.
-    if not turns.is_counted and not self.client.keeps:
+    if not session.is_counted and not self.client.keeps:
       return self._without_own_measurement(*result)
     return result
 
@@ -305,14 +305,14 @@ class MailboxRuntime:
     placed = self._replicas.place(arrived, None)
     return self._stage(due.state.exchange, rest, due.values, placed)
 
-  def _send(self, due: Due, turns: ExchangeSession, leaving: Any) -> Message:
+  def _send(self, due: Due, session: ExchangeSession, leaving: Any) -> Message:
     """Sends a message, and returns the messages that all replicas average.
 
     This function dispatches no program, so any thread may call it.
 
     Args:
       due: The exchange.
-      turns: The session of the exchange, which sends and reads messages.
+      session: The session of the exchange, which sends and reads messages.
       leaving: The `EncodedMessage` to send, and whether its values are finite.
         Their arrays have an axis of length 1 in front.
 
@@ -331,7 +331,7 @@ class MailboxRuntime:
         np.broadcast_to(np.zeros((), array.dtype), array.shape)
         for array in arrays
       ]
-    return turns.send(
+    return session.send(
       [np.asarray(array[0]) for array in arrays],
       is_finite=bool(jax.device_get(is_finite)[0]),
       shared=lambda: self._snapshot(due),
@@ -348,7 +348,7 @@ class MailboxRuntime:
     replica has already sent the same work, the work would count twice.
 
     Args:
-      result: The result of the exchange.
+      result: The `ExchangeResult`.
       exchange: State of the aggregator after the exchange.
 
     Returns:
@@ -366,8 +366,8 @@ class MailboxRuntime:
     it, so zero must be added.
 
     Args:
-      result: The result of the exchange, whose mean does not contain this
-        replica's message.
+      result: The `ExchangeResult`, whose mean does not contain this replica's
+        message.
       exchange: State of the aggregator after the exchange; returned unchanged.
 
     Returns:
@@ -381,7 +381,8 @@ class MailboxRuntime:
 
     It takes the aggregator's state, the rest of the fragment's state, the
     pseudo-gradient and the messages so far. It returns the next message and
-    None, or None and the result. The replica axis of each value has length 1.
+    None, or None and the result. Values that belong to single replicas have an
+    axis of length 1 in front.
     """
     rest = self._outer.axes._replace(exchange=None)
     arguments: Any = self._outer.axes.exchange, rest, 0, None

@@ -87,8 +87,9 @@ class RoundStates:
 
     Raises:
       ValueError: If the parameters have no values, a leaf is no array of real
-        floats (a step counter belongs into the state of the optimizer), or the
-        fragments do not fit the tree.
+        floats (a step counter belongs into the state of the optimizer), the
+        fragments do not fit the tree, or the outer optimizer keeps an average
+        that is refused (`outer.average.check_outermost`).
     """
     require(
       has_values(params),
@@ -376,15 +377,17 @@ class RoundStates:
   def rejoin(
     self, state: RoundState, returning: Sequence[int], source_replica: int
   ) -> RoundState:
-    """Lets replicas begin again from the outer parameters, as new ones would.
+    """Lets replicas begin again from the outer parameters.
 
-    They get a copy of another replica's inner optimizer state, no residual of
-    error feedback, and zeros for every pseudo-gradient in flight.
+    They get a copy of the source replica's inner optimizer state. Their
+    residual of error feedback, their correction and every pseudo-gradient that
+    they have in flight become zeros.
 
     Args:
       state: State of all replicas, whose memory is reused.
       returning: Indices of the replicas that begin again.
-      source_replica: Index of the replica whose optimizer state is copied.
+      source_replica: Index of the replica whose optimizer state is copied; it
+        may be one of them.
 
     Returns:
       The new state. The other replicas are as they were.
