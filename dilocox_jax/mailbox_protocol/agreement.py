@@ -82,9 +82,10 @@ class ReplicaStaleError(Exception):
   """Raised if a replica must begin again from the newest snapshot.
 
   A snapshot is the state that all replicas share before an event (exchange).
-  The replica then begins as a newcomer does: it drops its residual and its
-  exchanges in flight. The other replicas may have averaged its messages
-  already, so keeping these values could apply them twice.
+  The replica then begins as a newcomer does: it drops its residual (what its
+  codec has lost, and it holds back) and its exchanges in flight. The other
+  replicas may have averaged its messages already, so keeping these values could
+  apply them twice.
   """
 
 
@@ -177,7 +178,8 @@ class Memory:
     """Returns the median norms of the messages of earlier, similar turns.
 
     Similar turns are those of events of the same kind (fragment), with the same
-    number within the event.
+    number within the event. Their messages are cut into slices if those of this
+    turn are.
 
     Args:
       inbox: The messages of the turn that this replica has so far.
@@ -291,10 +293,11 @@ class Agreement:
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
-    signer: The signer of the run.
-    seats: The entries of replicas that joined or came back.
-    snapshots: The snapshots of the run.
-    rules: The rules of the exchange.
+    signer: Signs and verifies the objects of the run.
+    seats: Reads and takes seats: the entries with which replicas join the run
+      or come back.
+    snapshots: Reads and writes snapshots: the shared state before an event.
+    rules: The grace time, the quorum and the limits of norms and of the store.
     run_objects: The two objects that describe the run, by path. A waiting
       replica writes them again if they have vanished.
     memory: What this replica remembers of the events that were settled.
@@ -308,8 +311,8 @@ class Agreement:
       in the store at the first look of the last turn. Then this replica asks
       for every message in the next turn. Else it first lists the folder, if
       many messages are missing.
-    announced: At most one entry: an event, and the manifest of its first turn
-      that was already there when this replica announced itself.
+    announced: At most one entry: an event, and the manifest of its first turn,
+      if it was already there when this replica announced itself for the event.
     snapshot_bytes: Bytes of a snapshot of the shared state; 0 if this replica
       does not know them. It then proposes no snapshot, so no new interval (the
       events from one snapshot to the next), except at event 0.
@@ -399,8 +402,10 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets `inbox.expected` to the replicas whose messages the turn waits for.
 
-    If the turn was settled before the snapshot with which this replica began
-    (`Inbox.is_past`), nothing happens.
+    If most messages of the turn before were in the store at the first look, it
+    also assumes so for this turn, and sets `inbox.there`. If the turn was
+    settled before the snapshot with which this replica began (`Inbox.is_past`),
+    nothing happens.
 
     Args:
       inbox: The inbox of a turn, before this replica sends its message.
@@ -431,7 +436,8 @@ class Agreement:
       ReplicaStaleError: If the manifest names another predecessor than the one
         that this replica has followed, or if a newer snapshot appears while
         this replica waits.
-      StoppedError: If the other replicas send messages of another layout.
+      StoppedError: If the listed messages have arrays of other types or shapes
+        than this replica's.
     """
     agreed = self._decided(inbox)
     if agreed.listed and agreed.layout != inbox.layout:
@@ -846,6 +852,9 @@ class Agreement:
     - The interval has `rules.snapshot_every` events, and each replica has sent
       at least as many bytes in it as a snapshot has. The snapshot uses the same
       link as the messages, so it should not cost more than they do.
+
+    A replica that does not know the size of a snapshot only knows the first
+    reason.
 
     Args:
       inbox: The inbox of the turn. Only a first turn can begin an interval.

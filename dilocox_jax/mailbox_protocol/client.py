@@ -64,9 +64,10 @@ class MailboxClient:
     settled: Events whose list of messages was decided since the caller emptied
       this list. Each is a dict: "event" is the event's number, "members" the
       names of the replicas whose messages were averaged, "left_out" the reasons
-      why other messages were not, by replica, and "wrong_shares" how many wrong
-      shares of earlier events this replica has found meanwhile, by their
-      makers.
+      why other messages were not, by replica. If means are made in shares (each
+      replica averages one slice of all messages), "wrong_shares" counts the
+      wrong shares of earlier events that this replica has found meanwhile, by
+      the name of the replica that made them.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
     stop: Event that any thread may set to ask the run to stop.
@@ -224,6 +225,10 @@ class MailboxClient:
     Returns:
       The arrays of the snapshot; None if there is no snapshot. Then `event` is
       0, and the caller begins with the initial parameters.
+
+    Raises:
+      StoppedError: If the first events are deleted and no snapshot can be read,
+        or if the run was asked to stop (`_wait_for`).
     """
     snapshot = self._ask("newest")
     # Some exchanges may be in flight in the snapshot. This replica has sent
@@ -275,6 +280,9 @@ class MailboxClient:
       Whether this replica takes part. False if the other replicas have already
       settled the event of its first message. Then it must first apply more of
       their events, and try again.
+
+    Raises:
+      ReplicaStaleError: If the event of its first message was deleted.
     """
     if not self.announce(self.event + num_in_flight):
       return False
@@ -290,6 +298,9 @@ class MailboxClient:
     Returns:
       Whether this replica's message for the event may still count
       (`Mailbox.announce`).
+
+    Raises:
+      ReplicaStaleError: If the event was deleted.
     """
     return self._ask("announce", event)
 
@@ -320,7 +331,10 @@ class MailboxClient:
         (`signs`).
 
     Returns:
-      The exchange, which has sent nothing yet.
+      The session of the exchange, which has sent nothing yet.
+
+    Raises:
+      ReplicaStaleError: If the event was deleted.
     """
     event = self.event
     self.event += 1
@@ -430,6 +444,9 @@ class ExchangeSession:
       If no replica is listed, K is 1, and the arrays and the weight are zeros.
       If the replicas have made the mean in shares (only possible with
       `tables`), K is 1, the arrays are the mean, and the weight is 1.
+
+    Raises:
+      Exception: What `Mailbox.exchange` raises, and the errors of `_wait_for`.
     """
     turn = self._turn
     self._turn += 1

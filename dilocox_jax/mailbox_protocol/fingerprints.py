@@ -216,9 +216,10 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Estimates the relative distance of two states in each block, float64 [B].
 
-  The distance is divided by the larger norm of both states. It is 0 for a block
-  that is not finite in both states (both have diverged), and infinite for a
-  block that is finite in only one of them.
+  The distance is divided by the larger norm of both states. It counts as 0 if
+  it is tiny (`_SMALLEST_NORM`). It is 0 for a block that is not finite in both
+  states (both have diverged), and infinite for a block that is finite in only
+  one of them.
 
   Args:
     one: Rows of a state's fingerprint, float32 [B, 34].

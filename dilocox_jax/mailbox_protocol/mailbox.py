@@ -69,6 +69,8 @@ _MOST_DIFFERENCES = KEPT_SNAPSHOTS
 # one, nobody knows which of the two computes wrong results.
 _ENOUGH_ACCUSERS = 2
 _LONGEST_START_PAUSE_S = 60.0
+# Returns the first event whose result the shared state does not have yet, and
+# the arrays of the shared state.
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
 
@@ -94,8 +96,9 @@ class Exchanged(NamedTuple):
       shapes; None if the mean was not made in shares. The caller then averages
       `messages`.
     wrong_shares: Shares of earlier means that this replica has found to be
-      wrong since the turn before. For each: the event, the number of the share,
-      and the name of the replica that should make it.
+      wrong since the turn before. A share is the mean of one slice of all
+      messages. For each: the event, the number of the share, and the name of
+      the replica that should make it.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -129,9 +132,10 @@ class Mailbox:
   values back and adds them to its next message (see `Exchanged`).
 
   Attributes:
-    beside: Function that is called with a function that writes a snapshot or
-      checks a share. It must call that function at once, as the default does,
-      or in a thread, so that messages do not wait for it.
+    beside: Function that gets a task and runs it: at once, as the default does,
+      or in a thread, so that messages do not wait for it. A task is a function
+      without arguments that writes a snapshot, checks another replica's share
+      of a mean, or reads the results of such checks.
   """
 
   def __init__(
@@ -510,10 +514,13 @@ class Mailbox:
 
     Raises:
       ReplicaStaleError: If this replica must begin again with `newest`: the
-        event was deleted, the others have gone on without it, or its shared
-        state or its list of messages differs from that of most others.
+        event was deleted, the others have gone on without it, its shared state
+        or its list of messages differs from that of most others, or two
+        different states are equally frequent.
       StoppedError: If beginning again would not help: its shared state keeps
-        differing, or `rules.store_bytes` is too low.
+        differing, its messages have other types or shapes than the listed ones,
+        two other replicas have found wrong shares that it made, or
+        `rules.store_bytes` is too low.
       ValueError: If an event was skipped, or if `tables` is None and the others
         make the mean in shares.
     """
@@ -897,8 +904,9 @@ class Mailbox:
         none.
 
     Raises:
-      ReplicaStaleError: If the states differ, or if two different states were
-        equally frequent among the senders.
+      ReplicaStaleError: If the states differ, or if this replica has sent a
+        message and two different states were equally frequent among the
+        senders.
       StoppedError: If they have differed too often.
     """
     if agreed.is_split:

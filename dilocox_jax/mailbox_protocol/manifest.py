@@ -16,8 +16,9 @@ count toward the usual norm.
 
 A message with more than `max_norm_ratio` times the usual norm is left out. A
 smaller message, whose norm is r > 1 times the usual norm, is averaged with less
-weight: 1 / r^2 of its own weight. So the influence of a wrong message falls as
-its size grows, where a mean with equal weights would diverge. For example, one
+weight: 1 / r^2 of its own weight. (If `full_weight_ratio` is f, r is relative
+to f times the usual norm.) So the influence of a wrong message falls as its
+size grows, where a mean with equal weights would diverge. For example, one
 of three replicas sends its values times -2. The mean is then
 (1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of the right one, instead of 0.
 
@@ -294,8 +295,9 @@ def weight_factors(
       the usual norm (`usual_norm`).
 
   Returns:
-    The factor by replica. It is at most 1. It is 1 for all messages if there is
-    no usual norm.
+    The factor by replica: min(1, full_ratio * usual / norm), squared if at
+    least three norms are not 0. It is 1 for a norm of 0, and for all messages
+    if there is no usual norm.
   """
   usual = usual_norm(norms.values(), accepted)
   if usual is None:

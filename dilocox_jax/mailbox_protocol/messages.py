@@ -87,7 +87,8 @@ FEW = 3
 # Bytes of the header, which comes before the fingerprint and the arrays.
 HEADER_BYTES = _HEADER.size
 
-Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
+# Type and shape of an array. (The kind of an event is another thing.)
+Kind = tuple[np.dtype, tuple[int, ...]]
 
 
 def seat_path(index: int) -> str:
@@ -529,7 +530,7 @@ class Inbox:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
     Does nothing if the message is missing or not signed, or if it has another
-    layout, or a negative or infinite weight.
+    size or layout, or a weight that is negative or not finite.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)

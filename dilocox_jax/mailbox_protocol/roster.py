@@ -77,11 +77,14 @@ class MailboxRules:
   Attributes:
     replicas: Number of replicas that the first event waits for, up to the grace
       time.
-    quorum: Least number of messages with which an event is settled.
+    quorum: Least number of messages with which an event is settled. It holds
+      for the first message of each replica in an event; if a codec sends more,
+      these may be fewer.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
     snapshot_every: Least number of events between two snapshots of the shared
-      state. If `store_bytes` is too low for that, snapshots are more frequent.
+      state. There are more if each replica has not yet sent as many bytes as a
+      snapshot has, and fewer if `store_bytes` is too low.
     store_bytes: Largest number of bytes of all objects in the store; None: the
       limit follows from the size of a snapshot and the number of replicas, and
       is at least 1 GB (see `mailbox_protocol.store_size`).
@@ -168,7 +171,7 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
 def run_terms(
   config: Mapping[str, Any], text_digest: str, rules: MailboxRules
 ) -> dict[str, Any]:
-  """Returns the values that must be equal in all replicas, as `run.json` has.
+  """Returns the values that must be equal in all replicas, for `run.json`.
 
   Args:
     config: All settings that a run's result depends on, as nested mappings with
@@ -223,7 +226,9 @@ def join_run(
 
   Raises:
     RunMismatchError: If `terms` differ from those of the run, if the run has
-      another secret, or if both objects are lost while the store has events.
+      another secret, if both objects are lost while the store has events, or if
+      the two objects are of different runs and it is not clear which one the
+      events belong to.
   """
   signer = Signer(secret, "")
   stored = _read_run(store)
@@ -387,6 +392,9 @@ def checked_name(replica: str) -> str:
 @dataclasses.dataclass(frozen=True)
 class Roster:
   """The replicas that take part in a run after an event (exchange).
+
+  A replica creates a seat (an object that names it) when it joins the run, and
+  another one each time that it comes back.
 
   Attributes:
     seats: Names of all replicas that ever took a seat, in the order of their

@@ -127,8 +127,8 @@ class Share(NamedTuple):
     has_residual: Whether a residual of an earlier share was added to the mean
       before it was encoded.
     loss: What encoding has lost, as tables of encoded rows, which is the new
-      residual. None: this replica has read the share, so it does not know the
-      residual.
+      residual; [] if shares have no residual (`Tables.has_residual`). None:
+      this replica has read the share, so it does not know the residual.
   """
 
   data: Data

@@ -26,9 +26,11 @@ from typing import NamedTuple
 
 from dilocox_jax.checks import require
 
+# The numbers of the list above.
 MOST_SNAPSHOTS = 5
 MOST_INTERVALS = 6
 OTHER_BYTES = 2_000_000
+# For a small model, a tighter limit would only make snapshots more frequent.
 LEAST_DEFAULT_BYTES = 1_000_000_000
 
 

@@ -313,12 +313,18 @@ class Rounds:
     pairs = list(zip(windows, by_window, strict=True))
     if self.runtime.splits_windows:
       # A window becomes up to three: its inner steps, its apply and its send.
-      pairs = [(part, taking) for each, taking in pairs for part in each.parts]
+      pairs = [
+        (part, window_participation)
+        for window, window_participation in pairs
+        for part in window.parts
+      ]
     fragments = list(state.fragments)
     drifts = []
-    for window, taking in pairs:
-      given = self._window_input(window, taking, progress, batches, fragments)
-      kind = self.kind(window, taking)
+    for window, window_participation in pairs:
+      given = self._window_input(
+        window, window_participation, progress, batches, fragments
+      )
+      kind = self.kind(window, window_participation)
       if one_at_a_time:
         jax.block_until_ready(given)
       progress, applied, sent, drift = self._run_window(
