@@ -96,11 +96,11 @@ def exchange(
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
   Differs: a replica whose values are not finite loses its residual. If it also
-  rounds the mean of a slice in this exchange, no replica makes up for this
-  rounding. 1-bit Adam keeps the loss from rounding the mean of a slice in an
-  array of its own. Here it goes into the residual of the replica that has
-  rounded the mean. That part of its residual is otherwise zero, because the
-  replica sends its own values of this slice to no other one.
+  rounds the mean of one slice of all values in this exchange (reduce-scatter),
+  no replica makes up for this rounding. 1-bit Adam keeps the loss from rounding
+  the mean of a slice in an array of its own. Here it goes into the residual of
+  the replica that has rounded the mean. That part of its residual is otherwise
+  zero, because the replica sends its own values of this slice to no other one.
 
   Args:
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".

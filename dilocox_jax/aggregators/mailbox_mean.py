@@ -112,13 +112,14 @@ class MailboxMean(Collective):
 
   Unlike the other collectives it sends nothing itself. The caller writes and
   reads the messages (`reduce`).
+
+  A mean may be made in *shares*: each replica averages one slice of all
+  messages, and reads the other slices of the mean. What the encoding of such a
+  slice of the mean has lost is its *residual*.
   """
 
   def __init__(self, shares: str = "auto"):
     """Stores when means are made in shares.
-
-    In shares means that each replica averages one slice of all messages, and
-    reads the other slices of the mean.
 
     Args:
       shares: "on", "off" or "auto", which decides by the codec and the number
@@ -132,7 +133,7 @@ class MailboxMean(Collective):
     """Returns the one operation by which a mailbox averages one message.
 
     Its size is that of a whole message: encoded leaves, header and signature,
-    but no fingerprint.
+    without the sums by which replicas compare their states.
 
     Args:
       encoder: Encoder of the leaves in the message.

@@ -100,8 +100,10 @@ class Memory:
   An event consists of *turns*: with a low-rank codec each replica sends two
   messages one after the other, so there are two turns. The *manifest* of a turn
   lists the messages that all replicas average. A turn is *settled* once it has
-  a manifest. An *interval* is the events from one due snapshot to the next one.
-  Events have the same *kind* if their messages have the same size; the kind is
+  a manifest. An *interval* is the events from one due snapshot (the state that
+  all replicas share before an event) to the next one. A mean is made in
+  *shares* if each replica averages one slice of all messages. Events have the
+  same *kind* if their messages have the same size; the kind is
   the number of the fragment, for example.
 
   Attributes:
@@ -289,7 +291,10 @@ class Agreement:
 
   The manifest of a turn lists the messages that all replicas average. An event
   (exchange) has one turn for each message that a replica sends in it. A turn is
-  settled once it has a manifest.
+  settled once it has a manifest. The shared state is the outer parameters and
+  the outer optimizer, a snapshot is this state before an event, and an interval
+  is the events from one snapshot to the next one. A share is the mean of one
+  slice of all messages, and its residual is what encoding it has lost.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.

@@ -47,6 +47,10 @@ class MailboxClient:
   clients get the same calls in the same order. Only process 0 has a mailbox.
   The others get its answers (`replica_processes`).
 
+  An event is one exchange. It is settled once the list of the messages that it
+  averages is decided. A snapshot is the shared state before an event: the outer
+  parameters and the outer optimizer, which are equal in all replicas.
+
   Attributes:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
       argument `config`: the values that must be equal in all replicas.
@@ -326,9 +330,9 @@ class MailboxClient:
         one kind are compared.
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
-      take_fingerprint: Returns the fingerprint of the shared state that this
-        kind of exchange changes, computed with the signs of this event
-        (`signs`).
+      take_fingerprint: Returns the fingerprint (a few random sums) of the part
+        of the shared state that an exchange of this fragment changes, computed
+        with the signs of this event (`signs`).
 
     Returns:
       The session of the exchange, which has sent nothing yet.
@@ -426,7 +430,8 @@ class ExchangeSession:
       is_finite: Whether this replica's values are finite. If not, the message
         has the weight 0: it is left out of the mean, but the others need not
         wait for it.
-      shared: Returns the arrays of the shared state, for a snapshot.
+      shared: Returns the arrays of the state that all replicas share, in case
+        this replica has to write it into the store.
       tables: How the arrays are encoded. A replica needs it to average one
         slice of all messages for the others (a mean "in shares", see the
         package's docstring). None: every replica averages whole messages

@@ -5,7 +5,9 @@ common state. Its *name* is the digest of the last manifest whose average is in
 it. Replicas with the same name have applied the same lists of messages, so
 their states should differ only by rounding. A fingerprint (a few random sums)
 shows whether they differ by more, because of bad memory or of another
-computation. `reference.fingerprint` explains the sums.
+computation. `reference.fingerprint` explains the sums. A manifest is the list
+of the messages that all replicas average in a turn of an event (exchange), and
+a snapshot is a shared state in the store, with which a replica may begin.
 
 Two states may differ, relative to the norm of each block of values, by
 

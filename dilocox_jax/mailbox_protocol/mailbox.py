@@ -131,6 +131,16 @@ class Mailbox:
   message came too late, or did not carry all values, the replica holds the
   values back and adds them to its next message (see `Exchanged`).
 
+  Words of the methods (the package's docstring has more):
+
+  - *Turn*: the number of a message within an event. Most codecs need one.
+  - *Settled*: an event or turn whose manifest (list of messages) is written.
+  - *Shared state*: the outer parameters, the outer optimizer and the codec's
+    common state, which should be equal in all replicas. A *fingerprint* is a
+    few random sums of it. A *snapshot* is the state before an event, as objects
+    in the store. An *interval* is the events from one snapshot to the next.
+  - *Share*: the mean of one slice of all messages, which one replica makes.
+
   Attributes:
     beside: Function that gets a task and runs it: at once, as the default does,
       or in a thread, so that messages do not wait for it. A task is a function

@@ -54,8 +54,8 @@ class Listed(NamedTuple):
     digest: First 32 bytes of the message, which sign it, as hexadecimal digits.
     weight: Weight of the message in the mean. It is lower than the weight that
       the sender gave if the norm is too large.
-    norm: Euclidean norm of the message (`norm_of`, or what the sender of a
-      message in slices declared).
+    norm: Euclidean norm of the message: `norm_of`, or what the sender declared
+      if messages are cut into slices (`Message.norm`).
   """
 
   replica: str
@@ -79,12 +79,14 @@ class Manifest:
     left_out: For each replica whose message was in the store and is not
       averaged, the reason, e.g. "its values are not finite".
     roster: The replicas that take part after this event.
-    is_split: Whether two shared states were equally frequent among the senders
-      (`votes`). All senders must then take the newest snapshot.
+    is_split: Whether two different shared states (outer parameters and outer
+      optimizer) were equally frequent among the senders (`votes`). All senders
+      must then take the newest snapshot.
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
-    num_slices: Number of slices into which the messages are cut, S, if the mean
-      is made in shares; 0: each replica averages the messages itself.
+    num_slices: Number of slices into which the messages are cut, S, if each
+      replica averages one slice of all messages and reads the other slices of
+      the mean; 0: each replica averages the messages itself.
     layout: Digest of types and shapes of the messages (`Inbox.layout`).
   """
 
@@ -143,9 +145,10 @@ def make_manifest(
 ) -> Manifest:
   """Returns the manifest that lists the messages to average in a turn.
 
-  A message is left out if its sender has another shared state (`votes`), if its
-  values are not finite, or if its norm is too large. A message with a large
-  norm gets a lower weight (the module's docstring has the formula).
+  A message is left out if its sender has other outer parameters or another
+  outer optimizer's state than most senders have (`votes`), if its values are
+  not finite, or if its norm is too large. A message with a large norm gets a
+  lower weight (the module's docstring has the formula).
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.

@@ -9,8 +9,10 @@ A replica that joins a run, or comes back to it, takes the next free *seat*: an
 object that is created once. The seat holds the number of the event (exchange)
 from which the replica takes part. A replica that did not send its message in
 time counts as *away* since that event. Nobody waits for it until it takes a new
-seat with a later event. Seats are numbered. So one request for the next number
-shows whether any replica has joined, however many replicas are away.
+seat with a later event. An event is *settled* once its manifest is written: the
+list of the messages that it averages. Seats are numbered. So one request for
+the next number shows whether any replica has joined, however many replicas are
+away.
 """
 
 import dataclasses

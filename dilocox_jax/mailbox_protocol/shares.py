@@ -4,8 +4,10 @@ If every replica read all messages, the bytes that it reads would grow with the
 number of replicas. With shares they do not. Messages are cut into slices. A
 replica reads one slice of each message, averages the slices, and writes the
 result: its *share* of the mean. Then it reads the shares of the others.
-`reference.shares` says how a share is computed. The requests of a turn, one
-after the other:
+`reference.shares` says how a share is computed. A message consists of *tables*:
+the encoded rows of one width. A turn is one message of each replica in an event
+(exchange), and events of the same fragment have the same kind. The requests of
+a turn, one after the other:
 
     create the message
     read one slice of each of the other messages

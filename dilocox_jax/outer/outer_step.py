@@ -134,7 +134,7 @@ class OuterStep:
     return FragmentState(shared, shared, self.aggregator.axes, per_replica)
 
   def init(self, params: Tree) -> FragmentState:
-    """Returns the first state of a fragment, with nothing in flight.
+    """Returns the first state of a fragment, of which nothing was sent yet.
 
     Args:
       params: Parameters of the fragment.
@@ -316,7 +316,7 @@ def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
   """Scales a pseudo-gradient by a weight; a weight of 0 makes it NaN.
 
   NaN leaves a replica out: every aggregator excludes a replica with values that
-  are not finite from the mean, and clears its residual.
+  are not finite from the mean, and sets its residual of error feedback to zero.
 
   Args:
     pseudo_gradient: Pseudo-gradient of one replica.

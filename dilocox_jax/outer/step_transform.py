@@ -234,7 +234,7 @@ class _FragmentEvents:
   def _switch(
     self, number: Index, event: Callable, operand: Operand
   ) -> Operand:
-    """Runs an event for the fragment of a traced number, with `lax.switch`.
+    """Sends or applies the fragment of a traced number, with `lax.switch`.
 
     Args:
       number: Number of the fragment (traced); -1: nothing happens.
@@ -260,7 +260,7 @@ class _FragmentEvents:
   def _change(
     self, event: Callable, group: int, number: Index, operand: Operand
   ) -> Operand:
-    """Runs an event for one fragment of a group.
+    """Runs an event (a send or an apply) for one fragment of a group.
 
     If the group has several fragments, their states are stacked.
 

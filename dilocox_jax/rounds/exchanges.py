@@ -163,10 +163,11 @@ def mailbox(
   on machines anywhere. `make_rounds` joins the run there.
 
   Wire: a message has 120 bytes (an authentication code and a header), a code of
-  32 bytes for each MiB or part of one, a fingerprint of 136 bytes for each 2^20
-  values of the state, and then the arrays of the codec. If messages are cut
-  into slices (`MailboxRules.shares`), each slice has 160 bytes and the
-  fingerprint instead.
+  32 bytes for each MiB or part of one, 136 bytes of random sums for each 2^20
+  values of the state, by which replicas compare their states, and then the
+  arrays of the codec. If messages are cut into slices, so that each replica
+  averages one slice (`MailboxRules.shares`), each slice has 160 bytes and the
+  random sums instead.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of

@@ -3,10 +3,11 @@
 The replicas of such a run are separate programs, which exchange through a
 folder or a bucket. An *event* is one exchange of the run's schedule; events are
 numbered from 0. An event is *settled* when the replicas have agreed on the
-messages that it averages. The newcomer loads the newest snapshot of the state
-that all replicas share. Then it applies the settled events since the snapshot,
-without inner steps, until its own next measurement comes early enough to be
-averaged.
+messages that it averages. A *window* is some inner steps with a send or an
+apply of a fragment after them. The newcomer loads the newest snapshot of the
+state that all replicas share. Then it applies the settled events since the
+snapshot, without inner steps, until its own next measurement comes early enough
+to be averaged.
 
 For example, take P = 1 fragment and H = tau = 4 steps. Event k applies after
 step 4 k + 8 what was measured after step 4 k + 4. There is a snapshot before
@@ -249,7 +250,8 @@ def _from_snapshot(
 
   Args:
     rounds: Rounds that exchange through a mailbox.
-    state: The first state. Its inner optimizer and residuals stay.
+    state: The first state. Its inner optimizer stays, and so does what error
+      feedback holds back, which is zeros.
     arrays: The snapshot: the leaves that all replicas share, of all fragments
       in order (`rounds.mailbox_runtime.shared_leaves`).
     counts: Number of pseudo-gradients in flight of each fragment, [P]. The

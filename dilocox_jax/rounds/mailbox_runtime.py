@@ -236,10 +236,10 @@ class MailboxRuntime:
     return progress, self._exchange_rest(due, session, (message,))
 
   def _dispatch_fingerprint(self, due: Due) -> Callable[[], Fingerprint]:
-    """Lets the devices compute a fingerprint of a fragment's shared state.
+    """Lets the devices compute a fingerprint of a fragment's state.
 
-    A fingerprint is a few random sums, by which replicas find out whether they
-    still agree.
+    A fingerprint is a few random sums of the leaves that all replicas share, by
+    which replicas find out whether they still agree.
 
     Args:
       due: The exchange of the fragment.
@@ -257,8 +257,8 @@ class MailboxRuntime:
 
     Args:
       due: The exchange.
-      take_fingerprint: Function that returns the fingerprint of the shared
-        state of the fragment.
+      take_fingerprint: Function that returns the fingerprint of the fragment's
+        state (`_dispatch_fingerprint`).
     """
     return self.client.exchange(due.fragment, due.num_steps, take_fingerprint)
 

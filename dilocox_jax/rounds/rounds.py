@@ -73,6 +73,11 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 class Rounds:
   """Runs the rounds of a method for all replicas: inner and outer steps.
 
+  A round is a row of windows: some inner steps each, then at most one apply and
+  one send of a fragment. Windows of the same *kind* (`WindowKind`) differ only
+  in data, and run the same compiled program. If the apply rule has a
+  *correction*, it is added to a replica's parameters after each inner step.
+
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of the parameters.

@@ -30,7 +30,8 @@ class WindowWork(NamedTuple):
   Attributes:
     window: The inner steps up to the next events, and these events: an apply, a
       send or both (`sync_schedule.Window`).
-    kind: The properties for which the window's program is compiled.
+    kind: The properties for which the window's program is compiled; windows
+      with equal properties run the same program.
     given: Arguments of the window's program.
     fragments: States of all fragments before the window.
     take_steps: Function that takes the window's inner steps in a program of

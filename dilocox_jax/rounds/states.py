@@ -52,6 +52,10 @@ class RoundState(NamedTuple):
 class RoundStates:
   """Makes and changes the states of all replicas.
 
+  A pseudo-gradient is *in flight* from its send until its mean is applied. A
+  *correction* is added to a replica's parameters after each inner step, if the
+  apply rule has one.
+
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of the parameters.

@@ -20,6 +20,10 @@ steps 5 to 8 run. After step 8 the replica measures a new pseudo-gradient and
 applies the mean of step 4. The new pseudo-gradient is then in flight. With
 tau = 0 the replica measures after step 8, exchanges this measurement at once,
 waits for the result and applies it.
+
+Fragments of equal shapes are a *group*, and share a program. It gets the index
+of the fragment in its group as data (`outer.fragment_view`). If the apply rule
+has a *correction*, it is added to the parameters after each inner step.
 """
 
 import dataclasses
