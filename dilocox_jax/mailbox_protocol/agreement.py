@@ -274,9 +274,9 @@ class Memory:
 def _norms_key(inbox: Inbox) -> str:
   """Returns the key in `Memory.accepted` for the norms of a turn's messages.
 
-  A message in slices declares the norm of its decoded values. The norm of any
-  other message is computed from its encoded floating-point arrays. The two are
-  not comparable, so they have different keys.
+  A message that is cut into slices declares the norm of its decoded values. The
+  norm of any other message is computed from its encoded floating-point arrays.
+  The two are not comparable, so they have different keys.
 
   Args:
     inbox: The messages of the turn that this replica has so far.

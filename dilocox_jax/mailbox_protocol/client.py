@@ -63,7 +63,8 @@ class MailboxClient:
       if a message comes too late.
     grace_s: Grace time of the run's rules, in seconds.
     name: Name of this replica.
-    processes: The processes of this replica.
+    processes: Calls process 0 of this replica, and brings the results to its
+      other processes.
     event: Number of the next exchange.
     settled: Events whose list of messages was decided since the caller emptied
       this list. Each is a dict: "event" is the event's number, "members" the

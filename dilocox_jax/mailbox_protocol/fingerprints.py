@@ -41,7 +41,7 @@ from dilocox_jax.reference.fingerprint import (
 
 EXACT_DIGEST_BYTES = 8
 _ROW_BYTES = 4 * ROW_VALUES
-_ROUNDING_IN_RESULTS = 63 * 2.0**-24
+_ROUNDING_IN_RESULTS = 63 * 2.0**-24  # See the module's docstring.
 # Differences with a smaller norm than this are ignored: some devices round the
 # smallest numbers to zero, and squares of such numbers are zero.
 _SMALLEST_NORM = 2.0**-62

@@ -68,7 +68,7 @@ _MOST_DIFFERENCES = KEPT_SNAPSHOTS
 # A replica ends if so many others have found wrong shares of it. If it is only
 # one, nobody knows which of the two computes wrong results.
 _ENOUGH_ACCUSERS = 2
-_LONGEST_START_PAUSE_S = 60.0
+_LONGEST_START_PAUSE_S = 60.0  # Of `Mailbox._pause_before_start`.
 # Returns the first event whose result the shared state does not have yet, and
 # the arrays of the shared state.
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]

@@ -285,8 +285,8 @@ class Message(NamedTuple):
       finite.
     arrays: The arrays that are averaged. Empty if the message is cut into
       slices and only one slice was read (`sliced.py`).
-    state: Name of the sender's shared state, and its fingerprint (a few random
-      sums).
+    state: Name of the sender's shared state (outer parameters and outer
+      optimizer), and its fingerprint (a few random sums).
     norm: Euclidean norm of the decoded values, as the sender declares it. Only
       messages that are cut into slices have it; None: the norm is computed from
       `arrays`.
@@ -315,7 +315,7 @@ class Inbox:
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
-    signer: The signer of the run.
+    signer: Signs and verifies the objects of the run.
     event: Number of the event (exchange).
     turn: Number of the turn: of the message within the event, from 0.
     like: Arrays with the types and shapes of every message of this turn. Their

@@ -518,7 +518,7 @@ class Seats:
 
     Args:
       store: The folder or bucket, as a `RetryingStore`.
-      signer: The signer of the run.
+      signer: Signs and verifies the objects of the run.
       name: Name of this replica.
     """
     self._store = store

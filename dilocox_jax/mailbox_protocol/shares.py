@@ -149,7 +149,7 @@ class Shares:
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
-    signer: The signer of the run.
+    signer: Signs and verifies the objects of the run.
     inbox: The messages of the turn that this replica has so far.
     agreed: The manifest of the turn, which lists at least one message.
     name: Name of this replica.
@@ -209,8 +209,9 @@ class Shares:
   def reads_for_comparison(self) -> list[Callable[[], None]]:
     """Returns functions that read a slice of the first listed message.
 
-    A replica whose own message is not listed compares its shared state with the
-    fingerprint in this slice. If its message is listed, the list is empty.
+    A replica whose own message is not listed compares its outer parameters and
+    outer optimizer with the fingerprint (a few random sums) in this slice. If
+    its message is listed, the list is empty.
     """
     if self.name in self.agreed.names:
       return []

@@ -101,7 +101,7 @@ class Snapshots:
     Args:
       store: The store, as a `RetryingStore` or, for calls that must not wait
         for a store that is away, as a `Store`.
-      signer: The signer of the run.
+      signer: Signs and verifies the objects of the run.
     """
     self._store = store
     self._signer = signer

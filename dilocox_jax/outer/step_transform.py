@@ -74,8 +74,9 @@ def pseudo_gradient_steps(
     if it does not get the parameters, or is not mapped.
 
   Raises:
-    ValueError: If no table can say which fragment the schedule sends and
-      applies after each inner step (`outer.event_tables`).
+    ValueError: If the schedule's rounds never become alike, or only after about
+      a million steps, or if it sends or applies more than one fragment after an
+      inner step (`outer.event_tables`).
   """
   inner = optax.with_extra_args_support(inner)
   fragment_events = _FragmentEvents(outer, view)
@@ -216,7 +217,8 @@ class _FragmentEvents:
     Args:
       step: Number of inner steps done, including this one.
       params: Parameters before the inner step.
-      moves: The inner optimizer's updates, and the correction.
+      moves: The inner optimizer's updates, and the correction that the apply
+        rule adds after each inner step.
       fragments: States of all groups of fragments.
 
     Returns:
@@ -309,7 +311,7 @@ class _FragmentEvents:
         scalar). Otherwise it is still the zeros of the first state.
       cut: The fragment, as its group and its index in the group.
       moves: What is added to `params` so far.
-      state: State of the fragment.
+      state: `FragmentState` of the fragment.
 
     Returns:
       What is added to `params` now, and the new state of the fragment.
@@ -346,7 +348,7 @@ class _FragmentEvents:
       params: Parameters before the inner step.
       cut: The fragment, as its group and its index in the group.
       moves: What is added to `params` so far.
-      state: State of the fragment.
+      state: `FragmentState` of the fragment.
 
     Returns:
       What is added to `params` now, and the new state of the fragment.

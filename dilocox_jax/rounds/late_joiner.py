@@ -146,7 +146,7 @@ class _Walk:
     """Begins at the first window.
 
     Args:
-      schedule: The schedule.
+      schedule: Says after which inner steps fragments are sent and applied.
       num_fragments: Number of fragments of the schedule, P.
       last_step: Last inner step of the run; None: the run has no end.
     """
@@ -224,7 +224,7 @@ def _windows_with_events(
   A window is some inner steps with a send or an apply of a fragment after them.
 
   Args:
-    schedule: The schedule.
+    schedule: Says after which inner steps fragments are sent and applied.
     last_step: Last inner step of the run; None: the run has no end.
   """
   last_event_step = 0

@@ -81,7 +81,8 @@ class MailboxRuntime:
     reuses_states: False, because a snapshot of the states may be written while
       later programs run.
     waits_for_exchanges: True, because the host waits for the messages.
-    client: The client of the mailbox. It also counts the exchanges so far.
+    client: Sends this replica's messages, and returns those that all replicas
+      average. It also counts the exchanges so far.
   """
 
   reuses_states = False
