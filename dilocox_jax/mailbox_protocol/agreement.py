@@ -103,8 +103,8 @@ class Memory:
   a manifest. An *interval* is the events from one due snapshot (the state that
   all replicas share before an event) to the next one. A mean is made in
   *shares* if each replica averages one slice of all messages. Events have the
-  same *kind* if their messages have the same size; the kind is
-  the number of the fragment, for example.
+  same *kind* if their messages have the same size; the kind is the number of
+  the fragment, for example.
 
   Attributes:
     event: Number of the next event.
@@ -112,12 +112,13 @@ class Memory:
       "" before the first event.
     roster: The replicas that take part, according to that manifest.
     accepted: The median norm of the listed messages of each of the last
-      `NUM_REMEMBERED` turns, the oldest first. The key is "KIND.TURN", or
-      "KIND.TURN.slices" if messages are cut into slices.
+      `NUM_REMEMBERED` turns, the oldest first. Norms of 0 do not count. The key
+      is "KIND.TURN", or "KIND.TURN.slices" if messages are cut into slices.
     starts: First event of each of the newest intervals, the oldest first.
     sent: Bytes of the messages that one replica has sent in this interval.
-    stored: Bytes of all messages and manifests of this interval.
-    stored_in_event: Bytes of the messages and manifests of the newest event.
+    stored: Bytes of all messages, shares and manifests of this interval.
+    stored_in_event: Bytes of the messages, shares and manifests of the newest
+      event.
     largest_event: Largest `stored_in_event` so far.
     was_split: Whether, at an event of this interval, two different shared
       states were equally frequent among the senders (`votes`).
@@ -223,8 +224,9 @@ class Memory:
     """Returns a copy of the memory to which a settled turn was added.
 
     A settled turn has a manifest, which lists the messages that all replicas
-    average. After the first turn of an event, `event` is the next event and
-    `roster` is the manifest's. Later turns only change norms and sizes.
+    average. After the first turn of an event, `event` is the next event, and
+    `before` and `roster` are the manifest's digest and roster. Later turns only
+    change norms, sizes and `shared`.
 
     Args:
       agreed: The manifest of the turn, which lists the messages to average.
@@ -354,7 +356,8 @@ class Agreement:
       event: Number of the event, whose messages are exchanged next.
 
     Returns:
-      The manifest; None if the turn is not settled yet.
+      The manifest; None if the turn is not settled yet, or its manifest is
+      lost.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}

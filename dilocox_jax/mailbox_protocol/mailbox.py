@@ -86,8 +86,8 @@ class Exchanged(NamedTuple):
       caller applies nothing. If `mean` is given, the lists of arrays are empty.
     is_own_listed: Whether one of these messages is from this replica. If not,
       this replica keeps the values of its message, and may send them later.
-    left_out: For each replica whose message was in the store and does not
-      count, the reason. Such a replica should drop the values of its message.
+    left_out: For each replica whose message came in time and does not count,
+      the reason. Such a replica should drop the values of its message.
     is_superseded: Whether this replica's listed message is one that it sent
       before a restart, and not the one that it has sent now. The earlier
       process may already have sent all values that this replica still holds
@@ -180,7 +180,8 @@ class Mailbox:
 
     Raises:
       RunMismatchError: If `config`, `text_digest`, `rules`, the secret or the
-        version of the protocol differ from those of the run.
+        version of the protocol differ from those of the run, or if the store
+        does not say which run it holds (`join_run`).
       UnfitStoreError: If the store does not exist, denies access, or overwrites
         objects that were to be created once (`proof.prove`).
       ValueError: If another argument is wrong. Each message is one line.
@@ -258,8 +259,8 @@ class Mailbox:
 
     Returns:
       The snapshot. The caller takes over its arrays, and goes on with the event
-      `Snapshot.first`. None if there is no snapshot: the caller then begins
-      with the initial parameters and event 0.
+      `Snapshot.first`. None if there is no snapshot that can be read: the
+      caller then begins with the initial parameters and event 0.
 
     Raises:
       StoppedError: If the first events are deleted, and no snapshot can be
@@ -494,7 +495,8 @@ class Mailbox:
 
     It waits until the replicas have decided on the list of these messages: up
     to `rules.grace_s` seconds, or longer if there are fewer messages than
-    `rules.quorum` or the store cannot be reached.
+    `rules.quorum`, a listed message has vanished, or the store cannot be
+    reached.
 
     Args:
       event: Number of the event. It is the one after the last event, or an

@@ -76,8 +76,8 @@ class Manifest:
       for the first one. It also names the shared state of the listed messages'
       senders. So replicas that have followed different manifests notice it.
     listed: The messages that are averaged, in this order.
-    left_out: For each replica whose message was in the store and is not
-      averaged, the reason, e.g. "its values are not finite".
+    left_out: For each replica whose message came in time and is not averaged,
+      the reason, e.g. "its values are not finite".
     roster: The replicas that take part after this event.
     is_split: Whether two different shared states (outer parameters and outer
       optimizer) were equally frequent among the senders (`votes`). All senders

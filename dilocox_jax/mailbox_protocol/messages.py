@@ -388,7 +388,7 @@ class Inbox:
     process has the same name. Then the earlier message counts.
 
     If more than `FEW` other messages are expected, the folder of the turn is
-    listed at the same time.
+    listed at the same time, unless all of them are already in `there`.
 
     Args:
       replica: Name of this replica, the sender.
@@ -510,7 +510,8 @@ class Inbox:
       replica: Name of the sender.
 
     Returns:
-      Whether the message is in `held` now. False: the store does not have it.
+      Whether the message is in `held` now. False: the store does not have it,
+      or it is not valid (`read`).
     """
     if replica not in self.held:
       self.read(replica)

@@ -79,14 +79,14 @@ class MailboxRules:
   Attributes:
     replicas: Number of replicas that the first event waits for, up to the grace
       time.
-    quorum: Least number of messages with which an event is settled. It holds
-      for the first message of each replica in an event; if a codec sends more,
-      these may be fewer.
+    quorum: Least number of messages with which an event is settled. If a codec
+      sends two messages one after the other, it holds for the first ones alone.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
     snapshot_every: Least number of events between two snapshots of the shared
-      state. There are more if each replica has not yet sent as many bytes as a
-      snapshot has, and fewer if `store_bytes` is too low.
+      state. The next snapshot also waits until each replica has sent as many
+      bytes as a snapshot has. If `store_bytes` is too low for that, snapshots
+      are more frequent.
     store_bytes: Largest number of bytes of all objects in the store; None: the
       limit follows from the size of a snapshot and the number of replicas, and
       is at least 1 GB (see `mailbox_protocol.store_size`).
@@ -457,7 +457,8 @@ class Roster:
 
     Args:
       event: Number of the event that is settled next. A replica whose seat
-        names this event or an earlier one is expected from now on.
+        names this event or an earlier one is expected from now on, unless it
+        has missed an event since the one that its seat names.
       taken: Contents of the new seats, from number `num_seats` on: the
         replica's "name", and the event "since" which it takes part.
     """
