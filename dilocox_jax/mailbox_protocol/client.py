@@ -61,7 +61,7 @@ class MailboxClient:
     keeps: Whether the replica keeps values that were not sent, by error
       feedback or in its parameters, and sends them later. Then nothing is lost
       if a message comes too late.
-    grace_s: Grace time of the run's rules, in seconds.
+    grace_s: Grace time (`MailboxRules.grace_s`), in seconds.
     name: Name of this replica.
     processes: Calls process 0 of this replica, and brings the results to its
       other processes.
@@ -75,7 +75,8 @@ class MailboxClient:
       the name of the replica that made them.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
-    stop: Event that any thread may set to ask the run to stop.
+      `NEVER` between `newest` and `take_part`.
+    stop: `threading.Event` that any thread may set to ask the run to stop.
     last_s: Seconds that the last exchange took.
     written: Empty, or a future that is done when the newest snapshot and all
       earlier ones are written.
@@ -180,6 +181,7 @@ class MailboxClient:
     Raises:
       StoppedError: If the run was asked to stop, and the call has not ended
         within the grace time plus the seconds of the last exchange.
+      Exception: What the function raises.
     """
     future = in_thread(call, *args, **kwargs)
     while wait([future], LOOK_EVERY_S).not_done:

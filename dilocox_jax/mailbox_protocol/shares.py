@@ -144,8 +144,10 @@ class Shares:
   """Makes and reads the shares of one turn's mean, for one replica.
 
   A share is the mean of one slice of all messages. Each replica makes one
-  share, and reads the others. Some methods return functions that make requests,
-  so that the caller can make these requests at the same time.
+  share, and reads the others. In a turn that was settled before the snapshot
+  with which this replica began (`Inbox.is_past`), it makes none. Some methods
+  return functions that make requests, so that the caller can make these
+  requests at the same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
@@ -307,7 +309,7 @@ class Shares:
       number: Number of the share.
 
     Returns:
-      The functions; none if all slices of the listed messages are there.
+      The functions; [] if this replica has all slices already.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -327,8 +329,9 @@ class Shares:
     """Computes a share (the mean of one slice), and writes it to the store.
 
     The share is also added to `held`. If another replica has already written
-    the share, that object is used. If the norm of the computed share is too
-    large (`_is_too_large`), nothing is written.
+    the share, that object is used, or replaced if it is not valid (`read`). If
+    the norm of the computed share is too large (`_is_too_large`), nothing is
+    written.
 
     Args:
       number: Number of the share, whose slices were all read.
