@@ -57,9 +57,9 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
     replicas have begun already.
 
   Raises:
-    ValueError: If the rounds have no mailbox, or the outer step communicates
-      over the replica axis, which replicas of a mailbox do not have
-      (`rounds.alone`).
+    ValueError: If the rounds have no mailbox, or `Rounds.init` raises it, e.g.
+      because the outer step communicates over the replica axis, which replicas
+      of a mailbox do not have (`rounds.alone`).
     ReplicaStaleError: If the other replicas have deleted the messages of an
       exchange that this replica has to apply, or if this replica's state
       differs from theirs (`Mailbox.exchange`). Call this function again.
@@ -204,6 +204,10 @@ def skip_windows(
   Returns:
     The state after the windows. Its learning-rate schedule and its `step` have
     moved on by `num_steps`.
+
+  Raises:
+    ReplicaStaleError: If the replica must join again (`join`).
+    StoppedError: If to join again would not help (`Mailbox.exchange`).
   """
   steps_done = int(jax.device_get(state.step))
   without_steps = [

@@ -135,10 +135,11 @@ class MailboxRuntime:
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns when inner steps waited for exchanges since the last call.
+    """Returns the spans of time in which inner steps waited for exchanges.
 
     Returns:
-      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds.
+      Pairs (begin, end) since the last call, in seconds on the clock of
+      `time.perf_counter`.
     """
     return self._waiting.take()
 
@@ -299,8 +300,9 @@ class MailboxRuntime:
       arrived: What has been read after each message so far, in order.
 
     Returns:
-      The next message to send, and None. If there is no more message: None, and
-      the result of the exchange with the aggregator's new state.
+      The next message to send (`leaving` of `_send`), and None. If there is no
+      more message: None, and the result of the exchange with the aggregator's
+      new state.
     """
     rest = due.state._replace(exchange=None)
     placed = self._replicas.place(arrived, None)
@@ -403,7 +405,7 @@ class MailboxRuntime:
     """Gives every device the whole message, because process 0 needs all of it.
 
     Args:
-      leaving: The message.
+      leaving: The message (`leaving` of `_send`); None at the end.
 
     Returns:
       The message, whose arrays are not divided among the devices.
@@ -421,11 +423,12 @@ class MailboxRuntime:
       kept: State of the aggregator.
       rest: State of the fragment without the aggregator's state.
       due: The pseudo-gradient to average.
-      arrived: What has been read after each message so far, in order.
+      arrived: What has been read after each message so far, in order
+        (`ExchangeSession.send`).
 
     Returns:
-      The next message to send, and None. At the end of the exchange: None, and
-      the result with the aggregator's new state.
+      The next message to send (`leaving` of `_send`), and None. At the end of
+      the exchange: None, and the result with the aggregator's new state.
     """
     run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)

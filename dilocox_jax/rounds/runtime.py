@@ -108,7 +108,10 @@ class Runtime(Protocol):
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns when inner steps had ended, but the exchange beside them had not.
+    """Returns the spans of time in which inner steps waited for exchanges.
+
+    A span begins when the inner steps have ended, and ends with the exchange
+    that ran beside them.
 
     Returns:
       Pairs (begin, end) since the last call, in seconds on the clock of

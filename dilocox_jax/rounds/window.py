@@ -239,8 +239,9 @@ class WindowProgram:
     """Takes the inner steps, and averages `given.due` over replicas meanwhile.
 
     Without inner steps the exchange runs by itself. Nothing is exchanged here
-    in two cases: another program has exchanged already (`given.arrived`), or
-    tau is 0, and the pseudo-gradient will be measured only after the steps.
+    in three cases: the window applies nothing, another program has exchanged
+    already (`given.arrived`), or tau is 0, and the pseudo-gradient will be
+    measured only after the steps.
 
     Args:
       given: Arguments of the window's program.
