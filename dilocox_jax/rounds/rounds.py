@@ -584,7 +584,8 @@ class Rounds:
 
     Raises:
       ValueError: One line, if a step uses the replica axis although the other
-        replicas are other processes that meet in a store (`rounds.alone`).
+        replicas are other processes that meet in a store (`rounds.alone`), or
+        if `OuterStep.apply` refuses `keep_unsent`.
     """
     self.states.check_outer(params)
     replica = self.states.abstract(params, optimizer).replica

@@ -56,9 +56,9 @@ class Runtime(Protocol):
   def splits_windows(self) -> bool:
     """Whether inner steps, sends and applies are separate programs.
 
-    Otherwise one program runs all of them in a window. They are separate if the
-    inner steps of a window cannot hide its exchange. Then each of the three is
-    compiled once.
+    They are separate if the inner steps of a window cannot hide its exchange,
+    so that each of the three is compiled only once. Otherwise one program runs
+    the whole window.
     """
     ...
 

@@ -125,7 +125,7 @@ class RoundStates:
     Raises:
       ValueError: One line, if the outer step uses the replica axis although the
         other replicas are other processes that meet in a store
-        (`rounds.alone`).
+        (`rounds.alone`), or if `OuterStep.apply` refuses `keep_unsent`.
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -281,7 +281,8 @@ class RoundStates:
       fragment: Number of the fragment.
 
     Returns:
-      The result of `FragmentView.index` as arrays on all devices, or None.
+      The result of `FragmentView.index` as an array on all devices; None if it
+      is None.
     """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
