@@ -163,8 +163,8 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   for it. If no replica has finite values, the mean is zero. Sums are computed
   in fp32, or in the dtype of the values if that is wider.
 
-  Wire: 4 bytes for each value and 4 for the number of participants, in one
-  all-reduce.
+  Wire: 4 bytes for each value and 4 for the number of participants (8 if values
+  are fp64), in one all-reduce.
 
   Args:
     axis_name: Name of the axis over which replicas are mapped.

@@ -24,9 +24,10 @@ def norm_filter(
 
   The norm of a replica's values is compared with the usual norm: the lower
   median of all replicas' norms that are finite and not 0. If the norm is too
-  large or not finite, the wrapped aggregator gets NaN in place of the values,
-  so it leaves the replica out of the mean. This replica's `Averaged.sent` and
-  `Averaged.retained` are then zeros, and `Averaged.is_left_out` is True.
+  large (never if it is 0) or not finite, the wrapped aggregator gets NaN in
+  place of the values, so it leaves the replica out of the mean. This replica's
+  `Averaged.sent` and `Averaged.retained` are then zeros, and
+  `Averaged.is_left_out` is True.
 
   Wire: each replica sends the norm of its values, 4 bytes, to all others before
   the messages of the wrapped aggregator. All wait for the norms.

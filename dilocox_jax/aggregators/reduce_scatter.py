@@ -60,9 +60,10 @@ class ReduceScatterMean(Collective):
   """
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs that send only some values; the result is the reason.
+    """Refuses codecs that send only some values.
 
-    A slice can be averaged only if all replicas send all of its values.
+    A slice can be averaged only if all replicas send all of its values. The
+    result is the reason, or "" if the codec is not refused.
     """
     if isinstance(codec.encoder, Quantizer):
       return ""

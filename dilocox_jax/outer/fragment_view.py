@@ -78,9 +78,9 @@ class FragmentView:
   Attributes:
     count: Number of fragments, P.
     fragments: How the tree is divided: a function from a leaf's path to the
-      number of its fragment, or a `Fragments`, which divides layers or slices
-      leaves. None: into whole leaves, such that the fragments have about equal
-      sizes.
+      number of its fragment, or a `Fragments`, in which a fragment is some
+      layers, or a slice of every leaf. None: into whole leaves, such that the
+      fragments have about equal sizes.
   """
 
   count: int
