@@ -26,7 +26,7 @@ class AverageState(NamedTuple):
     count: Number of updates taken (int32 scalar).
     average: The average, in fp32 or wider; the first parameters if `count` is
       0. With `averaged` it is a weighted average of the parameters after these
-      updates. With `schedule_free` it is the x of its docstring.
+      updates. With `schedule_free` it is the average x of that optimizer.
     optimizer: State of the optimizer that makes the updates.
   """
 
@@ -187,7 +187,7 @@ def check_outermost(optimizer: Tree) -> None:
   Otherwise `parameters_to_keep` would not find it, and the outer transformation
   may change the updates from which the average was computed. The outermost
   optimizer is also refused if it is schedule-free and not wrapped in
-  `schedule_free`; inside another optimizer such a one is not found.
+  `schedule_free`. Inside another optimizer such a mistake is not noticed.
 
   Args:
     optimizer: State of any optimizer.
