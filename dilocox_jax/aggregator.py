@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dilocox_jax.checks import require
 from dilocox_jax.coroutines import Coroutine
-from dilocox_jax.trees import Array, Tree
+from dilocox_jax.trees import Array, Boolean, Tree
 
 
 class Averaged(NamedTuple):
@@ -28,12 +28,15 @@ class Averaged(NamedTuple):
       either, a tree like the values. The replica keeps this part in its
       parameters, so its next pseudo-gradient contains it. None: there is no
       such part.
+    is_left_out: Whether a filter (`norm_filter`) left this replica out of the
+      mean, a boolean scalar. `sent` is zeros then. None: there is no filter.
   """
 
   mean: Tree
   sent: Tree
   state: Tree
   retained: Tree | None = None
+  is_left_out: Boolean | None = None
 
 
 class Aggregator(NamedTuple):

@@ -314,9 +314,13 @@ def block_matrices(params: Tree) -> Tree:
   (Jordan et al., 2024, "Muon"). The tree below "blocks" has either stacked
   leaves [num_layers, ...], or the keys "0", "1" and so on, each with the leaves
   of one layer. In a tree without "blocks", Muon updates all matrices but those
-  of an embedding or a head. A matrix is one of these if a name on its path
-  begins or ends with the word "embed", "embedding" or "head", as "embed_tokens"
-  and "lm_head" do. "MultiHeadAttention_0" does neither.
+  of an embedding or a head. A matrix belongs to an embedding or a head if a
+  name on its path begins or ends with the word "embed", "embedding",
+  "embeddings" or "head", as "embed_tokens" and "lm_head" do.
+  "MultiHeadAttention_0" does neither.
+
+  If all matrices are those of embedding and head, as in very small models,
+  AdamW updates everything, and no error is raised.
 
   Args:
     params: Parameters of one replica.
@@ -327,9 +331,7 @@ def block_matrices(params: Tree) -> Tree:
     that AdamW updates.
 
   Raises:
-    ValueError: If no leaf has the shape of a matrix, so that Muon would be
-      AdamW. A model may have no other matrices than those of embedding and
-      head, as very small ones do. AdamW then updates all of it.
+    ValueError: If there are leaves, and none has the shape of a matrix.
   """
   leaves = leaves_by_path(params)
   has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
@@ -350,6 +352,8 @@ def block_matrices(params: Tree) -> Tree:
     first_axis = 1 if is_stacked(path) else 0
     return optax.contrib.MuonDimensionNumbers(first_axis, first_axis + 1)
 
+  # A tree without leaves passes: `optax.tree.map_params` calls the `init` of an
+  # optimizer with such a tree.
   has_matrix = any(is_matrix(path, leaf) for path, leaf in leaves.items())
   require(
     not leaves or has_matrix,

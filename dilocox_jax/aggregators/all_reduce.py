@@ -21,9 +21,10 @@ class AllReduceMean(Collective):
   """Averages fp32 values by one all-reduce, which also counts participants."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses every codec but float32; the result is the reason.
+    """Refuses every codec but float32.
 
-    An all-reduce adds up what is sent, and codes cannot be added.
+    An all-reduce adds up what is sent, and codes cannot be added. The result is
+    the reason, or "" for float32.
     """
     if codec.encoder == Float():
       return ""

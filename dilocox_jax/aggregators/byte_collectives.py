@@ -108,6 +108,7 @@ def swapped_in_pairs(
 
 
 # The received bytes, uint8 [N] from every sender, in the order of the replicas.
+# In a swap between pairs, the partner is the only sender.
 Rows = tuple[Array, ...]
 # Function that sends bytes and returns the received `Rows`. Its argument is
 # uint8 [N] if all replicas get the same bytes, and [M, N] if row m goes to
@@ -192,7 +193,8 @@ def _over_devices(
     move: Function that sends bytes.
 
   Returns:
-    The received arrays, [M, ...] with a row from each sender.
+    The received arrays, with a row from each sender: [M, ...], or [1, ...] in a
+    swap between pairs.
   """
   division = current_division()
   if division.num_devices == 1:
@@ -259,7 +261,8 @@ def _send_as_bytes(
     move: Function that sends bytes.
 
   Returns:
-    The received arrays, [M, ...] with a row from each sender.
+    The received arrays, with a row from each sender: [M, ...], or [1, ...] in a
+    swap between pairs.
   """
   received = move(_bundled(arrays, num_leading))
   arrays_by_sender = [_unbundled(raw, arrays, num_leading) for raw in received]

@@ -198,8 +198,10 @@ def _smallest(encoder: Encoder, num_replicas: int) -> str:
     return "all_reduce"
   if not isinstance(encoder, Quantizer):
     return "all_gather"
+  # From about 1,000 values on, bytes are in proportion to the number of values.
   large_leaf = ((1, 4096),)
   values = encoded_bytes(encoder, large_leaf)
   means = encoded_bytes(encoder.of_means, large_leaf)
   gathered = num_replicas * values
+  # Both sides are M / (M - 1) times the bytes that a replica sends.
   return "reduce_scatter" if values + means < gathered else "all_gather"

@@ -96,11 +96,11 @@ def exchange(
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
   Differs: a replica whose values are not finite loses its residual. If it also
-  rounds the mean of a slice in this exchange, no replica makes up for this
-  rounding. 1-bit Adam keeps the loss from rounding the mean of a slice in an
-  array of its own. Here it goes into the residual of the replica that has
-  rounded the mean. That part of its residual is otherwise zero, because the
-  replica sends its own values of this slice to no other one.
+  rounds the mean of one slice of all values in this exchange (reduce-scatter),
+  no replica makes up for this rounding. 1-bit Adam keeps the loss from rounding
+  the mean of a slice in an array of its own. Here it goes into the residual of
+  the replica that has rounded the mean. That part of its residual is otherwise
+  zero, because the replica sends its own values of this slice to no other one.
 
   Args:
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
@@ -163,8 +163,8 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   for it. If no replica has finite values, the mean is zero. Sums are computed
   in fp32, or in the dtype of the values if that is wider.
 
-  Wire: 4 bytes for each value and 4 for the number of participants, in one
-  all-reduce.
+  Wire: 4 bytes for each value and 4 for the number of participants (8 if values
+  are fp64), in one all-reduce.
 
   Args:
     axis_name: Name of the axis over which replicas are mapped.
@@ -257,7 +257,8 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback, the codec's loss becomes the new residual. With
+    With error feedback, `feedback` times the codec's loss becomes the new
+    residual; it is zero if the corrected values are not finite. With
     `keep_unsent`, the loss is returned as `Averaged.retained` instead.
 
     Args:
@@ -402,10 +403,11 @@ class CompressedMean:
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
-    """Divides the inner steps that hide an exchange among its turns, by bytes.
+    """Divides the inner steps of an exchange among its turns, by bytes.
 
-    A turn has the messages that can travel at the same time. A message that
-    needs the result of an earlier one belongs to a later turn.
+    The steps run during the exchange and hide it. A turn has the messages that
+    can travel at the same time. A message that needs the result of an earlier
+    one belongs to a later turn.
 
     Args:
       params: Parameters of the fragment.

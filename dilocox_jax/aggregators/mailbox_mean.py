@@ -64,7 +64,8 @@ def row_codec(encoder: Encoder) -> RowCodec | None:
     encoder: The encoder of a message.
 
   Returns:
-    The codec; None if there is none, e.g. for an encoder of the user.
+    The codec; None if there is none: the encoder sends only some values, or a
+    user has written it.
   """
   # A subclass may encode in another way, so `isinstance` would be wrong here.
   if type(encoder) is Float:
@@ -111,13 +112,14 @@ class MailboxMean(Collective):
 
   Unlike the other collectives it sends nothing itself. The caller writes and
   reads the messages (`reduce`).
+
+  A mean may be made in *shares*: each replica averages one slice of all
+  messages, and reads the other slices of the mean. What the encoding of such a
+  slice of the mean has lost is its *residual*.
   """
 
   def __init__(self, shares: str = "auto"):
     """Stores when means are made in shares.
-
-    In shares means that each replica averages one slice of all messages, and
-    reads the other slices of the mean.
 
     Args:
       shares: "on", "off" or "auto", which decides by the codec and the number
@@ -130,7 +132,8 @@ class MailboxMean(Collective):
   ) -> list[Operation]:
     """Returns the one operation by which a mailbox averages one message.
 
-    Its size has the encoded leaves and the header and signature of a message.
+    Its size is that of a whole message: encoded leaves, header and signature,
+    without the sums by which replicas compare their states.
 
     Args:
       encoder: Encoder of the leaves in the message.

@@ -60,7 +60,7 @@ def mean_of_messages(
     own: Encoded arrays of this replica's message, [...] each.
     arrays: Encoded arrays of all K messages, [K, ...] each.
     weights: Weight of each message in the mean, [K]. A weight of 0 leaves the
-      message out.
+      message out. The sum must be 0 (the mean is then zeros) or at least 1.
     is_counted: Whether this replica's own message counts in the mean (boolean
       scalar).
 

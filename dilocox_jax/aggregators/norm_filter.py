@@ -24,9 +24,10 @@ def norm_filter(
 
   The norm of a replica's values is compared with the usual norm: the lower
   median of all replicas' norms that are finite and not 0. If the norm is too
-  large, the wrapped aggregator gets NaN in place of the values, so it leaves
-  the replica out of the mean. This replica's `Averaged.sent` and
-  `Averaged.retained` are then zeros.
+  large (never if it is 0) or not finite, the wrapped aggregator gets NaN in
+  place of the values, so it leaves the replica out of the mean. This replica's
+  `Averaged.sent` and `Averaged.retained` are then zeros, and
+  `Averaged.is_left_out` is True.
 
   Wire: each replica sends the norm of its values, 4 bytes, to all others before
   the messages of the wrapped aggregator. All wait for the norms.
@@ -55,6 +56,7 @@ def norm_filter(
     # 1, 2, 4, 8, NaN, and the lower median is 2.
     has_progress = jnp.isfinite(norms) & (norms > 0)
     ordered = jnp.sort(jnp.where(has_progress, norms, jnp.nan))
+    # If no replica has progress, the index is -1 and the usual norm is NaN.
     usual = ordered[(jnp.sum(has_progress) - 1) // 2]
     # A comparison with NaN is false, so a replica with a norm of NaN is left
     # out.
@@ -71,6 +73,7 @@ def norm_filter(
     return averaged._replace(
       sent=replace_if_left_out(averaged.sent, 0.0),
       retained=replace_if_left_out(averaged.retained, 0.0),
+      is_left_out=~is_counted,
     )
 
   return aggregator._replace(

@@ -115,7 +115,8 @@ class PairMean(Collective):
     """Averages the leaves of one message over a pair of replicas.
 
     If the partner does not participate, or the replica has no partner, the mean
-    is the replica's own message, decoded.
+    is the replica's own message, decoded. If only the partner participates, it
+    is the partner's message; if neither does, zeros.
 
     Args:
       encoder: Encoder of the leaves.

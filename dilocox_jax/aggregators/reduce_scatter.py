@@ -60,9 +60,10 @@ class ReduceScatterMean(Collective):
   """
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs that send only some values; the result is the reason.
+    """Refuses codecs that send only some values.
 
-    A slice can be averaged only if all replicas send all of its values.
+    A slice can be averaged only if all replicas send all of its values. The
+    result is the reason, or "" if the codec is not refused.
     """
     if isinstance(codec.encoder, Quantizer):
       return ""
@@ -76,7 +77,8 @@ class ReduceScatterMean(Collective):
   ) -> list[Operation]:
     """Returns an all-to-all of the slices and an all-gather of the means.
 
-    The means depend on the result of the all-to-all, so they have turn 1.
+    The means depend on the result of the all-to-all. So their turn, which is
+    the number of messages that they wait for, is 1.
 
     Args:
       encoder: Encoder of the leaves in the message.
@@ -133,7 +135,7 @@ class ReduceScatterMean(Collective):
       mean = mean_of_participants(total, count)
       means.append(mean)
       codes_of_means += encoder.of_means.code(mean)
-    # These two `yield`s are for the message of the means.
+    # The next two lines with `yield` are for the message of the means.
     codes_of_means = yield codes_of_means
     # The codes of the mean of every slice, [M, 1, rows, ...].
     gathered = yield byte_collectives.all_gathered(

@@ -52,8 +52,9 @@ def message_shapes(
 ) -> tuple[tuple[Shape, ...], ...]:
   """Returns the shapes of the arrays in each message, before they are encoded.
 
-  For example, `LowRank` sends two messages, the left and the right factors. An
-  encoder sends the leaves themselves in one message.
+  For example, `LowRank` sends two messages: the left factors, and then the
+  right factors. A codec that is only an encoder, such as `Int`, sends one
+  message, with the leaves themselves.
 
   Args:
     codec: The codec.

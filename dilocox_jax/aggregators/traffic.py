@@ -44,7 +44,8 @@ def exchange_operations(
       (`norm_filter`).
 
   Raises:
-    ValueError: If the collective cannot average messages of the codec.
+    ValueError: If there is no collective of this name, or the collective cannot
+      average messages of the codec.
   """
   chosen = chosen_collective(codec, collective, num_replicas)
   operations: list[Operation] = []
@@ -120,11 +121,12 @@ class Traffic:
     """Returns the bytes that a replica sends in a segment of the run.
 
     If the segment is a round, the bytes of the exchanges that are applied in
-    it are counted. If it is a data-parallel start, each step sends gradients.
+    it are counted. In a segment of data-parallel steps, each step sends
+    gradients.
 
     Args:
-      segment: A segment of the run's plan, i.e. a round, or the steps of a
-        data-parallel start.
+      segment: A segment of the run's plan, i.e. a round, or some data-parallel
+        steps of a start or of AllReduce.
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()

@@ -53,7 +53,8 @@ def growing_plans(
   trains best.
 
   Args:
-    config: Config of the run, whose rounds have one length.
+    config: Config of the run. Its rounds have one length, and it has no
+      data-parallel start.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
     utilization: Least share of the time in inner steps (0 to 1). It decides how
@@ -65,7 +66,7 @@ def growing_plans(
   Raises:
     TypeError: If the config is no `RunConfig`.
     ValueError: One line, if the cluster is unknown, if the run does not fit on
-      it, or if its rounds cannot grow.
+      it, if its rounds cannot grow, or if `utilization` is out of its range.
   """
   check_config(config)
   require(
@@ -139,7 +140,8 @@ def _with_rounds(
     interval: Number of inner steps of the last rounds.
     first_interval: Number of inner steps of the first rounds; None: all rounds
       have `interval` steps.
-    steps_per_doubling: Inner steps after which the length of a round doubles.
+    steps_per_doubling: Inner steps after which the length of a round doubles;
+      None: it does not.
 
   Raises:
     ValueError: If the method does not allow such rounds.

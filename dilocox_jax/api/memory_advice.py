@@ -1,8 +1,9 @@
 """Suggests a change of a config with which a run needs less memory on a device.
 
-One field is changed at a time, and the memory is estimated again. The cheapest
-changes are tried first: those that need no more devices and send few more
-bytes.
+One field is changed at a time, and the memory is estimated again. Changes that
+need no more devices are tried first: more recomputation, collecting one layer
+at a time (which sends more bytes inside a cluster), and more micro-batches.
+Then twice as many shards or stages are tried.
 """
 
 from typing import Any
@@ -44,13 +45,14 @@ def memory_advice(config: RunConfig, device_bytes: float) -> str:
 
 
 def _changes(config: RunConfig) -> list[tuple[str, Any]]:
-  """Returns the changes to try, first those that need no more devices.
+  """Returns the changes to try, in the order that the module describes.
 
   Args:
     config: The config to change.
 
   Returns:
-    Pairs of a field's dotted name and its new value.
+    Pairs of a field's dotted name and its new value. Some may not go with the
+    config.
   """
   mesh = config.mesh
   changes: list[tuple[str, Any]] = []

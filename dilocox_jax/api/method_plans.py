@@ -6,7 +6,7 @@ A plan combines four things:
 - the model and the batch of a config;
 - values of H and P and a codec. If the method's loss was measured
   (`api.measured_gaps`), they are those of the measurement; otherwise they are
-  those of the method's recipe;
+  those of the method's recipe (`compare_methods` has the exact rules);
 - a layout, which divides each replica among its devices: the fastest layout
   that leaves enough memory free.
 
@@ -306,8 +306,9 @@ def compare_methods(
      with the width of the model.
 
   Args:
-    config: Config with the model, the batch of a replica and the settings of
-      the inner optimizer.
+    config: Config with the model, the batch of a replica, and the settings of
+      the inner steps. The rules also choose the inner optimizer and its
+      momentum.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
       If they state the duration of a step, this duration belongs to the layout
@@ -409,17 +410,22 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
 def _candidates(
   config: RunConfig, method: str
 ) -> list[tuple[RunConfig, MeasuredGap | None]]:
-  """Returns the configs with which a method is planned.
+  """Returns the configs with which a method is planned, each with its gap.
 
-  `compare_methods` says how the settings are chosen.
+  `compare_methods` says how the settings are chosen. In addition, the rank
+  never adapts. If the settings are those of measurements, only measurements
+  with plain Muon count.
 
   Args:
     config: Config of the run.
     method: Name of the method.
 
   Returns:
-    At least one pair of a config with the method, and the gap that was measured
-    with its settings; None in place of the gap if none was measured.
+    At least one pair (config with the method, measured gap to AllReduce's
+    loss). The gap is that of runs with the same schedule and the same kinds of
+    codec. These runs may have kept an average of the parameters, even if the
+    returned config keeps none. None in place of the gap: there is no such
+    measurement.
   """
   gaps = measured_gaps(method, config.mesh.num_replicas)
   if _sets_fields_of(method, config):
@@ -522,11 +528,15 @@ def of_method(
   step.
 
   Args:
-    config: Config whose model, data and settings of the inner optimizer stay.
+    config: Config whose model, data and inner learning rate stay, as do the
+      other fields outside of the method's sections. The inner optimizer and its
+      momentum become those of the method.
     method: Name of the method.
-    settings: Values that take the place of the recipe's, by dotted name. None:
-      there are no such values. If the config has this method already, all its
-      fields then stay except `adaptive.mode`.
+    settings: Values that take the place of the recipe's, by dotted name.
+      Exceptions: an H of the config comes first, and the rank of "dilocox"
+      follows from the width of the model. None: there are no such values. If
+      the config has this method already, all its fields then stay except
+      `adaptive.mode`.
   """
   if method == config.sync.method_name and settings is None:
     return changed(config, {"adaptive.mode": "off"})
@@ -605,11 +615,12 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
 
   A layout is a number of data shards, of tensor shards, of pipeline stages and
   of micro-batches. Some devices may stay idle. For each number of shards, these
-  numbers of stages are tried: 1, as many as there are devices for, the largest
-  divisor of the number of layers, and the largest power of two. Example: 78
-  layers on 80 devices may have 39 stages x 2 shards, or 32 x 2 on 64 of the
-  devices. The number of tensor shards is a power of two, and at most 8: in most
-  machines eight devices share fast links.
+  numbers of stages are tried: 1; the most for which there are devices and
+  layers; and, up to this number, the largest divisor of the number of layers
+  and the largest power of two. Example: 78 layers on 80 devices may have 39
+  stages x 2 shards, or 32 x 2 on 64 of the devices. The number of tensor shards
+  is a power of two, and at most 8: in most machines eight devices share fast
+  links.
 
   With several stages, the backward pass computes the activations again
   (`mesh.remat` "full"), because models that need stages need the memory, and

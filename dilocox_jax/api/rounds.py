@@ -136,8 +136,9 @@ def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
 
   The wrapped step divides the rows of a batch among the data shards, and
   divides its new parameters like the old ones. If there are data shards and
-  tensor shards, it gets whole tables (`automatic.with_whole_tables`). With one
-  device per replica, the step is returned unchanged.
+  tensor shards, it gets whole tables, such as an embedding, of which no data
+  shard has only a part (`automatic.with_whole_tables`). With one device per
+  replica, the step is returned unchanged.
 
   Args:
     inner_step: The user's inner step of one replica.

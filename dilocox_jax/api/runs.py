@@ -118,7 +118,9 @@ class Run:
   def params(self) -> Tree:
     """Outer parameters of the newest checkpoint, without a replica axis.
 
-    If only a part of the model was trained, this is only the trained part.
+    If the run keeps an average of them (`outer.average_power`), it is this
+    average. If only a part of the model was trained, it is only the trained
+    part.
 
     Raises:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
@@ -152,9 +154,9 @@ class Run:
     """Writes the trained parameters as a checkpoint that other libraries read.
 
     A run with `Lora` writes its adapters for `peft`. Any other run writes the
-    whole model for `transformers`. If the whole model was trained, the outer
-    parameters are read and written one after the other, so the host never has a
-    copy of the whole model.
+    whole model for `transformers`. The parameters are those of `params`. If the
+    whole model was trained, they are read and written one after the other, so
+    the host never has a copy of the whole model.
 
     Args:
       folder: Folder to write into. It is created if it is missing.
@@ -329,7 +331,9 @@ def train(
       another run, or if the run needs more memory than there is. The message is
       one line.
     BusyError: If another run is using the directory.
-    TrainingStoppedError: If a loss or a parameter is not finite.
+    TrainingStoppedError: If a loss, a gradient or a parameter is not finite, if
+      the replicas' copies of the outer state differ, or if a replica with a
+      mailbox cannot go on.
   """
   check_kind(
     isinstance(mailbox, MailboxAddress | None),

@@ -170,7 +170,8 @@ def least_memory(cluster: Cluster) -> float:
     cluster: The cluster.
 
   Returns:
-    The number of bytes; infinity if no site of the cluster states it.
+    The number of bytes. Sites that do not state the memory of their devices do
+    not count. Infinity if no site states it.
   """
   known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
   return min(known, default=math.inf)
@@ -185,8 +186,9 @@ class ClusterClock:
   Attributes:
     description: Name of the cluster for reports, e.g. "cluster 1gbit". If the
       time of a larger model is simulated, it also has the size of that model.
-    digest: First 12 hexadecimal digits of the SHA-256 of the cluster and of all
-      durations.
+    digest: First 12 hexadecimal digits of the SHA-256 of everything that the
+      times depend on besides the config: the cluster, the options, the duration
+      of a step and, if another run is timed, the shape of its model.
   """
 
   def __init__(
@@ -207,8 +209,9 @@ class ClusterClock:
         None: it shows the time of the run itself.
 
     Raises:
-      ValueError: If the run does not fit on the cluster, or if `timed` has
-        another schedule than the run. The message is one line.
+      ValueError: If the cluster is unknown, if the run does not fit on it, or
+        if the run cannot show the time of `timed`: it has another schedule, or
+        adapts its rank. The message is one line.
     """
     self._timed_traffic = None
     if timed:
@@ -263,8 +266,8 @@ class ClusterClock:
     """Returns the state of the clock for a checkpoint, as values of JSON.
 
     Returns:
-      A dict. "cluster" is a text that describes the cluster and all durations;
-      `set_state` compares it. "clock" has the times so far.
+      A dict. "cluster" is a text of everything that `digest` depends on, which
+      `set_state` compares. "clock" has the times so far.
     """
     return {"cluster": self._name, "clock": self._clock.get_state()}
 
@@ -275,8 +278,8 @@ class ClusterClock:
       state: The state, as values of JSON.
 
     Raises:
-      ValueError: If the state belongs to another cluster or another duration of
-        a step.
+      ValueError: If the state belongs to a clock with another `digest`, e.g. of
+        another cluster.
     """
     if state["cluster"] != self._name:
       raise ValueError(

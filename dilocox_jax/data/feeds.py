@@ -328,7 +328,7 @@ class Examples:
 
   @property
   def description(self) -> str:
-    """Description of the data, e.g. "1,000 rows of 129 tokens"."""
+    """Description of the training examples: "1,000 rows of 129 tokens"."""
     return f"{self.train.count:,} {self.train.kind}"
 
   def example(self, batch_size: int = 1) -> Tree:

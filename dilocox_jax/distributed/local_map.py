@@ -105,8 +105,9 @@ def map_over_devices(
   Args:
     function: Function of arrays. It takes and returns the parts of the arrays
       that one device holds.
-    in_specs: `jax.sharding.PartitionSpec`s of the arguments (tree prefix).
-    out_specs: `jax.sharding.PartitionSpec`s of the results (tree prefix).
+    in_specs: How each argument is divided: a tree prefix of the arguments, with
+      values of the type `jax.sharding.PartitionSpec`.
+    out_specs: How each result is divided, in the same form.
     axes: Axes of the current mesh (`jax.sharding.get_abstract_mesh`) over which
       the function is mapped. JAX's partitioner divides the work along the other
       axes.

@@ -171,12 +171,12 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, which must have the same values in every process; or
-        of `jax.ShapeDtypeStruct`s.
+        of shapes and dtypes (`jax.ShapeDtypeStruct`).
       axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
         replicas, None for leaves that all replicas share.
 
     Returns:
-      The arrays on the devices; or the `jax.ShapeDtypeStruct`s with shardings.
+      The arrays on the devices; or the shapes and dtypes with shardings.
     """
 
     def put(axis: int | None, subtree: Tree) -> Tree:
@@ -248,7 +248,7 @@ class Replicas:
         replicas, None for leaves that all replicas share.
 
     Returns:
-      A tree of `jax.ShapeDtypeStruct`s.
+      A tree with a `jax.ShapeDtypeStruct` for each leaf.
     """
     return with_shardings(tree, self.state_shardings(tree, axes))
 
@@ -370,7 +370,7 @@ class Replicas:
     return divided(self.division, tree)
 
   def _specs(self, axes: Tree) -> Tree:
-    """Converts a tree prefix of 0 and None to `PartitionSpec`s for `shard_map`.
+    """Converts replica axes to a tree of `PartitionSpec` for `shard_map`.
 
     Args:
       axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
@@ -469,7 +469,7 @@ def with_shardings(tree: Tree, shardings: Tree) -> Tree:
     shardings: Tree with a sharding for each leaf.
 
   Returns:
-    A tree of `jax.ShapeDtypeStruct`s.
+    A tree with a `jax.ShapeDtypeStruct` for each leaf.
   """
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),

@@ -76,12 +76,14 @@ def sharded_gradient(
     stage_layers: Which layers each stage has.
     num_micro_batches: Number of micro-batches, m, into which every data shard
       divides its rows of a batch.
-    divided_tables: Paths of leaves outside the blocks of which a data shard
-      gets only its own part (`Division.divided_tables`). The gradient of such a
-      part is already summed over the data shards.
+    divided_tables: Paths of the tables (leaves outside the blocks) that stay
+      divided: each data shard gets only its own part of them
+      (`Division.divided_tables`). The gradient of such a part, as
+      `stage_gradient` returns it, is already summed over the data shards.
     gather: When data shards collect layers: "stage" (all layers of the stage
-      once in each step) or "layer" (one layer for each micro-batch). With
-      "layer", `stage_gradient` gets the argument `transfer`.
+      once in each step) or "layer" (one layer at a time, for each micro-batch).
+      With "layer", `stage_gradient` gets the argument `transfer`, which
+      collects one layer (`LayerTransfer`).
 
   Returns:
     Function (params, batch [B, L + 1]) -> (loss, gradients), to be called
@@ -158,11 +160,12 @@ def sharded_loss(
       `stage_loss` collects the layers itself, as `loss_by_layer` does.
     num_rows: Largest number of rows of a micro-batch, b. If it does not divide
       a shard's rows of a batch, b is the greatest common divisor of both.
-    divided_tables: Paths of leaves outside the blocks of which a data shard
-      gets only its own part.
+    divided_tables: Paths of the tables (leaves outside the blocks) that stay
+      divided: each data shard gets only its own part of them.
     gather: When data shards collect layers: "stage" (all layers of the stage
-      once) or "layer" (one layer for each micro-batch). With "layer",
-      `stage_loss` gets the argument `transfer`.
+      once) or "layer" (one layer at a time, for each micro-batch). With
+      "layer", `stage_loss` gets the argument `transfer`, which collects one
+      layer (`LayerTransfer`). Without stages, leave it at "stage".
 
   Returns:
     Function (params, batches [N, B, L + 1]) -> mean loss, to be called inside a
@@ -328,8 +331,8 @@ def _layout(
   Args:
     params: The parameters.
     division: How the parameters are divided among the devices.
-    divided_tables: Paths of leaves outside the blocks of which a data shard
-      gets only its own part.
+    divided_tables: Paths of the tables (leaves outside the blocks) that stay
+      divided: each data shard gets only its own part of them.
 
   Returns:
     A tuple of three trees like `params`. They have for every leaf: the mesh

@@ -17,13 +17,21 @@ Words of this package (docs/concepts.md defines more of them):
 - quorum: the least number of messages that an event needs.
 - manifest: the signed list of the messages that are averaged in a turn. A
   message in it is *listed*. A turn with a manifest is *settled*.
+- roster: the replicas that take part after an event.
+- seat: an object that says from which event a replica takes part. A replica
+  creates one when it joins, and another one when it comes back.
 - shared state: the outer parameters, the outer optimizer and the codec's common
   state. All replicas have the same one, up to rounding.
+- fingerprint: a few random sums of the shared state, by which replicas compare
+  it.
+- snapshot: the shared state before an event, as objects in the store.
 - interval: the events from one due snapshot to the next one. They are deleted
   together.
 - mark: an object which says that an interval was deleted.
 - slice, share: if the mean is made *in shares*, each message is cut into
   slices. Share s is the mean of all slices with number s, and one replica
   makes it.
+- residual: what the encoding of a message, or of a share, has lost. It is added
+  to the next one.
 - inbox: the messages of one turn, as one replica has read them.
 """

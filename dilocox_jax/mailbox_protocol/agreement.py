@@ -82,9 +82,10 @@ class ReplicaStaleError(Exception):
   """Raised if a replica must begin again from the newest snapshot.
 
   A snapshot is the state that all replicas share before an event (exchange).
-  The replica then begins as a newcomer does: it drops its residual and its
-  exchanges in flight. The other replicas may have averaged its messages
-  already, so keeping these values could apply them twice.
+  The replica then begins as a newcomer does: it drops its residual (what its
+  codec has lost, and it holds back) and its exchanges in flight. The other
+  replicas may have averaged its messages already, so keeping these values could
+  apply them twice.
   """
 
 
@@ -99,9 +100,11 @@ class Memory:
   An event consists of *turns*: with a low-rank codec each replica sends two
   messages one after the other, so there are two turns. The *manifest* of a turn
   lists the messages that all replicas average. A turn is *settled* once it has
-  a manifest. An *interval* is the events from one due snapshot to the next one.
-  Events have the same *kind* if their messages have the same size; the kind is
-  the number of the fragment, for example.
+  a manifest. An *interval* is the events from one due snapshot (the state that
+  all replicas share before an event) to the next one. A mean is made in
+  *shares* if each replica averages one slice of all messages. Events have the
+  same *kind* if their messages have the same size; the kind is the number of
+  the fragment, for example.
 
   Attributes:
     event: Number of the next event.
@@ -109,12 +112,13 @@ class Memory:
       "" before the first event.
     roster: The replicas that take part, according to that manifest.
     accepted: The median norm of the listed messages of each of the last
-      `NUM_REMEMBERED` turns, the oldest first. The key is "KIND.TURN", or
-      "KIND.TURN.slices" if messages are cut into slices.
+      `NUM_REMEMBERED` turns, the oldest first. Norms of 0 do not count. The key
+      is "KIND.TURN", or "KIND.TURN.slices" if messages are cut into slices.
     starts: First event of each of the newest intervals, the oldest first.
     sent: Bytes of the messages that one replica has sent in this interval.
-    stored: Bytes of all messages and manifests of this interval.
-    stored_in_event: Bytes of the messages and manifests of the newest event.
+    stored: Bytes of all messages, shares and manifests of this interval.
+    stored_in_event: Bytes of the messages, shares and manifests of the newest
+      event.
     largest_event: Largest `stored_in_event` so far.
     was_split: Whether, at an event of this interval, two different shared
       states were equally frequent among the senders (`votes`).
@@ -177,7 +181,8 @@ class Memory:
     """Returns the median norms of the messages of earlier, similar turns.
 
     Similar turns are those of events of the same kind (fragment), with the same
-    number within the event.
+    number within the event. Their messages are cut into slices if those of this
+    turn are.
 
     Args:
       inbox: The messages of the turn that this replica has so far.
@@ -219,8 +224,9 @@ class Memory:
     """Returns a copy of the memory to which a settled turn was added.
 
     A settled turn has a manifest, which lists the messages that all replicas
-    average. After the first turn of an event, `event` is the next event and
-    `roster` is the manifest's. Later turns only change norms and sizes.
+    average. After the first turn of an event, `event` is the next event, and
+    `before` and `roster` are the manifest's digest and roster. Later turns only
+    change norms, sizes and `shared`.
 
     Args:
       agreed: The manifest of the turn, which lists the messages to average.
@@ -270,9 +276,9 @@ class Memory:
 def _norms_key(inbox: Inbox) -> str:
   """Returns the key in `Memory.accepted` for the norms of a turn's messages.
 
-  A message in slices declares the norm of its decoded values. The norm of any
-  other message is computed from its encoded floating-point arrays. The two are
-  not comparable, so they have different keys.
+  A message that is cut into slices declares the norm of its decoded values. The
+  norm of any other message is computed from its encoded floating-point arrays.
+  The two are not comparable, so they have different keys.
 
   Args:
     inbox: The messages of the turn that this replica has so far.
@@ -287,33 +293,38 @@ class Agreement:
 
   The manifest of a turn lists the messages that all replicas average. An event
   (exchange) has one turn for each message that a replica sends in it. A turn is
-  settled once it has a manifest.
+  settled once it has a manifest. The shared state is the outer parameters and
+  the outer optimizer, a snapshot is this state before an event, and an interval
+  is the events from one snapshot to the next one. A share is the mean of one
+  slice of all messages, and its residual is what encoding it has lost.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
-    signer: The signer of the run.
-    seats: The seats of the run.
-    snapshots: The snapshots of the run.
-    rules: The rules of the exchange.
+    signer: Signs and verifies the objects of the run.
+    seats: Reads and takes seats: the entries with which replicas join the run
+      or come back.
+    snapshots: Reads and writes snapshots: the shared state before an event.
+    rules: The grace time, the quorum and the limits of norms and of the store.
     run_objects: The two objects that describe the run, by path. A waiting
       replica writes them again if they have vanished.
     memory: What this replica remembers of the events that were settled.
     first: Manifest of the first turn of the event that is exchanged now. Only
       the replicas in its list take part in the later turns.
-    objects: Contents of manifests and messages, by event and then by path. They
-      are of the settled turns of this event or, before its first turn is
-      settled, of the event before. A waiting replica writes them again if they
-      have vanished, because another one may need them.
+    objects: Objects that a waiting replica writes again if they have vanished,
+      by event and then by path: manifests, and the messages or shares that this
+      replica holds. Those of an event are kept until this replica has read the
+      messages or shares of the next event's first turn.
     most_were_here: Whether all but a few (`FEW`) of the expected messages were
       in the store at the first look of the last turn. Then this replica asks
       for every message in the next turn. Else it first lists the folder, if
       many messages are missing.
-    announced: At most one entry: an event, and the manifest of its first turn
-      that was already there when this replica announced itself.
+    announced: At most one entry: an event, and the manifest of its first turn,
+      if it was already there when this replica announced itself for the event.
     snapshot_bytes: Bytes of a snapshot of the shared state; 0 if this replica
-      does not know them. It then proposes no new interval except at event 0.
-    residuals: Residuals of the shares that this replica has made
-      (`Shares.remembered`).
+      does not know them. It then proposes no snapshot, so no new interval (the
+      events from one snapshot to the next), except at event 0.
+    residuals: What was lost in encoding the shares (means of one slice) that
+      this replica has made, by the keys of `Shares.remembered`.
   """
 
   store: Any
@@ -345,7 +356,8 @@ class Agreement:
       event: Number of the event, whose messages are exchanged next.
 
     Returns:
-      The manifest; None if the turn is not settled yet.
+      The manifest; None if the turn is not settled yet, or its manifest is
+      lost.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}
@@ -398,8 +410,10 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets `inbox.expected` to the replicas whose messages the turn waits for.
 
-    If the turn was settled before the snapshot with which this replica began
-    (`Inbox.is_past`), nothing happens.
+    If most messages of the turn before were in the store at the first look, it
+    also assumes so for this turn, and sets `inbox.there`. If the turn was
+    settled before the snapshot with which this replica began (`Inbox.is_past`),
+    nothing happens.
 
     Args:
       inbox: The inbox of a turn, before this replica sends its message.
@@ -430,7 +444,8 @@ class Agreement:
       ReplicaStaleError: If the manifest names another predecessor than the one
         that this replica has followed, or if a newer snapshot appears while
         this replica waits.
-      StoppedError: If the other replicas send messages of another layout.
+      StoppedError: If the listed messages have arrays of other types or shapes
+        than this replica's.
     """
     agreed = self._decided(inbox)
     if agreed.listed and agreed.layout != inbox.layout:
@@ -580,7 +595,8 @@ class Agreement:
 
     Args:
       inbox: The messages of the turn that this replica has so far.
-      objects: Contents of the turn's manifest and messages, by path.
+      objects: Contents of the turn's manifest, and of the messages or shares
+        that this replica holds, by path.
     """
     if inbox.turn == 0:
       self.objects = {inbox.event: {}}
@@ -844,6 +860,9 @@ class Agreement:
     - The interval has `rules.snapshot_every` events, and each replica has sent
       at least as many bytes in it as a snapshot has. The snapshot uses the same
       link as the messages, so it should not cost more than they do.
+
+    A replica that does not know the size of a snapshot only knows the first
+    reason.
 
     Args:
       inbox: The inbox of the turn. Only a first turn can begin an interval.

@@ -10,7 +10,10 @@ class StoreUnavailableError(Exception):
 
 
 class ClosedError(StoreUnavailableError):
-  """Raised if the store does not exist, or denies this replica access.
+  """Raised if the store will refuse until somebody changes it or the URL.
+
+  For example, it does not exist, denies this replica access, or is a folder
+  whose file system has no hard links.
 
   While a replica enters a run, this is a mistake of its user: `RetryingStore`
   raises `UnfitStoreError`. Later the replica waits and tries again, because

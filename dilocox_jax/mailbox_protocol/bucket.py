@@ -64,8 +64,8 @@ class Bucket:
   path `seat/0002` is the object `run/seat/0002`.
 
   Every method that makes a request raises `StoreUnavailableError` if the store
-  cannot be reached or refuses, and its subclass `ClosedError` if the bucket
-  does not exist or denies access.
+  cannot be reached or refuses, and its subclass `ClosedError` if another try
+  cannot succeed before somebody changes the bucket, its permissions or the URL.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.

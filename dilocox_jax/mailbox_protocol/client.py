@@ -47,6 +47,10 @@ class MailboxClient:
   clients get the same calls in the same order. Only process 0 has a mailbox.
   The others get its answers (`replica_processes`).
 
+  An event is one exchange. It is settled once the list of the messages that it
+  averages is decided. A snapshot is the shared state before an event: the outer
+  parameters and the outer optimizer, which are equal in all replicas.
+
   Attributes:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
       argument `config`: the values that must be equal in all replicas.
@@ -57,19 +61,22 @@ class MailboxClient:
     keeps: Whether the replica keeps values that were not sent, by error
       feedback or in its parameters, and sends them later. Then nothing is lost
       if a message comes too late.
-    grace_s: Grace time of the run's rules, in seconds.
+    grace_s: Grace time (`MailboxRules.grace_s`), in seconds.
     name: Name of this replica.
-    processes: The processes of this replica.
+    processes: Calls process 0 of this replica, and brings the results to its
+      other processes.
     event: Number of the next exchange.
     settled: Events whose list of messages was decided since the caller emptied
       this list. Each is a dict: "event" is the event's number, "members" the
       names of the replicas whose messages were averaged, "left_out" the reasons
-      why other messages were not, by replica, and "wrong_shares" how many wrong
-      shares of earlier events this replica has found meanwhile, by their
-      makers.
+      why other messages were not, by replica. If means are made in shares (each
+      replica averages one slice of all messages), "wrong_shares" counts the
+      wrong shares of earlier events that this replica has found meanwhile, by
+      the name of the replica that made them.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
-    stop: Event that any thread may set to ask the run to stop.
+      `NEVER` between `newest` and `take_part`.
+    stop: `threading.Event` that any thread may set to ask the run to stop.
     last_s: Seconds that the last exchange took.
     written: Empty, or a future that is done when the newest snapshot and all
       earlier ones are written.
@@ -174,6 +181,7 @@ class MailboxClient:
     Raises:
       StoppedError: If the run was asked to stop, and the call has not ended
         within the grace time plus the seconds of the last exchange.
+      Exception: What the function raises.
     """
     future = in_thread(call, *args, **kwargs)
     while wait([future], LOOK_EVERY_S).not_done:
@@ -224,6 +232,10 @@ class MailboxClient:
     Returns:
       The arrays of the snapshot; None if there is no snapshot. Then `event` is
       0, and the caller begins with the initial parameters.
+
+    Raises:
+      StoppedError: If the first events are deleted and no snapshot can be read,
+        or if the run was asked to stop (`_wait_for`).
     """
     snapshot = self._ask("newest")
     # Some exchanges may be in flight in the snapshot. This replica has sent
@@ -275,6 +287,9 @@ class MailboxClient:
       Whether this replica takes part. False if the other replicas have already
       settled the event of its first message. Then it must first apply more of
       their events, and try again.
+
+    Raises:
+      ReplicaStaleError: If the event of its first message was deleted.
     """
     if not self.announce(self.event + num_in_flight):
       return False
@@ -290,6 +305,9 @@ class MailboxClient:
     Returns:
       Whether this replica's message for the event may still count
       (`Mailbox.announce`).
+
+    Raises:
+      ReplicaStaleError: If the event was deleted.
     """
     return self._ask("announce", event)
 
@@ -315,12 +333,15 @@ class MailboxClient:
         one kind are compared.
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
-      take_fingerprint: Returns the fingerprint of the shared state that this
-        kind of exchange changes, computed with the signs of this event
-        (`signs`).
+      take_fingerprint: Returns the fingerprint (a few random sums) of the part
+        of the shared state that an exchange of this fragment changes, computed
+        with the signs of this event (`signs`).
 
     Returns:
-      The exchange, which has sent nothing yet.
+      The session of the exchange, which has sent nothing yet.
+
+    Raises:
+      ReplicaStaleError: If the event was deleted.
     """
     event = self.event
     self.event += 1
@@ -412,8 +433,12 @@ class ExchangeSession:
       is_finite: Whether this replica's values are finite. If not, the message
         has the weight 0: it is left out of the mean, but the others need not
         wait for it.
-      shared: Returns the arrays of the shared state, for a snapshot.
-      tables: How the arrays are encoded; None: the mean is not made in shares.
+      shared: Returns the arrays of the state that all replicas share, in case
+        this replica has to write it into the store.
+      tables: How the arrays are encoded. A replica needs it to average one
+        slice of all messages for the others (a mean "in shares", see the
+        package's docstring). None: every replica averages whole messages
+        itself.
 
     Returns:
       A tuple (arrays, weights, is_listed):
@@ -425,8 +450,11 @@ class ExchangeSession:
       - is_listed: whether this replica is one of them, as a bool array [].
 
       If no replica is listed, K is 1, and the arrays and the weight are zeros.
-      If the mean was made in shares, K is 1, the arrays are the mean, and the
-      weight is 1.
+      If the replicas have made the mean in shares (only possible with
+      `tables`), K is 1, the arrays are the mean, and the weight is 1.
+
+    Raises:
+      Exception: What `Mailbox.exchange` raises, and the errors of `_wait_for`.
     """
     turn = self._turn
     self._turn += 1

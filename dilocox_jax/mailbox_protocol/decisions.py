@@ -52,7 +52,7 @@ class Decisions:
 
     Args:
       store: The folder or bucket, as a `RetryingStore`.
-      signer: The signer of the run.
+      signer: Signs and verifies the objects of the run.
     """
     self._store = store
     self._signer = signer

@@ -5,7 +5,9 @@ common state. Its *name* is the digest of the last manifest whose average is in
 it. Replicas with the same name have applied the same lists of messages, so
 their states should differ only by rounding. A fingerprint (a few random sums)
 shows whether they differ by more, because of bad memory or of another
-computation. `reference.fingerprint` explains the sums.
+computation. `reference.fingerprint` explains the sums. A manifest is the list
+of the messages that all replicas average in a turn of an event (exchange), and
+a snapshot is a shared state in the store, with which a replica may begin.
 
 Two states may differ, relative to the norm of each block of values, by
 
@@ -39,7 +41,7 @@ from dilocox_jax.reference.fingerprint import (
 
 EXACT_DIGEST_BYTES = 8
 _ROW_BYTES = 4 * ROW_VALUES
-_ROUNDING_IN_RESULTS = 63 * 2.0**-24
+_ROUNDING_IN_RESULTS = 63 * 2.0**-24  # See the module's docstring.
 # Differences with a smaller norm than this are ignored: some devices round the
 # smallest numbers to zero, and squares of such numbers are zero.
 _SMALLEST_NORM = 2.0**-62
@@ -98,13 +100,15 @@ class SharedState(NamedTuple):
     """Returns how this state differs from that of another replica.
 
     Both states have the same `name`, so both replicas have averaged the same
-    messages, and their states should be equal up to rounding.
+    messages, and their states should be equal up to rounding. The tolerance
+    grows with the number of events of this fragment since both had the same
+    values: since the snapshot from which both began (`base`), or else since the
+    start of the run.
 
     Args:
       other: The state of another replica before the same event.
       event: Number of the event (exchange).
-      num_kinds: Number of fragments. Each event changes the state of one
-        fragment.
+      num_kinds: Number of fragments, P. The events take them in turn.
 
     Returns:
       The difference in words; "" if the states are equal up to rounding.
@@ -214,9 +218,10 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Estimates the relative distance of two states in each block, float64 [B].
 
-  The distance is divided by the larger norm of both states. It is 0 for a block
-  that is not finite in both states (both have diverged), and infinite for a
-  block that is finite in only one of them.
+  The distance is divided by the larger norm of both states. It counts as 0 if
+  it is tiny (`_SMALLEST_NORM`). It is 0 for a block that is not finite in both
+  states (both have diverged), and infinite for a block that is finite in only
+  one of them.
 
   Args:
     one: Rows of a state's fingerprint, float32 [B, 34].

@@ -64,13 +64,14 @@ class Folder:
   """Reads and writes objects in a folder.
 
   Every method but the constructor raises `StoreUnavailableError` if the system
-  refuses, or if a path has an empty name or one that begins with a dot.
+  refuses, or if a path has an empty name, one that begins with a dot, or a zero
+  byte.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.
   """
 
-  deleted_at_once = 1
+  deleted_at_once = 1  # A system call deletes one file.
 
   def __init__(self, path: str):
     """Makes the folder if it is missing.
@@ -342,12 +343,12 @@ class Folder:
   def _put_aside(
     self, root: int, folder: int, path: str, expected_kind: str
   ) -> None:
-    """Renames an entry of a folder that has a needed name and the wrong kind.
+    """Renames a file, folder or link that is in the place of another kind.
 
-    For example, a symbolic link has the name of an object. Does nothing if the
-    entry is missing or of the expected kind. The entry is checked again under a
-    lock, because another replica may meanwhile have written the object, which
-    must not be renamed.
+    For example, a symbolic link has the name of an object. Does nothing if no
+    entry has the name, or an entry of the expected kind. The entry is checked
+    again under a lock, because another replica may meanwhile have written the
+    object, which must not be renamed.
 
     Args:
       root: Descriptor of the folder of the store.

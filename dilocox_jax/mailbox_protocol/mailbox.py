@@ -68,7 +68,9 @@ _MOST_DIFFERENCES = KEPT_SNAPSHOTS
 # A replica ends if so many others have found wrong shares of it. If it is only
 # one, nobody knows which of the two computes wrong results.
 _ENOUGH_ACCUSERS = 2
-_LONGEST_START_PAUSE_S = 60.0
+_LONGEST_START_PAUSE_S = 60.0  # Of `Mailbox._pause_before_start`.
+# Returns the first event whose result the shared state does not have yet, and
+# the arrays of the shared state.
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
 
@@ -84,8 +86,8 @@ class Exchanged(NamedTuple):
       caller applies nothing. If `mean` is given, the lists of arrays are empty.
     is_own_listed: Whether one of these messages is from this replica. If not,
       this replica keeps the values of its message, and may send them later.
-    left_out: For each replica whose message was in the store and does not
-      count, the reason. Such a replica should drop the values of its message.
+    left_out: For each replica whose message came in time and does not count,
+      the reason. Such a replica should drop the values of its message.
     is_superseded: Whether this replica's listed message is one that it sent
       before a restart, and not the one that it has sent now. The earlier
       process may already have sent all values that this replica still holds
@@ -94,8 +96,9 @@ class Exchanged(NamedTuple):
       shapes; None if the mean was not made in shares. The caller then averages
       `messages`.
     wrong_shares: Shares of earlier means that this replica has found to be
-      wrong since the turn before. For each: the event, the number of the share,
-      and the name of the replica that should make it.
+      wrong since the turn before. A share is the mean of one slice of all
+      messages. For each: the event, the number of the share, and the name of
+      the replica that should make it.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -128,10 +131,21 @@ class Mailbox:
   message came too late, or did not carry all values, the replica holds the
   values back and adds them to its next message (see `Exchanged`).
 
+  Words of the methods (the package's docstring has more):
+
+  - *Turn*: the number of a message within an event. Most codecs need one.
+  - *Settled*: an event or turn whose manifest (list of messages) is written.
+  - *Shared state*: the outer parameters, the outer optimizer and the codec's
+    common state, which should be equal in all replicas. A *fingerprint* is a
+    few random sums of it. A *snapshot* is the state before an event, as objects
+    in the store. An *interval* is the events from one snapshot to the next.
+  - *Share*: the mean of one slice of all messages, which one replica makes.
+
   Attributes:
-    beside: Function that is called with a function that writes a snapshot or
-      checks a share. It must call that function at once, as the default does,
-      or in a thread, so that messages do not wait for it.
+    beside: Function that gets a task and runs it: at once, as the default does,
+      or in a thread, so that messages do not wait for it. A task is a function
+      without arguments that writes a snapshot, checks another replica's share
+      of a mean, or reads the results of such checks.
   """
 
   def __init__(
@@ -166,7 +180,8 @@ class Mailbox:
 
     Raises:
       RunMismatchError: If `config`, `text_digest`, `rules`, the secret or the
-        version of the protocol differ from those of the run.
+        version of the protocol differ from those of the run, or if the store
+        does not say which run it holds (`join_run`).
       UnfitStoreError: If the store does not exist, denies access, or overwrites
         objects that were to be created once (`proof.prove`).
       ValueError: If another argument is wrong. Each message is one line.
@@ -244,8 +259,8 @@ class Mailbox:
 
     Returns:
       The snapshot. The caller takes over its arrays, and goes on with the event
-      `Snapshot.first`. None if there is no snapshot: the caller then begins
-      with the initial parameters and event 0.
+      `Snapshot.first`. None if there is no snapshot that can be read: the
+      caller then begins with the initial parameters and event 0.
 
     Raises:
       StoppedError: If the first events are deleted, and no snapshot can be
@@ -480,7 +495,8 @@ class Mailbox:
 
     It waits until the replicas have decided on the list of these messages: up
     to `rules.grace_s` seconds, or longer if there are fewer messages than
-    `rules.quorum` or the store cannot be reached.
+    `rules.quorum`, a listed message has vanished, or the store cannot be
+    reached.
 
     Args:
       event: Number of the event. It is the one after the last event, or an
@@ -510,10 +526,13 @@ class Mailbox:
 
     Raises:
       ReplicaStaleError: If this replica must begin again with `newest`: the
-        event was deleted, the others have gone on without it, or its shared
-        state or its list of messages differs from that of most others.
+        event was deleted, the others have gone on without it, its shared state
+        or its list of messages differs from that of most others, or two
+        different states are equally frequent.
       StoppedError: If beginning again would not help: its shared state keeps
-        differing, or `rules.store_bytes` is too low.
+        differing, its messages have other types or shapes than the listed ones,
+        two other replicas have found wrong shares that it made, or
+        `rules.store_bytes` is too low.
       ValueError: If an event was skipped, or if `tables` is None and the others
         make the mean in shares.
     """
@@ -897,8 +916,9 @@ class Mailbox:
         none.
 
     Raises:
-      ReplicaStaleError: If the states differ, or if two different states were
-        equally frequent among the senders.
+      ReplicaStaleError: If the states differ, or if this replica has sent a
+        message and two different states were equally frequent among the
+        senders.
       StoppedError: If they have differed too often.
     """
     if agreed.is_split:

@@ -16,8 +16,9 @@ count toward the usual norm.
 
 A message with more than `max_norm_ratio` times the usual norm is left out. A
 smaller message, whose norm is r > 1 times the usual norm, is averaged with less
-weight: 1 / r^2 of its own weight. So the influence of a wrong message falls as
-its size grows, where a mean with equal weights would diverge. For example, one
+weight: 1 / r^2 of its own weight. (If `full_weight_ratio` is f, r is relative
+to f times the usual norm.) So the influence of a wrong message falls as its
+size grows, where a mean with equal weights would diverge. For example, one
 of three replicas sends its values times -2. The mean is then
 (1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of the right one, instead of 0.
 
@@ -53,8 +54,8 @@ class Listed(NamedTuple):
     digest: First 32 bytes of the message, which sign it, as hexadecimal digits.
     weight: Weight of the message in the mean. It is lower than the weight that
       the sender gave if the norm is too large.
-    norm: Euclidean norm of the message (`norm_of`, or what the sender of a
-      message in slices declared).
+    norm: Euclidean norm of the message: `norm_of`, or what the sender declared
+      if messages are cut into slices (`Message.norm`).
   """
 
   replica: str
@@ -75,15 +76,17 @@ class Manifest:
       for the first one. It also names the shared state of the listed messages'
       senders. So replicas that have followed different manifests notice it.
     listed: The messages that are averaged, in this order.
-    left_out: For each replica whose message was in the store and is not
-      averaged, the reason, e.g. "its values are not finite".
+    left_out: For each replica whose message came in time and is not averaged,
+      the reason, e.g. "its values are not finite".
     roster: The replicas that take part after this event.
-    is_split: Whether two shared states were equally frequent among the senders
-      (`votes`). All senders must then take the newest snapshot.
+    is_split: Whether two different shared states (outer parameters and outer
+      optimizer) were equally frequent among the senders (`votes`). All senders
+      must then take the newest snapshot.
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
-    num_slices: Number of slices into which the messages are cut, S, if the mean
-      is made in shares; 0: each replica averages the messages itself.
+    num_slices: Number of slices into which the messages are cut, S, if each
+      replica averages one slice of all messages and reads the other slices of
+      the mean; 0: each replica averages the messages itself.
     layout: Digest of types and shapes of the messages (`Inbox.layout`).
   """
 
@@ -142,9 +145,10 @@ def make_manifest(
 ) -> Manifest:
   """Returns the manifest that lists the messages to average in a turn.
 
-  A message is left out if its sender has another shared state (`votes`), if its
-  values are not finite, or if its norm is too large. A message with a large
-  norm gets a lower weight (the module's docstring has the formula).
+  A message is left out if its sender has other outer parameters or another
+  outer optimizer's state than most senders have (`votes`), if its values are
+  not finite, or if its norm is too large. A message with a large norm gets a
+  lower weight (the module's docstring has the formula).
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.
@@ -294,8 +298,9 @@ def weight_factors(
       the usual norm (`usual_norm`).
 
   Returns:
-    The factor by replica. It is at most 1. It is 1 for all messages if there is
-    no usual norm.
+    The factor by replica: min(1, full_ratio * usual / norm), squared if at
+    least three norms are not 0. It is 1 for a norm of 0, and for all messages
+    if there is no usual norm.
   """
   usual = usual_norm(norms.values(), accepted)
   if usual is None:

@@ -28,9 +28,9 @@ A message consists of the tags of its signature (`signer.py`), a fixed header,
 and the bytes of numpy arrays. The header has a digest of the layout (types and
 shapes), the weight of the message, and the name of the sender's shared state:
 the digest of the manifest of the event before. In the first turn of an event,
-the fingerprint of that state follows the header. Every replica computes the
-layout from its own config. So it knows the size of a message before it asks for
-the message.
+the fingerprint of that state (a few random sums) follows the header. Every
+replica computes the layout from its own config. So it knows the size of a
+message before it asks for the message.
 """
 
 import dataclasses
@@ -87,7 +87,8 @@ FEW = 3
 # Bytes of the header, which comes before the fingerprint and the arrays.
 HEADER_BYTES = _HEADER.size
 
-Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
+# Type and shape of an array. (The kind of an event is another thing.)
+Kind = tuple[np.dtype, tuple[int, ...]]
 
 
 def seat_path(index: int) -> str:
@@ -282,15 +283,14 @@ class Message(NamedTuple):
     data: The whole object as it is in the store, in one or several parts.
     weight: Weight of the message in the mean; 0 if the sender's values are not
       finite.
-    arrays: The arrays that are averaged. Empty if only one section of a message
-      in slices was read.
-    state: Name of the sender's shared state, and its fingerprint (a few random
-      sums).
+    arrays: The arrays that are averaged. Empty if the message is cut into
+      slices and only one slice was read (`sliced.py`).
+    state: Name of the sender's shared state (outer parameters and outer
+      optimizer), and its fingerprint (a few random sums).
     norm: Euclidean norm of the decoded values, as the sender declares it. Only
-      messages in slices have it (`sliced.py`); None: the norm is computed from
+      messages that are cut into slices have it; None: the norm is computed from
       `arrays`.
-    is_whole: Whether `data` is the whole object; False: it is one section of a
-      message in slices.
+    is_whole: Whether `data` is the whole object; False: it has only one slice.
   """
 
   data: Data
@@ -315,15 +315,16 @@ class Inbox:
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
-    signer: The signer of the run.
+    signer: Signs and verifies the objects of the run.
     event: Number of the event (exchange).
     turn: Number of the turn: of the message within the event, from 0.
     like: Arrays with the types and shapes of every message of this turn. Their
       values are not read.
     kind: Number of the fragment that is exchanged. Events of one kind have
       messages of one size, and the norms of these messages are compared.
-    num_blocks: Number of blocks in the fingerprint of every message of this
-      turn; 0 if messages have no fingerprint.
+    num_blocks: Number of blocks in the fingerprint (random sums of the sender's
+      outer parameters and outer optimizer) of every message of this turn; 0 if
+      messages have no fingerprint.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
@@ -338,8 +339,8 @@ class Inbox:
     num_looks: How often this replica has looked whether the turn is settled.
     seats_read_s: Time of the last look for new seats in this turn, by the clock
       of the store (seconds); None: there was none yet.
-    num_slices: Number of slices into which messages are cut, S
-      (`sliced.SlicedInbox`); 0: they are not cut.
+    num_slices: Number of slices into which messages are cut, S, so that each
+      replica averages one of them (`sliced.SlicedInbox`); 0: they are not cut.
     num_bytes: Bytes of one message, with its signature.
     layout: Digest of types and shapes of a whole message, in hexadecimal
       digits.
@@ -387,7 +388,7 @@ class Inbox:
     process has the same name. Then the earlier message counts.
 
     If more than `FEW` other messages are expected, the folder of the turn is
-    listed at the same time.
+    listed at the same time, unless all of them are already in `there`.
 
     Args:
       replica: Name of this replica, the sender.
@@ -509,7 +510,8 @@ class Inbox:
       replica: Name of the sender.
 
     Returns:
-      Whether the message is in `held` now. False: the store does not have it.
+      Whether the message is in `held` now. False: the store does not have it,
+      or it is not valid (`read`).
     """
     if replica not in self.held:
       self.read(replica)
@@ -529,7 +531,7 @@ class Inbox:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
     Does nothing if the message is missing or not signed, or if it has another
-    layout, or a negative or infinite weight.
+    size or layout, or a weight that is negative or not finite.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)

@@ -32,7 +32,7 @@ class SignedRanges:
 
     Args:
       store: The folder or bucket, as a `RetryingStore`.
-      signer: The signer of the run.
+      signer: Signs and verifies the objects of the run.
       path: Path of the object.
       num_bytes: Bytes of the object's content.
       digest: First 32 bytes of the object as hexadecimal digits, as a manifest

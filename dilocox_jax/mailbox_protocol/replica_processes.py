@@ -20,6 +20,7 @@ from dilocox_jax.mailbox_protocol.agreement import (
 from dilocox_jax.mailbox_protocol.mailbox import Exchanged
 from dilocox_jax.mailbox_protocol.snapshots import Snapshot
 
+# Returns arrays of JAX that are divided among the devices of all processes.
 TakeArrays = Callable[[], Sequence[Any]]
 # Named tuples that methods of a mailbox return.
 _RECORDS: dict[str, type] = {"Exchanged": Exchanged, "Snapshot": Snapshot}
@@ -32,7 +33,8 @@ _ERRORS: dict[str, type[Exception]] = {
   "OSError": OSError,
 }
 # JSON has no arrays and no named tuples. A mapping with one of these keys
-# stands for such a value. Other mappings are within a mapping, too.
+# stands for such a value. A mapping of the answer itself becomes the value of
+# the key `_MAPPING`, so that its own keys cannot be mistaken for these.
 _ARRAY = "array"
 _RECORD = "record"
 _FIELDS = "fields"

@@ -9,8 +9,10 @@ A replica that joins a run, or comes back to it, takes the next free *seat*: an
 object that is created once. The seat holds the number of the event (exchange)
 from which the replica takes part. A replica that did not send its message in
 time counts as *away* since that event. Nobody waits for it until it takes a new
-seat with a later event. Seats are numbered. So one request for the next number
-shows whether any replica has joined, however many replicas are away.
+seat with a later event. An event is *settled* once its manifest is written: the
+list of the messages that it averages. Seats are numbered. So one request for
+the next number shows whether any replica has joined, however many replicas are
+away.
 """
 
 import dataclasses
@@ -77,11 +79,14 @@ class MailboxRules:
   Attributes:
     replicas: Number of replicas that the first event waits for, up to the grace
       time.
-    quorum: Least number of messages with which an event is settled.
+    quorum: Least number of messages with which an event is settled. If a codec
+      sends two messages one after the other, it holds for the first ones alone.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
     snapshot_every: Least number of events between two snapshots of the shared
-      state. If `store_bytes` is too low for that, snapshots are more frequent.
+      state. The next snapshot also waits until each replica has sent as many
+      bytes as a snapshot has. If `store_bytes` is too low for that, snapshots
+      are more frequent.
     store_bytes: Largest number of bytes of all objects in the store; None: the
       limit follows from the size of a snapshot and the number of replicas, and
       is at least 1 GB (see `mailbox_protocol.store_size`).
@@ -168,7 +173,7 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
 def run_terms(
   config: Mapping[str, Any], text_digest: str, rules: MailboxRules
 ) -> dict[str, Any]:
-  """Returns the values that must be equal in all replicas, as `run.json` has.
+  """Returns the values that must be equal in all replicas, for `run.json`.
 
   Args:
     config: All settings that a run's result depends on, as nested mappings with
@@ -223,7 +228,9 @@ def join_run(
 
   Raises:
     RunMismatchError: If `terms` differ from those of the run, if the run has
-      another secret, or if both objects are lost while the store has events.
+      another secret, if both objects are lost while the store has events, or if
+      the two objects are of different runs and it is not clear which one the
+      events belong to.
   """
   signer = Signer(secret, "")
   stored = _read_run(store)
@@ -388,6 +395,9 @@ def checked_name(replica: str) -> str:
 class Roster:
   """The replicas that take part in a run after an event (exchange).
 
+  A replica creates a seat (an object that names it) when it joins the run, and
+  another one each time that it comes back.
+
   Attributes:
     seats: Names of all replicas that ever took a seat, in the order of their
       first seats.
@@ -447,7 +457,8 @@ class Roster:
 
     Args:
       event: Number of the event that is settled next. A replica whose seat
-        names this event or an earlier one is expected from now on.
+        names this event or an earlier one is expected from now on, unless it
+        has missed an event since the one that its seat names.
       taken: Contents of the new seats, from number `num_seats` on: the
         replica's "name", and the event "since" which it takes part.
     """
@@ -508,7 +519,7 @@ class Seats:
 
     Args:
       store: The folder or bucket, as a `RetryingStore`.
-      signer: The signer of the run.
+      signer: Signs and verifies the objects of the run.
       name: Name of this replica.
     """
     self._store = store

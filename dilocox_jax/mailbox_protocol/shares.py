@@ -4,8 +4,10 @@ If every replica read all messages, the bytes that it reads would grow with the
 number of replicas. With shares they do not. Messages are cut into slices. A
 replica reads one slice of each message, averages the slices, and writes the
 result: its *share* of the mean. Then it reads the shares of the others.
-`reference.shares` says how a share is computed. The requests of a turn, one
-after the other:
+`reference.shares` says how a share is computed. A message consists of *tables*:
+the encoded rows of one width. A turn is one message of each replica in an event
+(exchange), and events of the same fragment have the same kind. The requests of
+a turn, one after the other:
 
     create the message
     read one slice of each of the other messages
@@ -127,8 +129,8 @@ class Share(NamedTuple):
     has_residual: Whether a residual of an earlier share was added to the mean
       before it was encoded.
     loss: What encoding has lost, as tables of encoded rows, which is the new
-      residual. None: this replica has read the share, so it does not know the
-      residual.
+      residual; [] if shares have no residual (`Tables.has_residual`). None:
+      this replica has read the share, so it does not know the residual.
   """
 
   data: Data
@@ -142,12 +144,14 @@ class Shares:
   """Makes and reads the shares of one turn's mean, for one replica.
 
   A share is the mean of one slice of all messages. Each replica makes one
-  share, and reads the others. Some methods return functions that make requests,
-  so that the caller can make these requests at the same time.
+  share, and reads the others. In a turn that was settled before the snapshot
+  with which this replica began (`Inbox.is_past`), it makes none. Some methods
+  return functions that make requests, so that the caller can make these
+  requests at the same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
-    signer: The signer of the run.
+    signer: Signs and verifies the objects of the run.
     inbox: The messages of the turn that this replica has so far.
     agreed: The manifest of the turn, which lists at least one message.
     name: Name of this replica.
@@ -207,8 +211,9 @@ class Shares:
   def reads_for_comparison(self) -> list[Callable[[], None]]:
     """Returns functions that read a slice of the first listed message.
 
-    A replica whose own message is not listed compares its shared state with the
-    fingerprint in this slice. If its message is listed, the list is empty.
+    A replica whose own message is not listed compares its outer parameters and
+    outer optimizer with the fingerprint (a few random sums) in this slice. If
+    its message is listed, the list is empty.
     """
     if self.name in self.agreed.names:
       return []
@@ -304,7 +309,7 @@ class Shares:
       number: Number of the share.
 
     Returns:
-      The functions; none if all slices of the listed messages are there.
+      The functions; [] if this replica has all slices already.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -324,8 +329,9 @@ class Shares:
     """Computes a share (the mean of one slice), and writes it to the store.
 
     The share is also added to `held`. If another replica has already written
-    the share, that object is used. If the norm of the computed share is too
-    large (`_is_too_large`), nothing is written.
+    the share, that object is used, or replaced if it is not valid (`read`). If
+    the norm of the computed share is too large (`_is_too_large`), nothing is
+    written.
 
     Args:
       number: Number of the share, whose slices were all read.

@@ -157,8 +157,8 @@ class Signer:
       data: The bytes that were read there; None: the object is missing.
 
     Returns:
-      The content, without a copy; None if the object is missing, or if an
-      authentication code is wrong.
+      The content, without a copy; None if the object is missing, if no signed
+      object has its size, or if an authentication code is wrong.
     """
     if data is None:
       return None

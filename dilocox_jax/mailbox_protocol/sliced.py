@@ -3,8 +3,9 @@
 If the mean is made in shares (`shares.py`), a replica needs only one slice of
 each message. So the object of a message has one section for each slice. Each
 section is sealed by itself (`signer.py`), and repeats the header and the
-fingerprint of the message. So with one request a replica gets everything that
-it needs to agree on the manifest and to make its share:
+fingerprint of the message (random sums of the sender's state, which only the
+first message of an event has). So with one request a replica gets everything
+that it needs to agree on the manifest and to make its share:
 
     section 0    digest, seal, header, fingerprint, slice 0
     section 1    digest, seal, header, fingerprint, slice 1
@@ -52,7 +53,7 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
   """Returns the number of bytes of a message in slices.
 
-  The fingerprints in the first turn of an event are not counted.
+  Fingerprints, which the first message of an event has, are not counted.
 
   Args:
     num_array_bytes: Bytes of the message's arrays.

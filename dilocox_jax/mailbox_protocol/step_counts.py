@@ -35,7 +35,9 @@ class StepCounts:
     self._in_flight: dict[int, list[int]] = collections.defaultdict(list)
 
   def restart(self, num_in_flight: Sequence[int]) -> None:
-    """Sets all counts to 0, after the replica has taken a snapshot's state.
+    """Sets all counts to 0, after the replica has taken over a snapshot.
+
+    A snapshot is the state that the other replicas shared before an exchange.
 
     Args:
       num_in_flight: For each fragment, the number of its exchanges that are in

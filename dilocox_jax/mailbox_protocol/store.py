@@ -290,8 +290,8 @@ class RetryingStore:
       clock: Returns a time in seconds that never goes back.
       pause: Waits for a number of seconds.
       is_entering: Whether this replica is still entering a run. Then a store
-        that does not exist or denies access is a mistake of the user: the call
-        raises `UnfitStoreError`, and is not repeated.
+        that does not exist or denies access (`ClosedError`) is a mistake of the
+        user: the call raises `UnfitStoreError`, and is not repeated.
     """
     self.store = store
     self.clock = clock
@@ -327,8 +327,8 @@ class RetryingStore:
       The result of the function.
 
     Raises:
-      UnfitStoreError: If this replica is entering a run, and the store does not
-        exist or denies access.
+      UnfitStoreError: If this replica is entering a run, and the function
+        raises `ClosedError`.
     """
     has_failed = False
     wait = FIRST_PAUSE_S

@@ -1,15 +1,16 @@
 """Computes how many bytes a store may hold, and how many of them in messages.
 
-A store holds snapshots, and the messages since the oldest snapshot that is
-kept. So the more often a snapshot is written, the fewer messages the store
-holds. The events from one snapshot to the next one are an *interval*. At most,
-a store holds
+A store holds snapshots (the outer parameters and the outer optimizer before an
+event, which all replicas share), and the messages since the oldest snapshot
+that is kept. So the more often a snapshot is written, the fewer messages the
+store holds. The events from one snapshot to the next one are an *interval*. At
+most, a store holds
 
 - five snapshots: three that are kept, one that is about to be deleted, and one
   that is being written;
-- the messages and manifests of six intervals: three since the oldest snapshot
-  that is kept, one before it if results are applied late, one whose snapshot is
-  being written, and one that has begun meanwhile;
+- the messages and manifests (lists of messages) of six intervals: three since
+  the oldest snapshot that is kept, one before it if results are applied late,
+  one whose snapshot is being written, and one that has begun meanwhile;
 - seats, marks and the indices of snapshots, less than 2 MB together.
 
 For example, four replicas send messages of 100 MB, and a snapshot has 800 MB.
@@ -26,9 +27,11 @@ from typing import NamedTuple
 
 from dilocox_jax.checks import require
 
+# The numbers of the list above.
 MOST_SNAPSHOTS = 5
 MOST_INTERVALS = 6
 OTHER_BYTES = 2_000_000
+# For a small model, a tighter limit would only make snapshots more frequent.
 LEAST_DEFAULT_BYTES = 1_000_000_000
 
 

@@ -46,7 +46,7 @@ def vote(
   """Returns which messages do not count because of their senders' states.
 
   The states should be equal. If they are not, the state that most senders have
-  counts.
+  counts. A message whose state has another name than `before` never counts.
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.

@@ -33,7 +33,8 @@ class TensorBoardLog(RunLog):
       start: Names the run directory and the step to continue from.
 
     Raises:
-      RefusedError: If the folder is a link.
+      RefusedError: If `tensorboard` in the run directory is a link or no
+        folder.
     """
     folder = check_subfolder(start.workdir, FOLDER)
     first_step = 0

@@ -24,8 +24,9 @@ class AverageState(NamedTuple):
 
   Attributes:
     count: Number of updates taken (int32 scalar).
-    average: Weighted average of the parameters after these updates, in fp32 or
-      wider; the weights are those of `averaged` or `schedule_free`.
+    average: The average, in fp32 or wider; the first parameters if `count` is
+      0. With `averaged` it is a weighted average of the parameters after these
+      updates. With `schedule_free` it is the average x of that optimizer.
     optimizer: State of the optimizer that makes the updates.
   """
 
@@ -44,10 +45,10 @@ def averaged(
   Update t moves the average by (power + 1) / (t + power) of its distance to the
   new parameters x_t. For power = 1, the first three updates move it by 1, 2/3
   and 2/4 of the distance, so x_1, x_2 and x_3 then have the weights 1/6, 2/6
-  and 3/6. In general x_s has a weight in proportion to s (s + 1) ... (s + power
-  - 1), which is about s^power. So the average lags behind the newest parameters
-  by about 1 / (power + 2) of the run, and the same power serves runs of all
-  lengths.
+  and 3/6. For a whole power, x_s has a weight in proportion to s (s + 1) ...
+  (s + power - 1), which is about s^power. So the average lags behind the newest
+  parameters by about 1 / (power + 2) of the run, and the same power serves runs
+  of all lengths.
 
   Args:
     optimizer: Makes the updates, and does not see the average. No other
@@ -167,7 +168,7 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
   """Returns the average of the parameters in a state, if any, or else `params`.
 
   Unlike `parameters_to_keep`, it leaves the dtypes as they are. So leaves may
-  be anything, such as arrays that are not in memory.
+  be anything, e.g. descriptions of the arrays of a checkpoint.
 
   Args:
     optimizer: State of any optimizer. It has an average if it is an
@@ -184,8 +185,9 @@ def check_outermost(optimizer: Tree) -> None:
 
   The average of the parameters must belong to the outermost transformation.
   Otherwise `parameters_to_keep` would not find it, and the outer transformation
-  may change the updates from which the average was computed. A schedule-free
-  optimizer that is not wrapped in `schedule_free` is refused as well.
+  may change the updates from which the average was computed. The outermost
+  optimizer is also refused if it is schedule-free and not wrapped in
+  `schedule_free`. Inside another optimizer such a mistake is not noticed.
 
   Args:
     optimizer: State of any optimizer.

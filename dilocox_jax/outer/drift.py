@@ -35,23 +35,31 @@ from dilocox_jax.trees import Scalar, Tree
 class Drift(NamedTuple):
   """Squared norms that a replica reports when a fragment was averaged.
 
-  In the code of one replica the norms are scalars. In the result of the mapped
-  program `own_squared` and `apart_squared` have a replica axis, [M].
+  In the code of one replica all values are scalars. In the result of the
+  program that is mapped over replicas, `own_squared`, `apart_squared` and
+  `is_left_out` have a replica axis, [M]. In the result of `drift_axes` the
+  fields are axes.
 
   Attributes:
     own_squared: |sent|^2, where `sent` is the replica's pseudo-gradient as the
-      other replicas decode it (`ExchangeResult.sent`). It is not finite if the
-      pseudo-gradient was not finite. The replica was then left out of the mean.
+      other replicas decode it (`ExchangeResult.sent`). If the replica was left
+      out of the mean, it is not finite (the pseudo-gradient was not finite, or
+      its weight was 0), or 0 (`norm_filter` has left it out, or a mailbox did
+      not count its message).
     apart_squared: |sent - mean|^2.
     mean_squared: |mean|^2, a scalar; [M] if the exchange gives each replica a
       mean of its own.
-    observed: Arrays that the aggregator wants recorded, by name; may be empty.
+    observed: Arrays that the aggregator wants recorded in `metrics.jsonl`, by
+      name (`Aggregator.observe`); may be {}.
+    is_left_out: Whether a filter left the replica out of the mean
+      (`Averaged.is_left_out`). `sent` is zeros then. None: there is no filter.
   """
 
   own_squared: Any
   apart_squared: Any
   mean_squared: Any
   observed: Any
+  is_left_out: Any = None
 
 
 def drift_axes(is_shared: bool) -> Drift:
@@ -70,6 +78,7 @@ def drift_axes(is_shared: bool) -> Drift:
     apart_squared=per_replica,
     mean_squared=shared if is_shared else per_replica,
     observed=shared,
+    is_left_out=per_replica,
   )
 
 
@@ -94,6 +103,7 @@ def measure_drift(result: ExchangeResult) -> Drift:
     apart_squared=squared_norm(difference),
     mean_squared=squared_norm(result.mean),
     observed=dict(result.observed or {}),
+    is_left_out=result.is_left_out,
   )
 
 

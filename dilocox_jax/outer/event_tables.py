@@ -24,17 +24,18 @@ class EventTable:
   """Which fragment is sent after each inner step, or which one is applied.
 
   Attributes:
-    first: Index of the fragment after inner steps 0, 1, 2, ... up to the step
-      at which rounds begin to repeat. -1: none. int32 [steps + 1].
-    repeated: Index of the fragment after steps 1, 2, 3, ... of a round that
-      repeats. -1: none. int32 [H].
+    first: Number of the fragment that is sent (or applied) after inner step 0,
+      1, 2, ... up to the step after which all rounds are alike; -1: none. int32
+      [steps + 1].
+    repeated: Number of the fragment after step 1, 2, 3, ... of a round that
+      repeats; -1: none. int32 [H].
   """
 
   first: np.ndarray
   repeated: np.ndarray
 
   def fragment_at(self, step: Index) -> Index:
-    """Returns the index of the fragment after a step; -1 if there is none.
+    """Returns the number of the fragment after a step; -1 if there is none.
 
     Args:
       step: Number of inner steps done (traced int32 scalar, at least 1).

@@ -51,7 +51,8 @@ def measure_apply_send(
   """Measures a pseudo-gradient, applies an earlier mean, and then sends.
 
   To send means here only to put the new pseudo-gradient in flight. Its exchange
-  runs later.
+  runs later. With tau = 0 it is never in flight: `apply` exchanges and applies
+  it at once (`exchange_at_once`).
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -62,8 +63,9 @@ def measure_apply_send(
     apply: Function that is called after measuring, and applies a mean, such as
       the result of `apply_arrived`, `exchange_at_once` or `apply_nothing_yet`.
     num_arrived: How many pseudo-gradients are no longer in flight afterwards,
-      counted from the oldest. It is 1 if one is applied, also if this is the
-      new one.
+      counted from the oldest. It is 1 if a mean is applied, also if it is the
+      mean of the new one, or if the oldest one is only a placeholder of zeros;
+      0 otherwise.
 
   Returns:
     The new state, and the other two values that `apply` returned: the replica's
@@ -80,8 +82,8 @@ def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
-    weight: Factor of this replica in the mean, a float scalar; 0 leaves the
-      replica out. None: all replicas have the same weight.
+    weight: Factor of this replica's pseudo-gradient in the mean, a float scalar
+      (`OuterStep.exchange`). None: all replicas have the same weight.
 
   Returns:
     Function that averages the new pseudo-gradient over replicas, waits for the

@@ -78,9 +78,9 @@ class FragmentView:
   Attributes:
     count: Number of fragments, P.
     fragments: How the tree is divided: a function from a leaf's path to the
-      number of its fragment, or a `Fragments`, which divides layers or slices
-      leaves. None: into whole leaves, such that the fragments have about equal
-      sizes.
+      number of its fragment, or a `Fragments`, in which a fragment is some
+      layers, or a slice of every leaf. None: into whole leaves, such that the
+      fragments have about equal sizes.
   """
 
   count: int
@@ -92,9 +92,10 @@ class FragmentView:
 
   @property
   def _by_rows(self) -> Fragments | None:
-    """`fragments` if a leaf may belong to several fragments; otherwise None.
+    """`fragments` if fragments are slices or layers; otherwise None.
 
-    This is so if fragments are slices or layers.
+    One leaf may then belong to several fragments. The result is None if there
+    is only one fragment, or if fragments are whole leaves.
     """
     if self.count > 1 and isinstance(self.fragments, Fragments):
       return self.fragments
@@ -229,8 +230,11 @@ class FragmentView:
       params: Parameters of one replica, or their shapes and types.
 
     Raises:
-      ValueError: If a leaf is no array of real floats, the fragments do not
-        cover the tree, or a fragment has no value.
+      ValueError: If a leaf is no array of real floats; if `fragments` is a
+        `Fragments` with another number of fragments than `count`, or a function
+        that gives a leaf a number outside of 0 to P - 1; if a fragment of whole
+        leaves has no leaf; or if leaves do not divide into layers and a rest
+        (`_check_layers`).
     """
     check_trainable(params)
     shapes = shapes_by_path(params)
@@ -255,7 +259,8 @@ class FragmentView:
       shapes: Leaf shapes by path.
 
     Raises:
-      ValueError: If the fragments do not cover the leaves.
+      ValueError: If a function gives a leaf a number outside of 0 to P - 1, or
+        if a fragment of whole leaves has no leaf.
     """
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if self._slices or not shapes:

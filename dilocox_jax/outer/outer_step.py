@@ -68,9 +68,9 @@ class OuterStep:
 
   If the pseudo-gradient of a replica is not finite, every aggregator leaves
   this replica out of the mean, so that the other replicas stay finite. The host
-  notices the problem in `Drift.own_squared` of this replica, which is not
-  finite then. The replica's parameters would not show the problem under a rule
-  that replaces them by finite outer parameters.
+  notices the problem in `Drift.own_squared` of this replica, which is then not
+  finite, or 0 with `norm_filter`. The replica's parameters would not show the
+  problem under a rule that replaces them by finite outer parameters.
 
   Attributes:
     method: The schedule and the apply rule.
@@ -134,7 +134,7 @@ class OuterStep:
     return FragmentState(shared, shared, self.aggregator.axes, per_replica)
 
   def init(self, params: Tree) -> FragmentState:
-    """Returns the first state of a fragment, with nothing in flight.
+    """Returns the first state of a fragment, of which nothing was sent yet.
 
     Args:
       params: Parameters of the fragment.
@@ -175,8 +175,10 @@ class OuterStep:
     Args:
       state: State of the fragment.
       pseudo_gradient: This replica's pseudo-gradient, a tree like the fragment.
-      weight: Factor of the pseudo-gradient in the mean, a float scalar; 0
-        leaves the replica out. None: all replicas have the same weight.
+      weight: Factor by which the pseudo-gradient is multiplied, a float scalar;
+        0 leaves the replica out. The mean divides by the number of replicas
+        that are not left out, so their factors should have the mean 1. None:
+        all replicas have the same weight.
 
     Returns:
       The result, and the new state of the aggregator.
@@ -198,8 +200,9 @@ class OuterStep:
 
     Returns:
       A coroutine. It yields arrays before and after each collective, and the
-      caller sends them back (`Aggregator`). At the end it returns the result of
-      `exchange`.
+      caller sends them back (`Aggregator`). Through a mailbox it yields each
+      message instead, and gets the reply (`MailboxMean.reduce`). At the end it
+      returns the result of `exchange`.
     """
     values = pseudo_gradient
     if weight is not None:
@@ -216,6 +219,7 @@ class OuterStep:
       sent=averaged.sent,
       retained=retained,
       observed=dict(self.aggregator.observe(averaged.state)),
+      is_left_out=averaged.is_left_out,
     )
     return result, averaged.state
 
@@ -228,8 +232,9 @@ class OuterStep:
       state: State of the fragment.
       inner: The replica's own parameters of the fragment.
       result: Result of `exchange`.
-      fresh: Pseudo-gradient that was measured after the same inner step; zeros
-        if there is none. Of the rules of this package only "eager" reads it.
+      fresh: Pseudo-gradient that was measured after the inner step after which
+        `result` is applied; zeros if none was. Of the rules of this package
+        only "eager" reads it.
 
     Returns:
       The new state and the replica's new parameters of the fragment.
@@ -238,6 +243,8 @@ class OuterStep:
       ValueError: If a part of the pseudo-gradient was not sent and stays with
         the replica (`keep_unsent=True`), but the method does not allow this
         (`Method.can_keep_unsent`).
+      AssertionError: If the rule's gradient has other shapes or dtypes than the
+        outer parameters.
     """
     old = state.params
     gradient = self.rule.gradient(result, fresh)
@@ -276,9 +283,9 @@ class OuterStep:
     """Returns what is added to a replica's fragment after each inner step.
 
     The rule computes this correction (`ApplyRule.correct`). It stays as it was
-    if this replica's pseudo-gradient is not in the mean, because its values
-    were not finite or came too late. Then the result does not say how far the
-    replica is from the other replicas.
+    if what this replica sent is not finite or zero. So it stays whenever this
+    replica's pseudo-gradient is not in the mean (`Drift.own_squared`): then the
+    result does not say how far the replica is from the other replicas.
 
     Args:
       correction: The correction before, a tree like the fragment.
@@ -309,7 +316,7 @@ def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
   """Scales a pseudo-gradient by a weight; a weight of 0 makes it NaN.
 
   NaN leaves a replica out: every aggregator excludes a replica with values that
-  are not finite from the mean, and clears its residual.
+  are not finite from the mean, and sets its residual of error feedback to zero.
 
   Args:
     pseudo_gradient: Pseudo-gradient of one replica.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.trees import Array, Tree
+from dilocox_jax.trees import Array, Boolean, Tree
 
 
 class ExchangeResult(NamedTuple):
@@ -24,10 +24,14 @@ class ExchangeResult(NamedTuple):
     mean: Mean pseudo-gradient of the replicas (`Averaged.mean`).
     own: Pseudo-gradient of this replica, as it was measured.
     sent: Pseudo-gradient of this replica, as the other replicas decode it. It
-      differs from `own` if a codec loses something.
+      differs from `own` if a codec loses something, error feedback adds a
+      residual, or the replica has a weight. If the replica was left out of the
+      mean, it is not finite or zeros (`Drift.own_squared`).
     retained: The part of `own` that was not sent and stays in the replica's
       parameters; None: nothing stays.
     observed: Arrays that the aggregator wants recorded, by name; None: none.
+    is_left_out: Whether a filter left this replica out of the mean
+      (`Averaged.is_left_out`); None: there is no filter.
   """
 
   mean: Tree
@@ -35,6 +39,7 @@ class ExchangeResult(NamedTuple):
   sent: Tree
   retained: Tree | None = None
   observed: Mapping[str, Array] | None = None
+  is_left_out: Boolean | None = None
 
 
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
@@ -84,17 +89,20 @@ class ApplyRule(NamedTuple):
       not applied yet.
     gradient: Function (result, fresh) -> gradient for the outer optimizer.
       `result` is the `ExchangeResult` that is applied. `fresh` is the
-      pseudo-gradient that was measured after the same inner step, zeros if
-      there is none.
+      pseudo-gradient that was measured after the inner step after which
+      `result` is applied, zeros if none was.
     rejoin: Function (inner, old, new, own) -> the replica's parameters after
       the outer step. `inner` are its parameters before; `old` and `new` are the
       outer parameters before and after; `own` is `ExchangeResult.own`.
-    is_shared: Whether all replicas have the same outer parameters.
+    is_shared: Whether all replicas have the same outer parameters. False: a
+      replica may get a gradient of its own from `gradient`, so it has outer
+      parameters and an outer optimizer's state of its own.
     correct: Function (correction, result) -> new correction, a tree like the
-      fragment. The function is called at every outer step, and the correction
-      is added to the replica's parameters after each inner step. So a rule can
-      correct the drift of replicas whose data differ. The first correction is
-      zeros. None: nothing is added.
+      fragment. The function is called at every outer step that applies a
+      result, and the correction is added to the replica's parameters after each
+      inner step. So a rule can correct the drift of replicas whose data differ.
+      The first correction is zeros. If this replica is not in the mean, its old
+      correction stays (`OuterStep.correct`). None: nothing is added.
     applies_at_first_send: Whether the outer step is also taken at the first
       send of a fragment, when no mean has arrived yet. `result` is then all
       zeros, so only `fresh` changes the parameters. This needs tau = H.
@@ -113,7 +121,8 @@ def reset_rule(method: Method, axis_name: str) -> ApplyRule:
 
   If the mean comes a round late (tau = H), the replica drops the progress of
   this round from its parameters. The progress is not lost: it is measured just
-  before, so it comes back in the mean that is applied a round later.
+  before, so it comes back in the mean that is applied a round later. With tau
+  between 0 and H, the progress since the send is lost.
 
   Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263 (tau =
   H), in one of the two ways in which that paper can be read.

@@ -80,9 +80,11 @@ def outer_params(state: Tree, params: Tree) -> Tree:
 
   Returns:
     A tree like `params`, with a replica axis if they have one. All replicas
-    have equal values, except under the rule "eager" and with exchanges whose
-    result is not shared. Integers, and leaves that a wrapper hid from the
-    transform, are copied from `params`.
+    have equal values if they share the outer parameters
+    (`OuterStep.is_shared`), which they do not under the rule "eager" or if
+    pairs exchange. Leaves that the transform does not train (integers,
+    booleans, and those that `trainable` or a wrapper hid) are copied from
+    `params`.
 
   Raises:
     ValueError: If `state` contains no state of a transform of this package.

@@ -36,12 +36,13 @@ from dilocox_jax.trees import Array, Index, Tree, has_values
 
 
 class Moves(NamedTuple):
-  """What is added to a replica's parameters; each is a tree like them.
+  """What is added to a replica's parameters, as trees like the parameters.
 
   Attributes:
-    updates: Added to the parameters after this inner step.
-    correction: Added after this inner step and every later one, until it
-      changes (`ApplyRule.correct`). None: nothing is added.
+    updates: Added to the parameters after this inner step. They already contain
+      the correction of this step.
+    correction: Added after every later inner step, until it changes
+      (`ApplyRule.correct`). None: nothing is added.
   """
 
   updates: Tree
@@ -73,8 +74,9 @@ def pseudo_gradient_steps(
     if it does not get the parameters, or is not mapped.
 
   Raises:
-    ValueError: If no table can say which fragment the schedule sends and
-      applies after each inner step (`outer.event_tables`).
+    ValueError: If the schedule's rounds never become alike, or only after about
+      a million steps, or if it sends or applies more than one fragment after an
+      inner step (`outer.event_tables`).
   """
   inner = optax.with_extra_args_support(inner)
   fragment_events = _FragmentEvents(outer, view)
@@ -155,7 +157,9 @@ class _FragmentEvents:
       params: Parameters of one replica.
 
     Raises:
-      ValueError: If the fragments do not cover the tree.
+      ValueError: If the tree cannot be divided (`FragmentView.check`), or if
+        the outer optimizer keeps an average that is refused
+        (`outer.average.check_outermost`).
     """
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if jax.tree.leaves(params):
@@ -187,11 +191,14 @@ class _FragmentEvents:
     return jax.vmap(first_state)(indices)
 
   def _indices(self, members: list[int]) -> Any:
-    """Returns `FragmentView.index` of a group's fragments, stacked.
+    """Returns what `FragmentView.extract` needs to find a group's fragments.
 
     Args:
-      members: Numbers of the fragments. The index of a single fragment is not
-        stacked.
+      members: Numbers of the group's fragments.
+
+    Returns:
+      `FragmentView.index` of each fragment, stacked along a new first axis. The
+      index of a single fragment is returned as it is, and may be None.
     """
     indices: list[Any] = [self.view.index(fragment) for fragment in members]
     if len(indices) == 1:
@@ -210,7 +217,8 @@ class _FragmentEvents:
     Args:
       step: Number of inner steps done, including this one.
       params: Parameters before the inner step.
-      moves: The inner optimizer's updates, and the correction.
+      moves: The inner optimizer's updates, and the correction that the apply
+        rule adds after each inner step.
       fragments: States of all groups of fragments.
 
     Returns:
@@ -228,7 +236,7 @@ class _FragmentEvents:
   def _switch(
     self, number: Index, event: Callable, operand: Operand
   ) -> Operand:
-    """Runs an event for the fragment of a traced number, with `lax.switch`.
+    """Sends or applies the fragment of a traced number, with `lax.switch`.
 
     Args:
       number: Number of the fragment (traced); -1: nothing happens.
@@ -254,7 +262,9 @@ class _FragmentEvents:
   def _change(
     self, event: Callable, group: int, number: Index, operand: Operand
   ) -> Operand:
-    """Runs an event for one fragment of a group, whose states are stacked.
+    """Runs an event (a send or an apply) for one fragment of a group.
+
+    If the group has several fragments, their states are stacked.
 
     Args:
       event: Function (cut, moves, state of the fragment) -> (new moves, new
@@ -292,7 +302,8 @@ class _FragmentEvents:
     """Measures and sends a fragment, and may apply an older send of it.
 
     It applies one if tau is a multiple of H, as the fragment is then applied
-    after the same steps after which it is sent.
+    after the same steps after which it is sent. With tau = 0 this is the new
+    send itself.
 
     Args:
       params: Parameters before the inner step.
@@ -300,7 +311,7 @@ class _FragmentEvents:
         scalar). Otherwise it is still the zeros of the first state.
       cut: The fragment, as its group and its index in the group.
       moves: What is added to `params` so far.
-      state: State of the fragment.
+      state: `FragmentState` of the fragment.
 
     Returns:
       What is added to `params` now, and the new state of the fragment.
@@ -337,7 +348,7 @@ class _FragmentEvents:
       params: Parameters before the inner step.
       cut: The fragment, as its group and its index in the group.
       moves: What is added to `params` so far.
-      state: State of the fragment.
+      state: `FragmentState` of the fragment.
 
     Returns:
       What is added to `params` now, and the new state of the fragment.

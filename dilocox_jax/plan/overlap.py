@@ -21,10 +21,12 @@ PARTS = 1024
 def stretch_ends(
   operations: Sequence[Operation], num_replicas: int
 ) -> tuple[int, ...]:
-  """Divides the inner steps that hide an exchange among its turns, by bytes.
+  """Divides the inner steps of an exchange among its turns, by bytes.
 
   A turn is the messages of an exchange that can be sent at the same time. A
-  later turn needs the result of the turn before it.
+  later turn needs the result of the turn before it. The inner steps run during
+  the exchange and hide it; the steps of one turn are its *stretch*. If nothing
+  is sent, all stretches are equal.
 
   Args:
     operations: Operations of one exchange, in order, each with its turn.
@@ -32,15 +34,15 @@ def stretch_ends(
 
   Returns:
     Where the stretch of each turn ends, as a numerator over `PARTS`. For
-    example, turns of 3 MB and 1 MB give (768, 1024): the first turn ends after
-    three quarters of the steps.
+    example, turns of 3 MB and 1 MB give (768, 1024): the first stretch ends
+    after three quarters of the steps.
   """
   num_turns = 1 + max((operation.turn for operation in operations), default=0)
   sent_bytes = [0] * num_turns
   for operation in operations:
     sent_bytes[operation.turn] += operation.sent_bytes(num_replicas)
   ends = list(itertools.accumulate(sent_bytes))
-  if ends[-1] == 0:  # Nothing is sent, so all turns get equally many steps.
+  if ends[-1] == 0:  # Nothing is sent.
     ends = list(range(1, num_turns + 1))
   return tuple(PARTS * end // ends[-1] for end in ends)
 

@@ -235,9 +235,9 @@ class TickNumbers(NamedTuple):
       stage 1   .   F0  B0  F1  B1  .
 
   At the end of every row each stage sends its newest activations to the next
-  stage, and its newest gradient to the stage before. In both schedules a stage
-  reads activations before the next activations arrive, and a gradient before
-  the next gradient arrives.
+  stage, and its newest gradient to the stage before. In both schedules ("gpipe"
+  and "1f1b") a stage reads activations before the next ones arrive, and
+  likewise gradients. So one receive buffer for each is enough.
 
   Attributes are int32 arrays [num_rows, num_stages].
 

@@ -209,7 +209,7 @@ def side_by_side(runs: Sequence[LoadedRun]) -> Page:
 
   Gaps and bytes are relative to the run of AllReduce, to the last one if there
   are several. Without a run of AllReduce they are relative to the run that sent
-  most bytes.
+  most bytes. A single run is not compared.
 
   Args:
     runs: Runs, at least one, all evaluated on the same sequences.
@@ -268,7 +268,8 @@ def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   """Returns runs by label.
 
   The label is the method. If several runs have one method, the name of the run
-  directory follows, or its path if two directories have one name.
+  directory follows. If an earlier run has this label already, the path of the
+  directory follows instead.
 
   Args:
     runs: The runs.

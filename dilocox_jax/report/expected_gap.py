@@ -34,8 +34,9 @@ def section(run: LoadedRun) -> dict[str, list[str]]:
 
   Returns:
     The lines of the section in Markdown, by its title. The result is empty for
-    a run that has not ended, has no rounds or only one replica, or has a method
-    that this program does not know.
+    a run that has not ended or has diverged, that has no rounds or only one
+    replica, or whose config this program cannot read, e.g. because it does not
+    know the method.
 
   Raises:
     RecordError: If `gap.json` is damaged, or is that of another model.

@@ -136,7 +136,7 @@ class Setting:
 
   @property
   def tokens(self) -> int:
-    """Most tokens, of all replicas together, of a run; 0 without runs."""
+    """Tokens that all replicas have seen, in the run with most; 0: no run."""
     return max((seed_run.tokens for seed_run in self.seed_runs), default=0)
 
   @property
@@ -162,7 +162,7 @@ class Setting:
 
     Steps and loss are interpolated linearly between two evaluations. Before the
     first evaluation the loss is NaN. After the last evaluation, the result is
-    the steps and the loss at the end of the run.
+    the steps and the loss at the end of the run. The setting must have a run.
 
     Args:
       clock: Name of the clock.
@@ -273,8 +273,9 @@ class Frame:
 
     Returns:
       The gap and its error, as fractions. The gap is infinite if the setting
-      diverged. The error is NaN with fewer than two common seeds. Both are NaN
-      without a baseline, without a common seed, and if the baseline diverged.
+      diverged, and the error is NaN then. The error is also NaN with fewer than
+      two common seeds. Both are NaN without a baseline, without a common seed,
+      and if the baseline diverged.
     """
     pairs = self.pairs(setting)
     mean_loss = mean([loss for loss, _ in pairs])
@@ -287,9 +288,9 @@ class Frame:
   def fewer_bytes(self, setting: Setting) -> float:
     """Returns the bytes of the baseline divided by the bytes of a setting.
 
-    Without a baseline, the bytes of fp32 gradients in every step take the place
-    of the baseline's. The result is 1 for a baseline itself, and NaN if the
-    setting sends nothing or has no run.
+    Without a baseline (`base`), the bytes of fp32 gradients in every step take
+    the place of the baseline's. The result is 1 for a baseline itself, and NaN
+    if the setting sends nothing or has no run.
 
     Args:
       setting: The setting.

@@ -385,7 +385,7 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
 def _changed_settings(run: LoadedRun) -> list[str]:
   """Returns the settings that differ from the defaults, as a Markdown table.
 
-  The defaults are those of the run's own method and length.
+  The defaults are those of a run with the same method and number of steps.
   """
   rows = []
   for field, (value, default) in changed_settings(run.config).items():
@@ -406,7 +406,11 @@ def _all_settings(run: LoadedRun) -> list[str]:
 
 
 def _draw(run: LoadedRun) -> Iterator[str]:
-  """Draws the figures of a run, and yields the lines that show them."""
+  """Draws the figures of a run, and yields the lines that show them.
+
+  A figure for which the run has no values is removed, if an earlier report has
+  left one.
+  """
   for name, (draw, caption) in _FIGURES.items():
     figure = draw(run)
     if figure is None:
@@ -418,7 +422,7 @@ def _draw(run: LoadedRun) -> Iterator[str]:
 
 
 def write_report(workdir: Directory) -> pathlib.Path:
-  """Writes the report of a run that has ended or not.
+  """Writes the report of a run, which need not have ended.
 
   The report is `report.md` with the pictures in `figures/`, and the same page
   as the single file `report.html`.

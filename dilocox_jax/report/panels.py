@@ -237,10 +237,10 @@ def _view(
     axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
 
   Returns:
-    A tuple of three. First the lowest and the highest loss of the axis; None
-    with at most `MAX_FRONT` settings. Second the end of the caption, about the
-    curves above the axis; "" if the first is None. Third the names of the
-    settings of the front.
+    A tuple of three. First the lowest and the highest loss of the axis; None if
+    at most `MAX_FRONT` settings have a finite loss. Second the end of the
+    caption, about the curves above the axis; "" if the first is None. Third the
+    names of the settings of the front.
   """
   last_losses = {
     setting.name: setting.loss
@@ -325,7 +325,8 @@ def _front_names(
 def first_to(frame: Frame, clock: str) -> Setting | None:
   """Returns the setting that reaches the frame's target loss first.
 
-  The mean time over the seeds counts, so all seeds have to reach the target.
+  The mean time over the seeds counts, so all seeds that were evaluated have to
+  reach the target.
   Baselines, such as AllReduce, do not count, nor do settings without a baseline
   at equal tokens. The result is None if no setting reaches the target, or if
   there is no target.

@@ -56,8 +56,8 @@ def time_unit(seconds: float | int) -> tuple[float, str]:
   return _TIMES[-1]
 
 
-def _three_digits(value: float | int) -> str:
-  """Formats a number below 1000 with three digits: "27.9"."""
+def _short(value: float | int) -> str:
+  """Formats a number with at most two decimals: "2.79", "27.9" or "279"."""
   if abs(value) >= 100:
     return f"{value:.0f}"
   if abs(value) >= 10:
@@ -66,7 +66,9 @@ def _three_digits(value: float | int) -> str:
 
 
 def _divided(value: float | int, divisor: float) -> str:
-  """Formats a value in units of `divisor`: without decimals if that is 1.
+  """Formats a value in units of `divisor`.
+
+  There are no decimals if the divisor is 1, and otherwise at most two.
 
   Args:
     value: The value.
@@ -74,11 +76,11 @@ def _divided(value: float | int, divisor: float) -> str:
   """
   if divisor == 1:
     return f"{value:.0f}"
-  return _three_digits(value / divisor)
+  return _short(value / divisor)
 
 
 def human_bytes(value: float | int) -> str:
-  """Formats bytes with three digits: "27.9 MB"; "-" for NaN and infinity."""
+  """Formats bytes: "279 B" or "27.9 MB"; "-" for NaN and infinity."""
   if not math.isfinite(value):
     return "-"
   divisor, unit = _scaled(value, _BYTES)
@@ -86,13 +88,13 @@ def human_bytes(value: float | int) -> str:
 
 
 def human_tokens(value: float | int) -> str:
-  """Formats tokens with three digits in powers of 1000: "1.23 M tokens"."""
+  """Formats tokens in powers of 1000: "279 tokens" or "1.23 M tokens"."""
   divisor, unit = tokens_unit(value)
   return f"{_divided(value, divisor)} {unit}"
 
 
 def human_time(seconds: float | int, error_s: float = math.nan) -> str:
-  """Formats a time with three digits: "18 s", "2.67 min" or "2,020 h".
+  """Formats a time: "18 s", "2.67 min" or "2,020 h".
 
   Args:
     seconds: The time; "-" is returned for NaN and infinity.
@@ -164,10 +166,14 @@ def human_loss(value: float | int, error: float = math.nan) -> str:
 
 
 def human_ratio(value: float) -> str:
-  """Formats a ratio with three digits: "25.3x"; "-" for NaN and infinity."""
+  """Formats a ratio with at most two decimals: "2.53x", "25.3x" or "253x".
+
+  Args:
+    value: The ratio; "-" is returned for NaN and infinity.
+  """
   if not math.isfinite(value):
     return "-"
-  return f"{_three_digits(value)}x"
+  return f"{_short(value)}x"
 
 
 def human_missing(count: int, wanted: int) -> str:

@@ -36,6 +36,8 @@ from dilocox_jax.mailbox_protocol.replica_processes import (
 )
 from dilocox_jax.threads import in_thread
 
+# A wait is divided into waits of so many seconds, because Ctrl-C cannot
+# interrupt a single long one.
 _LOOK_EVERY_S = 0.5
 _STOP = "stop"  # Mark of a process that was asked to stop.
 # Kinds of the messages of process 0.
@@ -95,7 +97,8 @@ class ClusterProcesses:
       The result of `ask`.
 
     Raises:
-      Exception: The error of `ask`, in every process.
+      Exception: The error of `ask`, in every process. Outside process 0, an
+        error of a type that `decode_error` does not know is a RuntimeError.
     """
     if self.is_main:
       return self._ask_and_tell(ask)
@@ -242,10 +245,13 @@ class CollectedArray:
   """
 
   def __init__(self, array: jax.Array, collect: Callable[[], np.ndarray]):
-    """Stores the array. Nothing is fetched before numpy reads it.
+    """Stores the function that fetches the array, and the array's size.
+
+    Nothing is fetched before numpy reads this object.
 
     Args:
-      array: The array, whose parts several processes have.
+      array: The array, of which several processes have parts. Only its size is
+        read.
       collect: Function that fetches the parts and returns the whole array.
     """
     self.nbytes = array.nbytes

@@ -109,6 +109,8 @@ class StepPrograms:
     Args:
       state: State before the first of the steps.
       batches: Leaves [M, num_steps, ...]: a batch for every replica and step.
+        Where there are several processes, each passes the batches of its own
+        replicas (`Replicas.own`).
 
     Returns:
       The new state, and the metrics: the losses of each replica and the norms

@@ -19,8 +19,8 @@ from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.trees import Tree
 
-# Function (aggregator's state, fragment's state without it, pseudo-gradient) ->
-# (result, aggregator's new state).
+# Function (aggregator's state, fragment's state with `exchange` = None,
+# pseudo-gradient) -> (result, aggregator's new state).
 Exchange = Callable[[Tree, FragmentState, Tree], Arrived]
 
 
@@ -42,6 +42,7 @@ def arrived_axes(outer: OuterStep) -> Arrived:
     sent=per_replica,
     retained=per_replica,
     observed=shared,
+    is_left_out=per_replica,
   )
   return result, outer.axes.exchange
 
@@ -54,9 +55,9 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
     replicas: Number of replicas, and their devices.
 
   Returns:
-    Function (aggregator's state, fragment's state without it, pseudo-gradient)
-    -> (result, aggregator's new state). It reuses the memory of its first
-    argument.
+    Function (aggregator's state, fragment's state with `exchange` = None,
+    pseudo-gradient) -> (result, aggregator's new state). It reuses the memory
+    of its first argument.
   """
 
   def replica_program(

@@ -59,11 +59,11 @@ class WaitingTimes:
     return result
 
   def take(self) -> Waits:
-    """Returns when inner steps waited for exchanges since the last call.
+    """Returns the spans of time in which inner steps waited for exchanges.
 
     Returns:
-      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds. They
-      are then forgotten.
+      Pairs (begin, end) since the last call, in seconds on the clock of
+      `time.perf_counter`. They are then forgotten.
     """
     waits = self._waits
     self._waits = []
@@ -160,9 +160,10 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns when inner steps waited for exchanges since the last call.
+    """Returns the spans of time in which inner steps waited for exchanges.
 
     Returns:
-      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds.
+      Pairs (begin, end) since the last call, in seconds on the clock of
+      `time.perf_counter`.
     """
     return self._waiting.take()

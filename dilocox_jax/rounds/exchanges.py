@@ -111,9 +111,10 @@ class MailboxExchange:
       num_replicas: Number of replicas in this JAX runtime; must be 1.
 
     Raises:
-      ValueError: If this JAX runtime has several replicas, or if the run was
+      ValueError: If this JAX runtime has several replicas; if the run was
         started with other values of settings that must be equal in all
-        replicas.
+        replicas; or if the name, the secret or the store cannot be used
+        (`Mailbox`).
     """
     require(
       num_replicas == 1,
@@ -161,9 +162,12 @@ def mailbox(
   Pass it to `dilocox_jax.make_rounds` in programs that have one replica each,
   on machines anywhere. `make_rounds` joins the run there.
 
-  Wire: a message has 120 bytes (a tag and a header), a tag of 32 bytes for each
-  MiB or part of one, a fingerprint of 136 bytes for each 2^20 values of the
-  state, and then the arrays of the codec.
+  Wire: a message has 120 bytes (an authentication code and a header), a code of
+  32 bytes for each MiB or part of one, 136 bytes of random sums for each 2^20
+  values of the state, by which replicas compare their states, and then the
+  arrays of the codec. If messages are cut into slices, so that each replica
+  averages one slice (`MailboxRules.shares`), each slice has 160 bytes and the
+  random sums instead.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
@@ -188,7 +192,8 @@ def mailbox(
     against: What is subtracted from this replica's values to get the codec's
       loss: "own" (these values as they were sent) or "mean" (the mean over all
       replicas).
-    keep_unsent: Whether the codec's loss stays in the replica's parameters.
+    keep_unsent: Whether the codec's loss stays in the replica's parameters, so
+      that the next pseudo-gradient contains it. It needs `feedback` = 0.
     seed: Seed of random masks and of the first low-rank factors.
     collective: Must be "mailbox": no other collective reaches other programs.
 

@@ -1,4 +1,8 @@
-"""The runtime in which one program takes inner steps and exchanges."""
+"""The runtime in which one program takes inner steps and exchanges.
+
+It is the program of a window: some inner steps, then a send or an apply of a
+fragment.
+"""
 
 import dataclasses
 from collections.abc import Callable

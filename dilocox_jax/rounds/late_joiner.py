@@ -3,10 +3,11 @@
 The replicas of such a run are separate programs, which exchange through a
 folder or a bucket. An *event* is one exchange of the run's schedule; events are
 numbered from 0. An event is *settled* when the replicas have agreed on the
-messages that it averages. The newcomer loads the newest snapshot of the state
-that all replicas share. Then it applies the settled events since the snapshot,
-without inner steps, until its own next measurement comes early enough to be
-averaged.
+messages that it averages. A *window* is some inner steps with a send or an
+apply of a fragment after them. The newcomer loads the newest snapshot of the
+state that all replicas share. Then it applies the settled events since the
+snapshot, without inner steps, until its own next measurement comes early enough
+to be averaged.
 
 For example, take P = 1 fragment and H = tau = 4 steps. Event k applies after
 step 4 k + 8 what was measured after step 4 k + 4. There is a snapshot before
@@ -56,11 +57,14 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
     replicas have begun already.
 
   Raises:
-    ValueError: If the rounds have no mailbox, or the outer step communicates
-      over the replica axis, which replicas of a mailbox do not have
-      (`rounds.alone`).
+    ValueError: If the rounds have no mailbox, or `Rounds.init` raises it, e.g.
+      because the outer step communicates over the replica axis, which replicas
+      of a mailbox do not have (`rounds.alone`).
     ReplicaStaleError: If the other replicas have deleted the messages of an
-      exchange that this replica has to apply. Call this function again.
+      exchange that this replica has to apply, or if this replica's state
+      differs from theirs (`Mailbox.exchange`). Call this function again.
+    StoppedError: If to call again would not help (`Mailbox.newest`,
+      `Mailbox.exchange`).
   """
   require(
     isinstance(rounds.runtime, MailboxRuntime),
@@ -86,8 +90,11 @@ def join(
 
   Raises:
     ReplicaStaleError: If the other replicas have deleted the messages of an
-      exchange that this replica has to apply. Call this function again, with a
+      exchange that this replica has to apply, or if this replica's state
+      differs from theirs (`Mailbox.exchange`). Call this function again, with a
       new first state.
+    StoppedError: If to call again would not help (`Mailbox.newest`,
+      `Mailbox.exchange`).
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
   client = rounds.runtime.client
@@ -139,7 +146,7 @@ class _Walk:
     """Begins at the first window.
 
     Args:
-      schedule: The schedule.
+      schedule: Says after which inner steps fragments are sent and applied.
       num_fragments: Number of fragments of the schedule, P.
       last_step: Last inner step of the run; None: the run has no end.
     """
@@ -184,8 +191,9 @@ def skip_windows(
 
   A replica that has fallen behind follows the other replicas in this way. It
   measures pseudo-gradients and applies means as in any window. If the other
-  replicas have averaged without its pseudo-gradient, this one is treated like a
-  message that came too late (`rounds.mailbox_runtime`).
+  replicas have already agreed on a mean without its pseudo-gradient, the
+  pseudo-gradient is treated like a message that came too late
+  (`rounds.mailbox_runtime`).
 
   Args:
     rounds: Rounds that exchange through a mailbox.
@@ -196,6 +204,10 @@ def skip_windows(
   Returns:
     The state after the windows. Its learning-rate schedule and its `step` have
     moved on by `num_steps`.
+
+  Raises:
+    ReplicaStaleError: If the replica must join again (`join`).
+    StoppedError: If to join again would not help (`Mailbox.exchange`).
   """
   steps_done = int(jax.device_get(state.step))
   without_steps = [
@@ -216,7 +228,7 @@ def _windows_with_events(
   A window is some inner steps with a send or an apply of a fragment after them.
 
   Args:
-    schedule: The schedule.
+    schedule: Says after which inner steps fragments are sent and applied.
     last_step: Last inner step of the run; None: the run has no end.
   """
   last_event_step = 0
@@ -242,11 +254,12 @@ def _from_snapshot(
 
   Args:
     rounds: Rounds that exchange through a mailbox.
-    state: The first state. Its inner optimizer and residuals stay.
+    state: The first state. Its inner optimizer stays, and so does what error
+      feedback holds back, which is zeros.
     arrays: The snapshot: the leaves that all replicas share, of all fragments
       in order (`rounds.mailbox_runtime.shared_leaves`).
-    counts: Number of pseudo-gradients in flight of each fragment, [P]. In the
-      result they are zeros.
+    counts: Number of pseudo-gradients in flight of each fragment, [P]. The
+      result has so many, all of them zeros, because this replica has sent none.
 
   Returns:
     The state, whose parameters are the outer parameters of the snapshot.

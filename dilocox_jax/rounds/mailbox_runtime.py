@@ -81,7 +81,8 @@ class MailboxRuntime:
     reuses_states: False, because a snapshot of the states may be written while
       later programs run.
     waits_for_exchanges: True, because the host waits for the messages.
-    client: The client of the mailbox. It also counts the exchanges so far.
+    client: Sends this replica's messages, and returns those that all replicas
+      average. It also counts the exchanges so far.
   """
 
   reuses_states = False
@@ -134,10 +135,11 @@ class MailboxRuntime:
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns when inner steps waited for exchanges since the last call.
+    """Returns the spans of time in which inner steps waited for exchanges.
 
     Returns:
-      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds.
+      Pairs (begin, end) since the last call, in seconds on the clock of
+      `time.perf_counter`.
     """
     return self._waiting.take()
 
@@ -201,8 +203,8 @@ class MailboxRuntime:
       The result of the exchange, and the aggregator's new state.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
-    turns = self._begin(due, take_fingerprint)
-    return self._exchange_rest(due, turns, ())
+    session = self._begin(due, take_fingerprint)
+    return self._exchange_rest(due, session, ())
 
   def _exchange_between_programs(
     self, due: Due, take_steps: Callable[[], InnerProgress]
@@ -227,19 +229,19 @@ class MailboxRuntime:
     assert result is None, "an exchange has at least one message"
 
     def take_first_turn() -> tuple[ExchangeSession, Message]:
-      turns = self._begin(due, take_fingerprint)
-      return turns, self._send(due, turns, leaving)
+      session = self._begin(due, take_fingerprint)
+      return session, self._send(due, session, leaving)
 
-    progress, (turns, message) = beside_steps(
+    progress, (session, message) = beside_steps(
       take_first_turn, take_steps, self._waiting
     )
-    return progress, self._exchange_rest(due, turns, (message,))
+    return progress, self._exchange_rest(due, session, (message,))
 
   def _dispatch_fingerprint(self, due: Due) -> Callable[[], Fingerprint]:
-    """Lets the devices compute a fingerprint of a fragment's shared state.
+    """Lets the devices compute a fingerprint of a fragment's state.
 
-    A fingerprint is a few random sums, by which replicas find out whether they
-    still agree.
+    A fingerprint is a few random sums of the leaves that all replicas share, by
+    which replicas find out whether they still agree.
 
     Args:
       due: The exchange of the fragment.
@@ -257,19 +259,19 @@ class MailboxRuntime:
 
     Args:
       due: The exchange.
-      take_fingerprint: Function that returns the fingerprint of the shared
-        state of the fragment.
+      take_fingerprint: Function that returns the fingerprint of the fragment's
+        state (`_dispatch_fingerprint`).
     """
     return self.client.exchange(due.fragment, due.num_steps, take_fingerprint)
 
   def _exchange_rest(
-    self, due: Due, turns: ExchangeSession, arrived: tuple[Message, ...]
+    self, due: Due, session: ExchangeSession, arrived: tuple[Message, ...]
   ) -> Arrived:
     """Sends the remaining messages of an exchange, and computes its result.
 
     Args:
       due: The exchange.
-      turns: The session of the exchange, which sends and reads messages.
+      session: The session of the exchange, which sends and reads messages.
       arrived: What has been read after each message that was sent already.
 
     Returns:
@@ -277,14 +279,14 @@ class MailboxRuntime:
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
-      arrived = (*arrived, self._send(due, turns, leaving))
+      arrived = (*arrived, self._send(due, session, leaving))
       leaving, result = self._run_stage(due, arrived)
-    if turns.drops_all:
+    if session.drops_all:
       return self._without_own_part(*result)
     # The mean does not contain this replica's message. Error feedback and
     # `keep_unsent` send its values again later. Otherwise they must stay in
     # the replica's parameters.
-    if not turns.is_counted and not self.client.keeps:
+    if not session.is_counted and not self.client.keeps:
       return self._without_own_measurement(*result)
     return result
 
@@ -298,21 +300,22 @@ class MailboxRuntime:
       arrived: What has been read after each message so far, in order.
 
     Returns:
-      The next message to send, and None. If there is no more message: None, and
-      the result of the exchange with the aggregator's new state.
+      The next message to send (`leaving` of `_send`), and None. If there is no
+      more message: None, and the result of the exchange with the aggregator's
+      new state.
     """
     rest = due.state._replace(exchange=None)
     placed = self._replicas.place(arrived, None)
     return self._stage(due.state.exchange, rest, due.values, placed)
 
-  def _send(self, due: Due, turns: ExchangeSession, leaving: Any) -> Message:
+  def _send(self, due: Due, session: ExchangeSession, leaving: Any) -> Message:
     """Sends a message, and returns the messages that all replicas average.
 
     This function dispatches no program, so any thread may call it.
 
     Args:
       due: The exchange.
-      turns: The session of the exchange, which sends and reads messages.
+      session: The session of the exchange, which sends and reads messages.
       leaving: The `EncodedMessage` to send, and whether its values are finite.
         Their arrays have an axis of length 1 in front.
 
@@ -331,7 +334,7 @@ class MailboxRuntime:
         np.broadcast_to(np.zeros((), array.dtype), array.shape)
         for array in arrays
       ]
-    return turns.send(
+    return session.send(
       [np.asarray(array[0]) for array in arrays],
       is_finite=bool(jax.device_get(is_finite)[0]),
       shared=lambda: self._snapshot(due),
@@ -348,7 +351,7 @@ class MailboxRuntime:
     replica has already sent the same work, the work would count twice.
 
     Args:
-      result: The result of the exchange.
+      result: The `ExchangeResult`.
       exchange: State of the aggregator after the exchange.
 
     Returns:
@@ -366,8 +369,8 @@ class MailboxRuntime:
     it, so zero must be added.
 
     Args:
-      result: The result of the exchange, whose mean does not contain this
-        replica's message.
+      result: The `ExchangeResult`, whose mean does not contain this replica's
+        message.
       exchange: State of the aggregator after the exchange; returned unchanged.
 
     Returns:
@@ -381,7 +384,8 @@ class MailboxRuntime:
 
     It takes the aggregator's state, the rest of the fragment's state, the
     pseudo-gradient and the messages so far. It returns the next message and
-    None, or None and the result. The replica axis of each value has length 1.
+    None, or None and the result. Values that belong to single replicas have an
+    axis of length 1 in front.
     """
     rest = self._outer.axes._replace(exchange=None)
     arguments: Any = self._outer.axes.exchange, rest, 0, None
@@ -401,7 +405,7 @@ class MailboxRuntime:
     """Gives every device the whole message, because process 0 needs all of it.
 
     Args:
-      leaving: The message.
+      leaving: The message (`leaving` of `_send`); None at the end.
 
     Returns:
       The message, whose arrays are not divided among the devices.
@@ -419,11 +423,12 @@ class MailboxRuntime:
       kept: State of the aggregator.
       rest: State of the fragment without the aggregator's state.
       due: The pseudo-gradient to average.
-      arrived: What has been read after each message so far, in order.
+      arrived: What has been read after each message so far, in order
+        (`ExchangeSession.send`).
 
     Returns:
-      The next message to send, and None. At the end of the exchange: None, and
-      the result with the aggregator's new state.
+      The next message to send (`leaving` of `_send`), and None. At the end of
+      the exchange: None, and the result with the aggregator's new state.
     """
     run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)

@@ -73,6 +73,11 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 class Rounds:
   """Runs the rounds of a method for all replicas: inner and outer steps.
 
+  A round is a row of windows: some inner steps each, then at most one apply and
+  one send of a fragment. Windows of the same *kind* (`WindowKind`) differ only
+  in data, and run the same compiled program. If the apply rule has a
+  *correction*, it is added to a replica's parameters after each inner step.
+
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of the parameters.
@@ -115,9 +120,10 @@ class Rounds:
     Raises:
       ValueError: One line, in any of these cases: the parameters have no
         values; a leaf is no array of real floats; the fragments do not fit the
-        tree; or the outer step communicates over the replica axis although the
-        other replicas are other processes that meet in a store
-        (`rounds.alone`).
+        tree; the outer optimizer keeps an average that is refused
+        (`outer.average.check_outermost`); or the outer step communicates over
+        the replica axis although the other replicas are other processes that
+        meet in a store (`rounds.alone`).
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)
@@ -166,12 +172,14 @@ class Rounds:
         compiling and running can be timed apart.
 
     Returns:
-      Three values: the new state; the losses and gradient norms, [M, n]; a
-      `Drift` for each apply, in order. `outer.drift.drift_axes` says which
-      fields of a drift have an axis [M].
+      Three values: the new state; the losses and gradient norms, [M, n], with
+      zeros for the steps that a replica does not take; a `Drift` for each
+      apply, in order. `outer.drift.drift_axes` says which fields of a drift
+      have an axis [M].
 
     Raises:
-      ValueError: If leaves of `batches` do not begin with the same two axes.
+      ValueError: If `batches` has no leaf, or if a leaf does not begin with the
+        axes [M, n].
     """
     num_steps = self._num_steps(batches)
     steps_done = int(jax.device_get(state.step))
@@ -203,7 +211,8 @@ class Rounds:
       batches: Batches of the replicas of this process, leaves [M, n, ...].
 
     Raises:
-      ValueError: If leaves do not begin with the same two axes.
+      ValueError: If there is no leaf, if leaves do not begin with the same two
+        axes, or if the first axis is not the number of these replicas.
     """
     first_axes = {
       path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
@@ -303,16 +312,24 @@ class Rounds:
     progress = self._first_progress(
       state.replica, num_steps, participation is not None
     )
-    shares = participation.windows if participation else [None] * len(windows)
-    pairs = list(zip(windows, shares, strict=True))
+    by_window: Sequence[WindowParticipation | None] = [None] * len(windows)
+    if participation:
+      by_window = participation.windows
+    pairs = list(zip(windows, by_window, strict=True))
     if self.runtime.splits_windows:
       # A window becomes up to three: its inner steps, its apply and its send.
-      pairs = [(part, share) for each, share in pairs for part in each.parts]
+      pairs = [
+        (part, window_participation)
+        for window, window_participation in pairs
+        for part in window.parts
+      ]
     fragments = list(state.fragments)
     drifts = []
-    for window, share in pairs:
-      given = self._window_input(window, share, progress, batches, fragments)
-      kind = self.kind(window, share)
+    for window, window_participation in pairs:
+      given = self._window_input(
+        window, window_participation, progress, batches, fragments
+      )
+      kind = self.kind(window, window_participation)
       if one_at_a_time:
         jax.block_until_ready(given)
       progress, applied, sent, drift = self._run_window(
@@ -354,7 +371,7 @@ class Rounds:
     return InnerProgress(replica, step, metrics)
 
   def kind(
-    self, window: Window, share: WindowParticipation | None = None
+    self, window: Window, participation: WindowParticipation | None = None
   ) -> WindowKind:
     """Returns the properties for which a window's program is compiled.
 
@@ -362,7 +379,7 @@ class Rounds:
 
     Args:
       window: The window.
-      share: What each replica does in it; None: all do the same.
+      participation: What each replica does in it; None: all do the same.
     """
     return WindowKind(
       applied_group=self._group_of(window.applied),
@@ -370,7 +387,7 @@ class Rounds:
       is_same=window.is_same,
       has_steps=window.num_steps > 0,
       follows_send=window.follows_send,
-      differs=share is not None,
+      differs=participation is not None,
     )
 
   def _group_of(self, event: Event | None) -> int | None:
@@ -391,7 +408,7 @@ class Rounds:
   def _window_input(
     self,
     window: Window,
-    share: WindowParticipation | None,
+    participation: WindowParticipation | None,
     progress: InnerProgress,
     batches: Tree | None,
     fragments: Sequence[FragmentState],
@@ -400,7 +417,7 @@ class Rounds:
 
     Args:
       window: The window.
-      share: What each replica does in it; None: all do the same.
+      participation: What each replica does in it; None: all do the same.
       progress: The replicas before the window, and how many batches they have
         read.
       batches: Batches of all windows of the call, leaves [M, n, ...]; None:
@@ -409,10 +426,11 @@ class Rounds:
     """
     count = self.states.number(window.num_steps)
     weight = None
-    if share:
-      count = self.replicas.place(np.array(share.num_steps, np.int32), 0)
-    if share and share.weights and window.applied:
-      weight = self.replicas.place(np.array(share.weights), 0)
+    if participation:
+      num_steps = np.array(participation.num_steps, np.int32)
+      count = self.replicas.place(num_steps, 0)
+    if participation and participation.weights and window.applied:
+      weight = self.replicas.place(np.array(participation.weights), 0)
     given = WindowInput(progress, None, count)
     if window.num_steps:
       given = given._replace(batches=batches, frozen=self.frozen)
@@ -566,7 +584,8 @@ class Rounds:
 
     Raises:
       ValueError: One line, if a step uses the replica axis although the other
-        replicas are other processes that meet in a store (`rounds.alone`).
+        replicas are other processes that meet in a store (`rounds.alone`), or
+        if `OuterStep.apply` refuses `keep_unsent`.
     """
     self.states.check_outer(params)
     replica = self.states.abstract(params, optimizer).replica

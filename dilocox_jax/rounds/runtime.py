@@ -30,7 +30,8 @@ class WindowWork(NamedTuple):
   Attributes:
     window: The inner steps up to the next events, and these events: an apply, a
       send or both (`sync_schedule.Window`).
-    kind: The properties for which the window's program is compiled.
+    kind: The properties for which the window's program is compiled; windows
+      with equal properties run the same program.
     given: Arguments of the window's program.
     fragments: States of all fragments before the window.
     take_steps: Function that takes the window's inner steps in a program of
@@ -55,9 +56,9 @@ class Runtime(Protocol):
   def splits_windows(self) -> bool:
     """Whether inner steps, sends and applies are separate programs.
 
-    Otherwise one program runs all of them in a window. They are separate if the
-    inner steps of a window cannot hide its exchange. Then each of the three is
-    compiled once.
+    They are separate if the inner steps of a window cannot hide its exchange,
+    so that each of the three is compiled only once. Otherwise one program runs
+    the whole window.
     """
     ...
 
@@ -107,7 +108,10 @@ class Runtime(Protocol):
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns when inner steps had ended, but the exchange beside them had not.
+    """Returns the spans of time in which inner steps waited for exchanges.
+
+    A span begins when the inner steps have ended, and ends with the exchange
+    that ran beside them.
 
     Returns:
       Pairs (begin, end) since the last call, in seconds on the clock of

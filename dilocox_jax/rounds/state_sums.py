@@ -33,6 +33,8 @@ from dilocox_jax.reference.fingerprint import (
 )
 from dilocox_jax.trees import Array
 
+# A chunk has 128 rows of one value for each sum. So a device adds 128 values in
+# float32, as `reference.fingerprint` does, before the host adds in float64.
 _CHUNK_ROWS = 128
 _CHUNK_VALUES = _CHUNK_ROWS * NUM_SUMS
 

@@ -52,6 +52,10 @@ class RoundState(NamedTuple):
 class RoundStates:
   """Makes and changes the states of all replicas.
 
+  A pseudo-gradient is *in flight* from its send until its mean is applied. A
+  *correction* is added to a replica's parameters after each inner step, if the
+  apply rule has one.
+
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of the parameters.
@@ -87,8 +91,9 @@ class RoundStates:
 
     Raises:
       ValueError: If the parameters have no values, a leaf is no array of real
-        floats (a step counter belongs into the state of the optimizer), or the
-        fragments do not fit the tree.
+        floats (a step counter belongs into the state of the optimizer), the
+        fragments do not fit the tree, or the outer optimizer keeps an average
+        that is refused (`outer.average.check_outermost`).
     """
     require(
       has_values(params),
@@ -120,7 +125,7 @@ class RoundStates:
     Raises:
       ValueError: One line, if the outer step uses the replica axis although the
         other replicas are other processes that meet in a store
-        (`rounds.alone`).
+        (`rounds.alone`), or if `OuterStep.apply` refuses `keep_unsent`.
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -276,7 +281,8 @@ class RoundStates:
       fragment: Number of the fragment.
 
     Returns:
-      The result of `FragmentView.index` as arrays on all devices, or None.
+      The result of `FragmentView.index` as an array on all devices; None if it
+      is None.
     """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
@@ -376,15 +382,17 @@ class RoundStates:
   def rejoin(
     self, state: RoundState, returning: Sequence[int], source_replica: int
   ) -> RoundState:
-    """Lets replicas begin again from the outer parameters, as new ones would.
+    """Lets replicas begin again from the outer parameters.
 
-    They get a copy of another replica's inner optimizer state, no residual of
-    error feedback, and zeros for every pseudo-gradient in flight.
+    They get a copy of the source replica's inner optimizer state. Their
+    residual of error feedback, their correction and every pseudo-gradient that
+    they have in flight become zeros.
 
     Args:
       state: State of all replicas, whose memory is reused.
       returning: Indices of the replicas that begin again.
-      source_replica: Index of the replica whose optimizer state is copied.
+      source_replica: Index of the replica whose optimizer state is copied; it
+        may be one of them.
 
     Returns:
       The new state. The other replicas are as they were.

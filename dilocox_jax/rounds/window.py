@@ -20,6 +20,10 @@ steps 5 to 8 run. After step 8 the replica measures a new pseudo-gradient and
 applies the mean of step 4. The new pseudo-gradient is then in flight. With
 tau = 0 the replica measures after step 8, exchanges this measurement at once,
 waits for the result and applies it.
+
+Fragments of equal shapes are a *group*, and share a program. It gets the index
+of the fragment in its group as data (`outer.fragment_view`). If the apply rule
+has a *correction*, it is added to the parameters after each inner step.
 """
 
 import dataclasses
@@ -131,23 +135,28 @@ class WindowInput(NamedTuple):
   """The arguments of the program of a window, for one replica.
 
   A window is some inner steps, then at most one apply and one send of a
-  fragment.
+  fragment. The fields have the type Any, because `Rounds` also puts the replica
+  axis of each argument in its place.
 
   Attributes:
-    progress: The replica before the window.
+    progress: The replica before the window, an `InnerProgress`.
     batches: Batches of the round, leaves [n, ...]. The window begins with batch
       `progress.step`. None if there are no inner steps.
     num_steps: Number of inner steps of the window, int32 scalar.
-    applied: State of the fragment that is applied, without the pseudo-gradient
-      `due`; None if no fragment is applied.
+    applied: `FragmentState` of the fragment that is applied, without the
+      pseudo-gradient `due`; None if no fragment is applied. It has the newer
+      pseudo-gradients in flight only if the window reads them, and the state of
+      the aggregator only if the window exchanges.
     due: The oldest pseudo-gradient in flight of that fragment, whose mean is
-      applied; None if the window itself measures what it applies (tau = 0).
-    sent: State of the fragment that is sent; None if no fragment is sent, or if
-      it is the applied fragment.
+      applied; None if no fragment is applied, or if the window itself measures
+      what it applies (tau = 0).
+    sent: `FragmentState` of the fragment that is sent; None if no fragment is
+      sent, or if it is the applied fragment.
     indices: Indices (`FragmentView.index`) of the applied fragment and of the
-      fragment `sent`, each in its group.
-    weight: Factor of this replica in the exchange, float32 scalar; None: all
-      replicas have the same.
+      fragment `sent`, each in its group; None if there is no such fragment, or
+      if it has no index.
+    weight: Factor of this replica in the mean, float32 scalar
+      (`OuterStep.exchange`); None: all replicas have the same.
     arrived: Result of the exchange and new state of the aggregator, if another
       program has exchanged `due`; None: this window exchanges it.
     frozen: Parameters that inner steps read but do not train; None: there are
@@ -230,8 +239,9 @@ class WindowProgram:
     """Takes the inner steps, and averages `given.due` over replicas meanwhile.
 
     Without inner steps the exchange runs by itself. Nothing is exchanged here
-    in two cases: another program has exchanged already (`given.arrived`), or
-    tau is 0, and the pseudo-gradient will be measured only after the steps.
+    in three cases: the window applies nothing, another program has exchanged
+    already (`given.arrived`), or tau is 0, and the pseudo-gradient will be
+    measured only after the steps.
 
     Args:
       given: Arguments of the window's program.

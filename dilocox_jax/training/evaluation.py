@@ -244,9 +244,9 @@ def check_drifts(
   replicas would then hide that this replica has diverged. So the norm of what
   each replica sent is checked (`Drift.own_squared`).
 
-  If several replicas share this runtime, a warning is logged for each replica
-  that sent only zeros although the mean is not zero: the mean left it out, for
-  example because its norm was too large (`exchange.max_norm_ratio`).
+  With `exchange.max_norm_ratio` a filter rejects a replica whose norm is too
+  large or not finite, and the replica counts as one that sent zeros. This is no
+  error, and is logged (`Drift.is_left_out`).
 
   Args:
     exchanges: For every exchange, norms of what each replica sent, on the host.
@@ -269,15 +269,28 @@ def check_drifts(
       )
     if len(takes_part) == 1:
       continue  # With a mailbox, each replica logs its own rejection.
-    has_sent_nothing = takes_part & (drift.own_squared == 0)
-    is_rejected = has_sent_nothing & (drift.mean_squared > 0)
-    for replica in np.flatnonzero(is_rejected):
+    for replica in np.flatnonzero(takes_part & _is_left_out(drift)):
       logging.getLogger(__name__).warning(
         "step %d: replica %d is left out: its norm is over"
         " exchange.max_norm_ratio times the usual, or not finite",
         step,
         replica,
       )
+
+
+def _is_left_out(drift: Drift) -> np.ndarray:
+  """Returns which replicas were left out of a mean without an error, [M].
+
+  Args:
+    drift: Norms of what each replica sent in an exchange, on the host.
+  """
+  if drift.is_left_out is not None:
+    return np.asarray(drift.is_left_out)
+  if np.size(drift.own_squared) == 1:
+    # With a mailbox, each replica has a drift of its own. It sent zeros if its
+    # message is not in the mean. (If nobody made progress, the mean is zero.)
+    return (drift.own_squared == 0) & (drift.mean_squared > 0)
+  return np.zeros(np.shape(drift.own_squared), bool)
 
 
 def _participants(
@@ -321,10 +334,7 @@ def drift_rows(
   for event, drift, takes_part in zip(
     events, exchanges, participants, strict=True
   ):
-    # A replica that sent only zeros was rejected, unless the mean is zero too.
-    # A rejected replica does not count.
-    has_sent = (drift.own_squared != 0) | (drift.mean_squared == 0)
-    is_counted = takes_part & has_sent
+    is_counted = takes_part & ~_is_left_out(drift)
     if not is_counted.any():
       continue
     mean_squared = np.asarray(drift.mean_squared)

@@ -1,8 +1,8 @@
 """Loss against bytes: DiLoCo with every codec, and varied bits and ranks.
 
 Claim: none; the figure shows loss against bytes. Cost: 20 runs for every
-seed. One seed of 22 runs, two at once, took 22 minutes on two CPU cores
-(measured).
+seed. One seed of an earlier sweep of 22 runs took 22 minutes on two CPU cores,
+with two runs at a time (measured).
 
     python -m experiments.sweep --workdir=runs/compression \
         --config=experiments/configs/compression.py \

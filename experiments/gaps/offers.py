@@ -49,7 +49,12 @@ class Hours:
 
   @property
   def verdict(self) -> str:
-    """Whether the other clusters are worth it: "yes", "no" or "not known"."""
+    """Whether the run ends with a lower loss than one cluster alone.
+
+    Both train for the same time. The answer is "yes" or "no". It is "not known"
+    if `alone_loss` lies within the range of `loss`, or if AllReduce's loss is
+    not known.
+    """
     if self.loss.high < self.alone_loss:
       return "yes"
     if self.loss.low > self.alone_loss:

@@ -138,7 +138,7 @@ def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
 
 
 def read(path: pathlib.Path) -> list[GapRow]:
-  """Reads a file of `GapRow`s, as `read_rows` does."""
+  """Reads a file with a `GapRow` in each line, as `read_rows` does."""
   return read_rows(path, GapRow)
 
 

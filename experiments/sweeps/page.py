@@ -231,7 +231,12 @@ def _others(count: int) -> str:
 
 
 def _words(config: RunConfig, clock: SweepClock) -> str:
-  """Describes a clock: its cluster, and the model and step time on it.
+  """Describes a clock: which model it times on which cluster, and how.
+
+  Example: "opt_1_3b on 1gbit (round trip 40 ms), 2.1 s a step (from
+  operations), with the losses of tiny, which was trained; codecs take no time".
+  So a clock may time another model than the one that was trained. The
+  simulation counts no time for encoding and decoding.
 
   Args:
     config: Config of a trained run.
@@ -245,7 +250,7 @@ def _words(config: RunConfig, clock: SweepClock) -> str:
     f" {_round_trips(clock)}), {units.human_time(step_s)} a step ({source})"
   )
   if timed.model.shape != config.model.shape:
-    text += f", put on the losses of {config.model.label}"
+    text += f", with the losses of {config.model.label}, which was trained"
   return f"{text}; codecs take no time"
 
 

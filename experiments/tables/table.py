@@ -357,9 +357,10 @@ _FOOTNOTE = (
 def summary(tables: Sequence[Table]) -> Iterator[str]:
   """Yields the lines of a short table for the terminal.
 
-  The file `summary.csv` lists the published numbers in the short table. A line
-  of the file names a single number, or both ends of a published range. Numbers
-  of tables that were not made are left out.
+  Which published numbers are shown is read from `summary.csv`, beside this
+  module. Each line of that file names one number, or both ends of a published
+  range. Numbers of tables that were not made are left out. If Streaming
+  DiLoCo's Table 4 was made, one more line counts its exact cells.
 
   Args:
     tables: The tables that were made.

@@ -131,12 +131,12 @@ def open_diloco() -> list[Table]:
 def intellect_1() -> list[Table]:
   """Builds the table of INTELLECT-1: its utilizations and all-reduces.
 
-  All simulated rows are of one ring, with as many nodes as ever took part at
-  the same time. The rate of its slowest link is fitted: on the lowest
-  utilization (the preset of the cluster), and on the all-reduce of each of
-  `_SETTINGS`. Nothing is fitted in the last two rows: how many times fewer
-  bytes are sent than in data-parallel training, and the lowest utilization of
-  the devices' peak.
+  All simulated rows are of a ring of the same size: as many nodes as ever took
+  part at once. The rate of its slowest link is fitted four times. The preset
+  "intellect_1" has the rate that was fitted on the lowest utilization. For each
+  of `_SETTINGS` a rate is fitted here, on the setting's all-reduce. Nothing is
+  fitted in the last two rows: how many times fewer bytes are sent than in
+  data-parallel training, and the lowest utilization of the devices' peak.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures
@@ -152,15 +152,19 @@ def intellect_1() -> list[Table]:
     cluster = equal_links(run.num_replicas, mbps * 1e6, rtt_s=_RTT_S)
     return pace(traffic, cluster, run.step_s)
 
-  def rate_for(exchange_s: float) -> float:
-    """Returns the link rate at which an exchange takes a given time (Mbit/s).
+  def rate_for(all_reduce_s: float) -> float:
+    """Returns the rate of links at which an all-reduce takes a given time.
 
     Args:
-      exchange_s: Time of the exchange (seconds).
+      all_reduce_s: Time of the all-reduce that ends a round (seconds).
+
+    Returns:
+      The rate (Mbit/s).
     """
 
     def is_fast_enough(mbps: float) -> bool:
-      return pace_at(mbps).exchange_s <= exchange_s / run.interval
+      # The pace has averages over inner steps, and a round has one all-reduce.
+      return run.interval * pace_at(mbps).exchange_s <= all_reduce_s
 
     return least(is_fast_enough, low=10.0, high=1e5, precision=1e-4)
 
@@ -201,6 +205,7 @@ def intellect_1() -> list[Table]:
     percent = 100 * pace_at(mbps).utilization
     basis = f"{mbps:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
     names = [f"{setting}, utilization"]
+    # The highest utilization of the abstract is that of nodes in the USA.
     if setting == "USA":
       names.append("utilization, highest")
     for name in names:

@@ -67,9 +67,10 @@ def steady_program(
   For a method with rounds, it is the program of a window: of the inner steps
   until a fragment is next sent or applied, together with this exchange. The
   window is the one that sends most, in a round in which results of earlier
-  rounds arrive. If nothing is exchanged during the steps of that window, only
-  the program of the steps is traced. For a method that averages gradients, it
-  is the program of the first segment of the run.
+  rounds arrive. If rounds grow, it is a round of the final length. If nothing
+  is exchanged during the steps of that window, only the program of the steps is
+  traced. For a method that averages gradients, it is the program of the first
+  segment of the run.
 
   Args:
     config: Config of a run.
@@ -167,8 +168,9 @@ def _overrides(config: RunConfig) -> Overrides:
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   """Finds the window that sends most, in a round in the middle of a run.
 
-  A window is the inner steps until a fragment is next sent or applied. In the
-  round results of earlier rounds arrive, as in most rounds of a run.
+  A window is the inner steps until a fragment is next sent or applied. In this
+  round, results of earlier rounds arrive, as in most rounds of a run. If rounds
+  grow, it has the final length.
 
   Args:
     config: Config of the run.
@@ -183,7 +185,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   traffic = to_plan.traffic(config)
   schedule = config.sync.named.schedule
   interval = schedule.sync_interval
-  start = (schedule.depth + 1) * interval
+  start = schedule.steady_step + interval
   needed_steps = plan.local_start + start + interval
   if needed_steps > plan.total_steps:
     raise ValueError(

@@ -251,6 +251,17 @@ def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
   assert "## Memory" in page.read_text() and found.fits
 
 
+def test_of_rounds_that_grow_a_window_of_the_longest_is_compiled():
+  growing = {"first_interval": 3, "steps_per_doubling": 12}
+  config = runs.settings(
+    method="diloco", sync_interval=6, total_steps=30, **growing
+  )
+  assert steady_program(config).num_steps == 6
+  too_short = dataclasses.replace(config, total_steps=20)
+  with pytest.raises(ValueError, match="take at least 24"):
+    steady_program(too_short)
+
+
 def test_a_run_of_which_nothing_arrives_is_refused():
   config = runs.settings(layout="mesh", total_steps=6)
   with pytest.raises(ValueError, match="take at least 9"):

@@ -210,7 +210,7 @@ def test_a_clock_says_what_it_times(tmp_path):
   )
   words = page._words(config, larger)
   assert words.startswith("opt_1_3b on 1gbit")
-  assert "a step (from operations), put on the losses of tiny" in words
+  assert "a step (from operations), with the losses of tiny, which was" in words
 
 
 def test_a_step_of_a_clock_is_that_of_the_fastest_replica(tmp_path):

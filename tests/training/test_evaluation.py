@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax import report
+from dilocox_jax.config import from_mapping
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
@@ -168,6 +169,60 @@ def test_drifts_find_their_events():
   assert "rank" not in rows[0] and rows[1]["observed"] == {"seen": [1, 1]}
   assert rows[1]["rank"] == 2
   assert rows[1]["energy_rank"] == 1
+
+
+def _zero_drift(is_left_out=None):
+  """Norms of (3, 0), (0, 0) and (0, 3): the mean is (1, 1)."""
+  return Drift(
+    own_squared=np.array([9.0, 0.0, 9.0]),
+    apart_squared=np.array([5.0, 2.0, 5.0]),
+    mean_squared=np.array(2.0),
+    observed={},
+    is_left_out=is_left_out,
+  )
+
+
+def _one_exchange():
+  windows = tuple(SyncSchedule(4).windows(4, 8))
+  return Segment("rounds", 4, 4, windows, schedule_start=0)
+
+
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_a_replica_without_progress_is_in_the_mean(is_filtered, caplog):
+  drift = _zero_drift(np.zeros(3, bool) if is_filtered else None)
+  evaluation.check_drifts([drift], [8])
+  assert not caplog.records
+  (row,) = evaluation.drift_rows(_one_exchange(), [drift], energy_share=0.7)
+  assert row["cosine"] == pytest.approx(0.0)
+  assert row["disagreement"] == pytest.approx(2.0)
+
+
+def test_a_replica_that_the_filter_leaves_out_is_named_and_not_counted(caplog):
+  drift = _zero_drift(np.array([False, True, False]))._replace(
+    mean_squared=np.array(4.5), apart_squared=np.array([4.5, 4.5, 4.5])
+  )
+  evaluation.check_drifts([drift], [8])
+  assert caplog.text.count("step 8: replica 1 is left out") == 1
+  (row,) = evaluation.drift_rows(_one_exchange(), [drift], energy_share=0.7)
+  assert row["cosine"] == pytest.approx(0.0)
+  assert row["disagreement"] == pytest.approx(4.5**0.5)
+
+
+def test_a_run_does_not_call_a_replica_without_steps_left_out(tmp_path, caplog):
+  """Fragment 1 is first sent after step 2, before replica 1 takes a step."""
+  config = runs.settings(
+    method="streaming_diloco",
+    sync_interval=4,
+    num_fragments=2,
+    overlap_steps=0,
+    fragment_order="sliced",
+    total_steps=4,
+  )
+  values = config.to_mapping() | {"membership": {"inner_steps": "4,1"}}
+  runs.train(from_mapping(values), tmp_path, overrides=runs.TINY)
+  row, *_ = runs.rows(tmp_path, "round")
+  assert [drift["step"] for drift in row["drift"]] == [2, 4]
+  assert "left out" not in caplog.text
 
 
 def test_the_last_losses_are_of_the_last_state_and_of_held_out_text(tmp_path):

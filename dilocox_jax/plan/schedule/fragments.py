@@ -152,21 +152,23 @@ class Fragments:
         "blocks" is stacked: its first axis is the layers.
 
     Returns:
-      Shapes by path. They include padding: if fragments have different numbers
-      of layers, or slices different numbers of rows, the shorter ones are
-      filled up with zeros to the length of the longest one.
+      Shapes of the leaves that the fragment has, by path. They include padding:
+      if fragments have different numbers of layers, or slices different numbers
+      of rows, the shorter ones are filled up with zeros to the length of the
+      longest one. With slices, a leaf without axes has the shape (1,).
     """
 
     def sliced(path: str) -> Shape:
       shape, axis = self.slices(path, shapes[path])
-      rows = shape[axis] * shape[axis + 2]
-      return (*shape[:axis], rows, *shape[axis + 3 :])
+      # The shape is [..., parts, P, rows, ...].
+      num_parts, _, part_rows = shape[axis : axis + 3]
+      return (*shape[:axis], num_parts * part_rows, *shape[axis + 3 :])
 
     if self.num_fragments == 1:
       return dict(shapes)
     if self.is_sliced:
       return {path: sliced(path) for path in shapes}
-    if fragment == 0:
+    if fragment == 0:  # It has the leaves outside the layers.
       return {
         path: shape for path, shape in shapes.items() if not is_stacked(path)
       }
