@@ -3,6 +3,7 @@
 python -m tests.distributed.test_lifelines PORT NUMBER is one of two processes.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -28,19 +29,9 @@ def member(port, number):
     time.sleep(600)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_who_is_left_ends_at_once_with_one_line(killed):
-  assert_other_ends_with_one_line(killed, signal.SIGKILL, within_s=20)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_process_ends_the_other_with_one_line(frozen):
-  assert_other_ends_with_one_line(frozen, signal.SIGSTOP, within_s=85)
-
-
-def assert_other_ends_with_one_line(number, sent_signal, within_s):
-  """Sends a signal to one of two processes, and waits for the other one."""
+@contextlib.contextmanager
+def two_members():
+  """Two processes that wait for each other."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
@@ -59,15 +50,38 @@ def assert_other_ends_with_one_line(number, sent_signal, within_s):
     for each in members:
       assert each.stdout
       assert each.stdout.readline() == "ready\n"
-    members[number].send_signal(sent_signal)
-    _, errors = members[1 - number].communicate(timeout=within_s)
+    yield members
   finally:
     for each in members:
       each.kill()
       each.communicate()
+
+
+def assert_ends_with_one_line(members, number, within_s):
+  """Asserts that a process says that the other one is gone, and ends."""
+  _, errors = members[number].communicate(timeout=within_s)
   [line] = errors.splitlines()
-  assert line.startswith(f"error: process {1 - number}: another process of")
-  assert members[1 - number].returncode == 75
+  assert line.startswith(f"error: process {number}: another process of")
+  assert members[number].returncode == 75
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_who_is_left_ends_at_once_with_one_line(killed):
+  with two_members() as members:
+    members[killed].kill()
+    assert_ends_with_one_line(members, 1 - killed, within_s=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_process_ends_both_with_one_line(frozen):
+  with two_members() as members:
+    members[frozen].send_signal(signal.SIGSTOP)
+    start_s = time.monotonic()
+    assert_ends_with_one_line(members, 1 - frozen, within_s=85)
+    print(f"noticed after {time.monotonic() - start_s:.0f} s")
+    members[frozen].send_signal(signal.SIGCONT)
+    assert_ends_with_one_line(members, frozen, within_s=20)
 
 
 def connected():

@@ -85,6 +85,27 @@ class World:
     self.flags = (*METHODS[method], *flags)
     self.members = {}
 
+  def train_flags(self, name, secret):
+    """Flags of `experiments.train` for all processes of a replica."""
+    return [
+      *runs.SMALL_FLAGS,
+      f"--config.total_steps={STEPS}",
+      f"--config.sync.sync_interval={H}",
+      "--config.data.batch_size=4",
+      "--config.evaluation.interval_steps=0",
+      f"--config.checkpoint.interval_steps={2 * H}",
+      "--config.mesh.layout=mesh",
+      "--config.mesh.num_replicas=2",
+      "--config.mesh.num_data_shards=2",
+      "--sample_tokens=0",
+      "--nocheck_memory",
+      *self.flags,
+      f"--mailbox={self.folder / 'store'}",
+      f"--secret={secret}",
+      f"--replica={name}",
+      f"--workdir={self.folder / name}",
+    ]
+
   def start(self, name, secret_of=None):
     """Starts all processes of a replica.
 
@@ -96,24 +117,7 @@ class World:
     self.members[name] = []
     for number in range(self.num_processes):
       secret = (secret_of or {}).get(number, self.secret)
-      flags = [
-        *runs.SMALL_FLAGS,
-        f"--config.total_steps={STEPS}",
-        f"--config.sync.sync_interval={H}",
-        "--config.data.batch_size=4",
-        "--config.evaluation.interval_steps=0",
-        f"--config.checkpoint.interval_steps={2 * H}",
-        "--config.mesh.layout=mesh",
-        "--config.mesh.num_replicas=2",
-        "--config.mesh.num_data_shards=2",
-        "--sample_tokens=0",
-        "--nocheck_memory",
-        *self.flags,
-        f"--mailbox={self.folder / 'store'}",
-        f"--secret={secret}",
-        f"--replica={name}",
-        f"--workdir={self.folder / name}",
-      ]
+      flags = self.train_flags(name, secret)
       if self.num_processes > 1:
         flags += [
           "--distributed",
@@ -123,7 +127,7 @@ class World:
           "--start_timeout_s=300",
         ]
       log = self.log(name, number)
-      pid = fork(lambda flags=flags: _train(flags, self.hurry), log)
+      pid = fork(lambda flags=flags: train(flags, self.hurry), log)
       self.members[name].append(pid)
 
   def wait(self, name):
@@ -222,9 +226,14 @@ def fork(function, log):
   os._exit(code)
 
 
-def _train(flags, hurry):
-  """Runs `experiments.train`, slowly until there is a file."""
-  from experiments import train
+def train(flags, hurry):
+  """Runs `experiments.train` with a tiny model, slowly until there is a file.
+
+  Args:
+    flags: Flags of the program.
+    hurry: The file.
+  """
+  from experiments import train as program
 
   take = ReplicaStreams.take
 
@@ -239,7 +248,7 @@ def _train(flags, hurry):
   mock.patch.object(ReplicaStreams, "take", slowly).start()
   mock.patch.object(report, "write_report", lambda workdir: workdir).start()
   sys.argv = ["train", *flags]
-  app.run(train.main, flags_parser=config_flag.parse_flags)
+  app.run(program.main, flags_parser=config_flag.parse_flags)
 
 
 def _keep_all_programs():
@@ -361,10 +370,21 @@ def disturbed_run(folder, method, draw):
     return f"{method}: {victim}", str(error)
   finally:
     world.kill_all()
-  if world.round_steps(other) != list(range(H, STEPS + 1, H)):
-    return happened, f"{other} lost a step: {world.round_steps(other)}"
-  workdirs = [folder / name for name in NAMES]
-  return happened, wrong or check_equal_ends(folder, workdirs)
+  return happened, wrong or wrong_results(world, other)
+
+
+def wrong_results(world, other):
+  """Says what is wrong with the results of a run; "" if nothing is.
+
+  Args:
+    world: The world.
+    other: Name of the replica without a kill.
+  """
+  steps = world.round_steps(other)
+  if steps != list(range(H, STEPS + 1, H)):
+    return f"{other} lost a step: {steps}"
+  workdirs = [world.folder / name for name in NAMES]
+  return check_equal_ends(world.folder, workdirs)
 
 
 def undisturbed_runs(folder, method):
