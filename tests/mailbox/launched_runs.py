@@ -64,6 +64,7 @@ class Mpirun(Launched):
 
   def start(self, name):
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    options += ["--mca", "oob_tcp_if_include", "lo"]
     with open(self.folder / f"{name}.log", "ab") as log:
       self.members[name] = subprocess.Popen(
         ["mpirun", *options, "-n", "2", *self.command(name)],
