@@ -49,9 +49,8 @@ class Launched(cluster_runs.World):
     return [*program, self.folder, "--member", name, "--distributed", *flags]
 
   def pid(self, name, number):
-    """Process id of a process that runs; None if it did not start."""
-    path = self.folder / f"{name}.{number}.pid"
-    return int(path.read_text()) if path.exists() else None
+    """Process id of a process that has started."""
+    return int((self.folder / f"{name}.{number}.pid").read_text())
 
   def launched_log(self, name):
     """What a launcher and its processes have printed."""
