@@ -16,8 +16,16 @@ connections on which the processes have greeted it (`rendezvous`). These are its
 operating system checks lifelines and relays when nothing is sent, so a machine
 that vanishes is noticed, too.
 
-JAX's own heartbeats still find a process that is there but hangs. Then JAX's
-runtime aborts.
+A process may also be there and not move, for example because it is frozen. Two
+silences show this:
+
+  - The other processes send process 0 a byte every few seconds. If none comes,
+    that process does not move.
+  - JAX's service answers the heartbeats of JAX's clients. If a relay gets no
+    byte from process 0 for longer than the time between two heartbeats,
+    process 0 does not move.
+
+JAX's runtime aborts if heartbeats fail for longer (`HEARTBEAT_TIMEOUT_S`).
 """
 
 import contextlib
@@ -29,15 +37,25 @@ from collections.abc import Callable, Mapping
 from dilocox_jax.distributed import addresses
 from dilocox_jax.threads import in_thread
 
+# JAX's service aborts all processes if one of them has sent no heartbeat for
+# this long. JAX's client sends one in half of this time, and aborts its process
+# if the answer takes as long again.
+HEARTBEAT_TIMEOUT_S = 90
+
 _GOODBYE = b"bye\n"
+_ALIVE = b"."
+_ALIVE_S = 5.0  # Time between two signs of life.
+# A process counts as frozen if it has sent no sign of life for this long.
+_FROZEN_S = 30.0
+# The same for process 0, which answers at least every 45 s.
+_MAIN_FROZEN_S = 60.0
 _CONNECT_S = 5.0
 _MOST_BYTES = 2**20  # Read at once by a relay.
 # How long to wait before `on_lost` is called. In this time the process may end
 # with a message of its own: its work may fail because of the loss, or it may
 # have been asked to stop.
 _OWN_WORDS_S = 1.0
-# The other machine counts as gone if it has answered nothing for 25 s. JAX's
-# service waits for 30 s.
+# The other machine counts as gone if it has answered nothing for 25 s.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
@@ -67,11 +85,15 @@ class Lifelines:
         `rendezvous.wait_for_processes` returns them.
     """
     self._is_watching = True
-    for connection in connections.values():
-      connection.settimeout(None)
+    for number, connection in connections.items():
+      # Process 0 is watched by the relay. Its service answers even while its
+      # interpreter is busy.
+      connection.settimeout(_FROZEN_S if number else None)
       _check_when_idle(connection)
       self._connections.append(connection)
       in_thread(self._watch_one, connection)
+      if number == 0:
+        in_thread(self._show_life, connection)
 
   def relay(self, coordinator: str) -> str:
     """Starts a relay: a thread that forwards bytes to process 0 and back.
@@ -103,20 +125,30 @@ class Lifelines:
         connection.sendall(_GOODBYE)
 
   def _watch_one(self, connection: socket.socket) -> None:
-    """Waits until the other process says goodbye, or has gone.
+    """Waits until the other process says goodbye, is silent, or has gone.
 
-    In the second case `on_lost` is called.
+    In the last two cases `on_lost` is called.
     """
     text = b""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # A `TimeoutError` is one, too.
       while text != _GOODBYE:
         new_bytes = connection.recv(len(_GOODBYE) - len(text))
         if not new_bytes:
           break
-        text += new_bytes
+        text += new_bytes.replace(_ALIVE, b"")
     connection.close()
     if text != _GOODBYE:
       self._lost()
+
+  def _show_life(self, connection: socket.socket) -> None:
+    """Sends signs of life to process 0, until this process leaves the run."""
+    with contextlib.suppress(OSError):  # `_watch_one` sees that it has gone.
+      while True:
+        with self._lock:
+          if not self._is_watching:
+            return
+          connection.sendall(_ALIVE)
+        time.sleep(_ALIVE_S)
 
   def _lost(self) -> None:
     """Calls `on_lost` after a second, unless this process leaves the run."""
@@ -139,7 +171,7 @@ class Lifelines:
       except OSError:
         inner.close()  # JAX's client tries again.
         continue
-      outer.settimeout(None)
+      outer.settimeout(_MAIN_FROZEN_S)
       for connection in (inner, outer):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
       _check_when_idle(outer)
@@ -155,7 +187,7 @@ class Lifelines:
       inner: Connection to JAX's client.
       outer: Connection to process 0.
     """
-    if _forward(inner, outer):
+    if _forward(inner, outer, self._is_silence_fine):
       with contextlib.suppress(OSError):
         outer.shutdown(socket.SHUT_RDWR)
       inner.close()
@@ -170,7 +202,7 @@ class Lifelines:
       inner: Connection to JAX's client.
       outer: Connection to process 0.
     """
-    _forward(outer, inner)
+    _forward(outer, inner, self._is_silence_fine)
     if self._is_watching:
       # JAX's client would abort this process as soon as it saw the loss. So its
       # connection is closed only afterwards.
@@ -179,13 +211,23 @@ class Lifelines:
       inner.shutdown(socket.SHUT_RDWR)
     outer.close()
 
+  def _is_silence_fine(self) -> bool:
+    """Whether process 0 may be silent: before the run, and at its end."""
+    return not self._is_watching
 
-def _forward(source: socket.socket, target: socket.socket) -> bool:
+
+def _forward(
+  source: socket.socket,
+  target: socket.socket,
+  is_silence_fine: Callable[[], bool],
+) -> bool:
   """Forwards bytes from one connection to another until one of them ends.
 
   Args:
-    source: Connection to read from.
+    source: Connection to read from, perhaps with a timeout.
     target: Connection to write to.
+    is_silence_fine: Called after a timeout of the source. If it returns False,
+      the source counts as ended.
 
   Returns:
     True if the source has ended, and False if the target has.
@@ -194,6 +236,10 @@ def _forward(source: socket.socket, target: socket.socket) -> bool:
   while True:
     try:
       size = source.recv_into(buffer)
+    except TimeoutError:
+      if is_silence_fine():
+        continue
+      return True
     except OSError:
       return True
     if not size:

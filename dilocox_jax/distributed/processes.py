@@ -23,11 +23,8 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.distributed import addresses, coordinator_store, rendezvous
-from dilocox_jax.distributed.lifelines import Lifelines
+from dilocox_jax.distributed.lifelines import HEARTBEAT_TIMEOUT_S, Lifelines
 
-# If a process is there and sends no heartbeat for this long, JAX's runtime
-# aborts all processes. A process that is gone is noticed sooner (`lifelines`).
-HEARTBEAT_TIMEOUT_S = 30
 START_TIMEOUT_S = 120  # All processes must connect within this time.
 END_TIMEOUT_S = 600  # Process 0 must write the report within this time.
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"

@@ -3,21 +3,26 @@
   python -m tests.mailbox.cluster_runs FOLDER --runs=40 --seed=0
 
 Each run trains two replicas of two processes. At a random time a random process
-gets SIGKILL, perhaps while its replica starts, compiles or saves. When the rest
+gets SIGKILL, perhaps while its replica starts, compiles or saves. One run in
+seven has its kill within the first seconds, before any exchange. When the rest
 of its replica has ended, with one line and the exit code that says "start
 again", the replica is started again with the same command. A run is counted as
 good if then all processes end with code 0, the other replica has every step,
 and both have the same outer parameters bit for bit.
 
 Importing JAX and the trainer takes longer than a small run. So this process
-imports them once, does not start JAX, and forks all training processes.
+imports them once, does not start JAX, and forks all training processes. They
+train a tiny model, and share one cache of compiled programs.
 """
 
 import argparse
+import collections
+import gc
 import json
 import os
 import pathlib
 import random
+import resource
 import secrets
 import shutil
 import signal
@@ -32,7 +37,7 @@ from absl import app
 from dilocox_jax import report
 from dilocox_jax.data.streams import ReplicaStreams
 from dilocox_jax.metrics.lines import read_rows
-from dilocox_jax.training import trainer  # noqa: F401
+from dilocox_jax.training import start, trainer  # noqa: F401
 from experiments.runtime import config_flag, running  # noqa: F401
 from experiments.runtime.command_line import TRY_AGAIN
 from tests import runs
@@ -41,6 +46,7 @@ NAMES = ("oslo", "rome")
 STEPS = 30
 H = 3
 DEADLINE_S = 900
+START_S = 10.0  # A kill before the first event comes within this time.
 ROUND_S = 1.0  # A round takes this much longer until all are to hurry.
 METHODS = {
   "diloco": ("--config.sync.method=diloco",),
@@ -79,6 +85,27 @@ class World:
     self.flags = (*METHODS[method], *flags)
     self.members = {}
 
+  def train_flags(self, name, secret):
+    """Flags of `experiments.train` for all processes of a replica."""
+    return [
+      *runs.SMALL_FLAGS,
+      f"--config.total_steps={STEPS}",
+      f"--config.sync.sync_interval={H}",
+      "--config.data.batch_size=4",
+      "--config.evaluation.interval_steps=0",
+      f"--config.checkpoint.interval_steps={2 * H}",
+      "--config.mesh.layout=mesh",
+      "--config.mesh.num_replicas=2",
+      "--config.mesh.num_data_shards=2",
+      "--sample_tokens=0",
+      "--nocheck_memory",
+      *self.flags,
+      f"--mailbox={self.folder / 'store'}",
+      f"--secret={secret}",
+      f"--replica={name}",
+      f"--workdir={self.folder / name}",
+    ]
+
   def start(self, name, secret_of=None):
     """Starts all processes of a replica.
 
@@ -90,24 +117,7 @@ class World:
     self.members[name] = []
     for number in range(self.num_processes):
       secret = (secret_of or {}).get(number, self.secret)
-      flags = [
-        *runs.SMALL_FLAGS,
-        f"--config.total_steps={STEPS}",
-        f"--config.sync.sync_interval={H}",
-        "--config.data.batch_size=4",
-        "--config.evaluation.interval_steps=0",
-        f"--config.checkpoint.interval_steps={2 * H}",
-        "--config.mesh.layout=mesh",
-        "--config.mesh.num_replicas=2",
-        "--config.mesh.num_data_shards=2",
-        "--sample_tokens=0",
-        "--nocheck_memory",
-        *self.flags,
-        f"--mailbox={self.folder / 'store'}",
-        f"--secret={secret}",
-        f"--replica={name}",
-        f"--workdir={self.folder / name}",
-      ]
+      flags = self.train_flags(name, secret)
       if self.num_processes > 1:
         flags += [
           "--distributed",
@@ -117,7 +127,7 @@ class World:
           "--start_timeout_s=300",
         ]
       log = self.log(name, number)
-      pid = fork(lambda flags=flags: _train(flags, self.hurry), log)
+      pid = fork(lambda flags=flags: train(flags, self.hurry), log)
       self.members[name].append(pid)
 
   def wait(self, name):
@@ -172,6 +182,12 @@ def ended(pid):
   return os.waitstatus_to_exitcode(status) if found else None
 
 
+def cpu_seconds():
+  """CPU time of all forks that have ended."""
+  usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return usage.ru_utime + usage.ru_stime
+
+
 def free_address():
   """An address of this machine with a port that nobody listens on."""
   with socket.socket() as probe:
@@ -188,9 +204,12 @@ def fork(function, log):
   """
   sys.stdout.flush()
   sys.stderr.flush()
+  gc.freeze()  # Else a fork would copy pages that it only searches.
   pid = os.fork()
   if pid:
     return pid
+  # A small run leaves little garbage, and each search for it takes time.
+  gc.disable()
   code = 1
   try:
     with open(log, "ab", buffering=0) as file:
@@ -207,9 +226,14 @@ def fork(function, log):
   os._exit(code)
 
 
-def _train(flags, hurry):
-  """Runs `experiments.train`, slowly until there is a file."""
-  from experiments import train
+def train(flags, hurry):
+  """Runs `experiments.train` with a tiny model, slowly until there is a file.
+
+  Args:
+    flags: Flags of the program.
+    hurry: The file.
+  """
+  from experiments import train as program
 
   take = ReplicaStreams.take
 
@@ -219,10 +243,12 @@ def _train(flags, hurry):
     return take(*args)
 
   _keep_all_programs()
+  # Its programs are traced and compiled in half the time of a transformer's.
+  mock.patch.object(start, "with_trainable", lambda config: runs.TINY).start()
   mock.patch.object(ReplicaStreams, "take", slowly).start()
   mock.patch.object(report, "write_report", lambda workdir: workdir).start()
   sys.argv = ["train", *flags]
-  app.run(train.main, flags_parser=config_flag.parse_flags)
+  app.run(program.main, flags_parser=config_flag.parse_flags)
 
 
 def _keep_all_programs():
@@ -310,8 +336,8 @@ def disturbed_run(folder, method, draw):
   victim = draw.choice(NAMES)
   other = NAMES[1 - NAMES.index(victim)]
   number = draw.randrange(2)
-  event = draw.randint(0, 5)
-  delay_s = draw.uniform(0, 2)
+  event = draw.randint(-1, 5)
+  delay_s = draw.uniform(0, START_S if event < 0 else 2)
   try:
     for name in NAMES:
       world.start(name)
@@ -331,9 +357,10 @@ def disturbed_run(folder, method, draw):
         break
       time.sleep(0.1)
     world.hurry.touch()
+    moment = "the start" if event < 0 else f"event {event}"
     happened = (
       f"{method}: process {number} of {victim} killed {delay_s:.2f} s after "
-      f"event {event}, codes {codes}, back after event {num_settled}"
+      f"{moment}, codes {codes}, back after {num_settled} events"
     )
     for name in (other, victim):
       codes = world.wait(name)
@@ -343,10 +370,21 @@ def disturbed_run(folder, method, draw):
     return f"{method}: {victim}", str(error)
   finally:
     world.kill_all()
-  if world.round_steps(other) != list(range(H, STEPS + 1, H)):
-    return happened, f"{other} lost a step: {world.round_steps(other)}"
-  workdirs = [folder / name for name in NAMES]
-  return happened, wrong or check_equal_ends(folder, workdirs)
+  return happened, wrong or wrong_results(world, other)
+
+
+def wrong_results(world, other):
+  """Says what is wrong with the results of a run; "" if nothing is.
+
+  Args:
+    world: The world.
+    other: Name of the replica without a kill.
+  """
+  steps = world.round_steps(other)
+  if steps != list(range(H, STEPS + 1, H)):
+    return f"{other} lost a step: {steps}"
+  workdirs = [world.folder / name for name in NAMES]
+  return check_equal_ends(world.folder, workdirs)
 
 
 def undisturbed_runs(folder, method):
@@ -406,36 +444,50 @@ def main():
   parser.add_argument("folder", type=pathlib.Path)
   parser.add_argument("--runs", type=int, default=0)
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--method", default="diloco", choices=METHODS)
+  parser.add_argument(
+    "--method",
+    default="diloco",
+    choices=[*METHODS, "all"],
+    help="Method of all runs; all: one after the other.",
+  )
   parser.add_argument("--undisturbed", action="store_true")
   parser.add_argument("--secrets", action="store_true")
   given = parser.parse_args()
   # Programs of a small model compile faster without optimization.
   os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+  methods = [*METHODS] if given.method == "all" else [given.method]
   bad = 0
   if given.secrets:
     wrong = two_secrets(given.folder / "secrets")
     print(f"two secrets: {wrong or 'refused'}", flush=True)
     bad += bool(wrong)
   if given.undisturbed:
-    wrong = undisturbed_runs(given.folder / "undisturbed", given.method)
-    print(f"{given.method}, undisturbed: {wrong or 'equal ends'}", flush=True)
-    bad += bool(wrong)
-  good = 0
-  for number in range(given.runs):
-    draw = random.Random(given.seed + number)
-    folder = given.folder / f"run{given.seed + number}"
-    start_s = time.monotonic()
-    happened, wrong = disturbed_run(folder, given.method, draw)
+    for method in methods:
+      wrong = undisturbed_runs(given.folder / f"undisturbed_{method}", method)
+      print(f"{method}, undisturbed: {wrong or 'equal ends'}", flush=True)
+      bad += bool(wrong)
+  num_good = collections.Counter()
+  num_runs = collections.Counter()
+  for seed in range(given.seed, given.seed + given.runs):
+    method = methods[seed % len(methods)]
+    folder = given.folder / f"run{seed}"
+    start_s, start_cpu_s = time.monotonic(), cpu_seconds()
+    happened, wrong = disturbed_run(folder, method, random.Random(seed))
     seconds = time.monotonic() - start_s
-    print(f"{happened}, {seconds:.0f} s: {wrong or 'good'}", flush=True)
+    cpu_s = cpu_seconds() - start_cpu_s
+    print(
+      f"{seed}: {happened}, {seconds:.0f} s, CPU {cpu_s:.0f} s: "
+      f"{wrong or 'good'}",
+      flush=True,
+    )
+    num_runs[method] += 1
     if wrong:
       bad += 1
     else:
-      good += 1
+      num_good[method] += 1
       shutil.rmtree(folder)
-  if given.runs:
-    print(f"{good} of {given.runs} runs good", flush=True)
+  for method, count in num_runs.items():
+    print(f"{method}: {num_good[method]} of {count} runs good", flush=True)
   sys.exit(bool(bad))
 
 
