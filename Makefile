@@ -12,9 +12,9 @@ TPU := build/tpu
 TPU_RUN := $(TPU)/bin/python -m experiments.fits
 # Runs of experiments/configs/compiled.py, each with the kind of its two slices.
 COMPILED ?= diloco_opt_1_3b@v5e:4x4 dilocox_opt_1_3b@v5e:4x4 \
-  streaming_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
-  dilocox_107b@v5p:4x4x8 dilocox_107b_16x8@v5p:4x4x8 \
-  overlap_loco_107b@v5p:4x4x8
+  streaming_opt_1_3b@v5e:4x4 diloco_llama_7b@v5p:2x2x2 \
+  allreduce_107b@v5p:4x4x8 dilocox_107b@v5p:4x4x8 \
+  dilocox_107b_16x8@v5p:4x4x8 overlap_loco_107b@v5p:4x4x8
 # The compiler for GPUs comes with JAX's CUDA plugin, and needs no GPU.
 GPU := build/gpu
 GPU_RUN := $(GPU)/bin/python -m experiments.fits

@@ -10,6 +10,8 @@ Adam, and the correction of a user's rule (`outer.rules.ApplyRule.correct`) is
 not counted.
 
 The memory that a step needs in addition is an estimate (`config.step_memory`).
+So is the memory of an exchange, if replicas wait for it. A step and such an
+exchange follow each other, so a device needs the larger of the two.
 """
 
 import dataclasses
@@ -33,6 +35,13 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
 # is an estimate. A test checks that its error is at most a tenth
 # (tests/experiments/test_fits.py).
 LEAST_SPARE = 0.1
+# Number of copies of the exchanged parameters that a device holds during an
+# exchange that replicas wait for. The first copy is the pseudo-gradient. It
+# stays until the end, because its norm and its angle to the mean are measured
+# then. The second copy is what is sent: the pseudo-gradient, or zeros if it is
+# not finite. On TPUs, what arrives from other slices is a third copy. On GPUs,
+# what arrives is written over what is sent.
+_EXCHANGE_COPIES = {"gpu": 2, "tpu": 3}
 # Number of copies of the parameters that an inner optimizer keeps.
 _OPTIMIZER_COPIES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
 
@@ -43,7 +52,8 @@ class DeviceMemory:
 
   Attributes:
     state: Bytes of the state that is kept between steps.
-    step: Bytes that a step needs in addition (estimated).
+    step: Bytes that a step needs in addition, or an exchange if it needs more
+      (estimated).
     frozen: Bytes of the parameters that are not trained. If several replicas
       are on a device, they share one copy.
   """
@@ -131,9 +141,45 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
     )
   return DeviceMemory(
     state=round(state) + factors,
-    step=step_bytes(config, gather, platform),
+    step=max(
+      step_bytes(config, gather, platform), exchange_bytes(config, platform)
+    ),
     frozen=frozen,
   )
+
+
+def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
+  """Returns the memory that an exchange needs in addition to the state (bytes).
+
+  It is the memory of one device. Example: a device keeps a share of 3.4 GB of
+  the parameters. In an exchange of all parameters a TPU needs 10.1 GB more.
+
+  The result is 0 in these cases:
+
+  - Inner steps run during the exchange. The state then has the
+    pseudo-gradients in flight.
+  - The method averages gradients, which a step has anyway.
+  - The replicas do not have devices of their own.
+
+  The number of copies was read from a compiled program for TPUs. On GPUs it
+  agrees with the memory that a compiled program needs. Both programs send fp32.
+  With another codec, what is sent is smaller and less is needed.
+
+  Args:
+    config: Config of the run.
+    platform: Kind of the accelerators: "gpu" or "tpu".
+  """
+  method = config.sync.named
+  has_own_devices = config.mesh.layout == "mesh"
+  if not has_own_devices or config.mesh.num_replicas == 1:
+    return 0
+  if method.exchanged == "gradient" or method.schedule.overlap_steps > 0:
+    return 0
+  fragment_bytes = math.ceil(
+    share_bytes(config.trained_shapes, config.division)
+    / method.schedule.num_fragments
+  )
+  return _EXCHANGE_COPIES[platform] * fragment_bytes
 
 
 def num_copies(config: RunConfig) -> float:

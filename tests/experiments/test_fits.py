@@ -13,7 +13,7 @@ import pytest
 
 from dilocox_jax.checks import flat
 from dilocox_jax.config import from_mapping, to_plan
-from dilocox_jax.config.device_memory import device_memory
+from dilocox_jax.config.device_memory import device_memory, exchange_bytes
 from dilocox_jax.config.step_memory import share_bytes
 from dilocox_jax.plan.model import shapes
 from dilocox_jax.plan.model.adapters import Lora
@@ -217,6 +217,40 @@ def test_the_estimate_says_what_a_gpu_needs_for_each_way_to_divide(row):
   memory = device_memory(from_mapping(values))
   needed_bytes = float(row["needed_bytes"])
   assert memory.total == pytest.approx(needed_bytes, rel=TOLERANCE)
+
+
+STREAMED = {"sync.method": "streaming_diloco", "sync.num_fragments": 4}
+
+
+@pytest.mark.parametrize(
+  ("changes", "num_copies"),
+  [
+    ({}, 3),
+    (STREAMED | {"sync.overlap_steps": 0}, 3 / 4),
+    # Steps run during the exchange, or gradients are averaged.
+    (STREAMED | {"sync.overlap_steps": 10}, 0),
+    ({"sync.method": "allreduce", "sync.sync_interval": None}, 0),
+    # There is nobody to exchange with.
+    ({"mesh.num_replicas": 1}, 0),
+  ],
+  ids=str,
+)
+def test_an_exchange_that_replicas_wait_for_needs_copies_of_the_parameters(
+  changes, num_copies
+):
+  values = flat(compiled.get_config("diloco_llama_7b").to_dict())
+  config = from_mapping(values | changes)
+  copy_bytes = share_bytes(config.trained_shapes, config.division)
+  found = exchange_bytes(config, "tpu")
+  assert found == pytest.approx(num_copies * copy_bytes)
+  # On GPUs, what arrives is written over what is sent.
+  assert exchange_bytes(config, "gpu") == pytest.approx(2 / 3 * found)
+
+
+def test_replicas_on_one_device_exchange_nothing_between_devices():
+  config = from_mapping({"sync.method": "diloco"})
+  assert config.mesh.layout == "stacked"
+  assert exchange_bytes(config, "tpu") == 0
 
 
 STREAMING = {
