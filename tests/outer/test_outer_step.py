@@ -95,8 +95,10 @@ def measured(own, layout="stacked"):
   over = Replicas(len(own), layout).map(
     one, (None, 0), drift_axes(is_shared=True)
   )
-  *sums, _ = jax.jit(over)(mean, rows)
-  return disagreement(*sums)
+  drift = jax.jit(over)(mean, rows)
+  return disagreement(
+    drift.own_squared, drift.apart_squared, drift.mean_squared
+  )
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])

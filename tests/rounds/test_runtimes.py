@@ -137,7 +137,10 @@ def test_who_is_left_out_for_its_values_keeps_nothing_of_them(wrong):
   params = apart.first_params()
   points = apart.batches(3, 0, 4)
   points["head"][1, 3] *= wrong  # In the last step of one replica.
-  state, *_ = rounds.run(rounds.init(params, apart.INNER.init(params)), points)
+  state, _, (drift,) = rounds.run(
+    rounds.init(params, apart.INNER.init(params)), points
+  )
+  assert np.asarray(drift.is_left_out).tolist() == [False, True, False]
   other, own, _ = np.asarray(state.replica.params["head"])
   assert_equal(own, rounds.outer_params(state)["head"])
   assert np.isfinite(own).all() and np.any(own != other)
