@@ -169,7 +169,11 @@ def _checked_spec(
 
 
 def _axes_of(entry: Any) -> tuple[str, ...]:
-  """Returns the mesh axes in one entry of a `PartitionSpec`; () for None."""
+  """Returns the mesh axes in one entry of a `PartitionSpec`.
+
+  Args:
+    entry: None, the name of an axis, or a tuple of names.
+  """
   if entry is None:
     return ()
   if isinstance(entry, tuple):

@@ -137,7 +137,8 @@ def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
     largest point.
 
   Raises:
-    ValueError: If there are fewer than two sizes, or an s is not positive.
+    ValueError: If there are fewer than two sizes, or an s is not between 0 and
+      1.
   """
   sizes = sorted({point.parameters for point in points})
   require(

@@ -95,7 +95,8 @@ def schedules_within(
   the first kind, the first rounds have 1, 2, 4, ... steps, fewer than H, and
   the rounds grow as slowly as the time allows. In the second kind, all rounds
   are equally long, after a data-parallel start that is as long as the time
-  allows. Schedules that always take too long are left out.
+  allows. Lengths of rounds with which every schedule takes too long are left
+  out.
 
   Args:
     most_s: Longest time of the whole run (seconds).

@@ -23,7 +23,8 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 
 # What names an exchange: "fragment", "gradient" or "join"; the index of the
-# fragment; the inner step at which it is measured; the turn of the message.
+# fragment; the inner step at which it is measured; the turn of the message: 0
+# for the first one, 1 for a message that needs the result of the first one.
 Key = tuple[str, int, int, int]
 
 

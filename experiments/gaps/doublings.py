@@ -110,7 +110,7 @@ def result_losses(
       seeds.
 
   Returns:
-    The losses; empty if a run is missing.
+    The losses; empty if a run is missing, or if no rates were chosen yet.
   """
   rates = tuning.best_rates(setting, rows)
   losses = {

@@ -152,9 +152,9 @@ def sent_bytes(config: RunConfig) -> int:
 
 
 def _with_steps(config: RunConfig, steps: int) -> RunConfig:
-  """Returns a config with another number of steps and no warm-up of the rate.
+  """Returns a config with another number of steps, to count its bytes.
 
-  Its bytes are counted; it is not trained.
+  Its rate has no warm-up, which could be longer than the run.
 
   Args:
     config: Config of a run.

@@ -331,7 +331,7 @@ def _vertex(losses: Sequence[float]) -> float:
 
   Args:
     losses: The losses at three equally distant points. The middle one is the
-      lowest. It is returned if another one is not finite.
+      lowest. It is returned if another one is not finite, or if all are equal.
   """
   left, middle, right = losses
   curvature = left - 2 * middle + right

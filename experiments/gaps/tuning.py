@@ -158,11 +158,11 @@ def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
 def lowest_mean(
   losses: Iterable[tuple[Choice, int, float]], seeds: Collection[int]
 ) -> Choice | None:
-  """Returns what has the lowest mean loss over some seeds.
+  """Returns the choice with the lowest mean loss over some seeds.
 
   Args:
-    losses: A choice, such as a pair of rates, with the seed and the loss of
-      each finished run.
+    losses: For each finished run, what was chosen (such as a pair of rates),
+      its seed and its loss.
     seeds: The seeds. Runs of other seeds are left out.
 
   Returns:

@@ -114,7 +114,7 @@ def train(
   check_memory: bool = True,
   log: RunLog | None = None,
 ) -> None:
-  """Trains a run to its end, prints its table and adds a sample to its report.
+  """Trains a run to its end, prints a table, and adds a sample to its report.
 
   Args:
     config: Config of the run.
@@ -177,7 +177,7 @@ def _train(
   address: MailboxAddress | None,
   log: RunLog | None,
 ) -> Corpus:
-  """Trains a run, and prints its table.
+  """Trains a run, and prints a table of its results.
 
   Args:
     config: Config of the run.

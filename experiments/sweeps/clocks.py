@@ -76,7 +76,7 @@ class SweepClock:
     """Returns the config of the run that is timed in place of a trained run.
 
     `exchange.codec` is changed only if the codec of the trained run consists of
-    the same links, whatever their settings.
+    the same parts ("low_rank" and "int", for example), whatever their settings.
 
     Example: `changed` has the model `qwen_107b` and the codec
     "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with

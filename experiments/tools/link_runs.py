@@ -85,8 +85,8 @@ class Setting(NamedTuple):
 
   Attributes:
     method: Name of the method.
-    num_steps: Inner steps of a segment. A segment is a round. If the method has
-      no rounds, it is a stretch of data-parallel steps.
+    num_steps: Inner steps of a segment. A segment is a round, or if the method
+      has no rounds, several data-parallel steps.
     changes: Other fields of the config, as "field=value".
   """
 

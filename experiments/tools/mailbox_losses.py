@@ -83,8 +83,9 @@ class LossRun:
         name=f"r{number}",
         secret=_SECRET,
         config={},
-        # Norms of whole messages are those of their floating-point arrays, and
-        # these arrays are bytes. So weights must not depend on norms.
+        # A mailbox takes the norm of a whole message from its floating-point
+        # arrays, but here all arrays are bytes. With ratios as large as these,
+        # norms change no weight.
         rules=MailboxRules(
           replicas=self.num_replicas,
           quorum=1,
@@ -155,6 +156,7 @@ class LossRun:
       outer -= np.float32(_OUTER_RATE) * (step + _MOMENTUM * momentum)
     held_out = _text_of(_HELD_OUT)
     windows = np.lib.stride_tricks.sliding_window_view(held_out, _CONTEXT + 1)
+    # To save time, only every n-th character is guessed, 8,192 or some more.
     windows = windows[:: max(len(windows) // 8192, 1)]
     loss, _ = loss_and_gradient(outer, windows[:, :-1], windows[:, -1])
     return loss

@@ -75,8 +75,8 @@ class SimulatedTime:
     with self._lock:
       self._count += 1
       heapq.heappush(self._waiting, (time_s, self._count, event))
-      is_last = is_new and len(self._waiting) < self._num_running
-    if not is_last:
+      others_are_missing = is_new and len(self._waiting) < self._num_running
+    if not others_are_missing:
       self._wake_first()
     event.wait()
 
