@@ -448,8 +448,8 @@ class _Reception:
     has a number that is taken, it gets an answer before that.
 
     Args:
-      connection: The connection.
-      text: Its complete greeting.
+      connection: Connection of a process that has greeted.
+      text: The complete greeting.
     """
     match = _GREETING.fullmatch(text.decode("ascii", errors="replace"))
     if not match:

@@ -408,7 +408,7 @@ def put_on(leaf: Any, sharding: Sharding) -> Any:
   Args:
     leaf: An array; a `LazyArray`, of which only the parts of this process's
       devices are read; or a `jax.ShapeDtypeStruct`.
-    sharding: The sharding.
+    sharding: Says which part of the array each device gets.
 
   Returns:
     The array on the devices; or the `jax.ShapeDtypeStruct` with the sharding.

@@ -258,7 +258,7 @@ def _has_no_default(field: dataclasses.Field) -> bool:
   """Returns whether a field of a dataclass has no default value.
 
   Args:
-    field: The field.
+    field: Field of a row type, as `dataclasses.fields` returns it.
   """
   missing = dataclasses.MISSING
   return field.default is missing and field.default_factory is missing

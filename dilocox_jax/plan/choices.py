@@ -41,7 +41,7 @@ class Registry(dict[str, Part]):
 
     Args:
       name: Name by which a config chooses the part, e.g. "low_rank".
-      part: The part.
+      part: What the registry holds: a codec, a method, a class and so on.
 
     Raises:
       ValueError: If the name is taken or is no identifier: an identifier has

@@ -308,7 +308,7 @@ class AnalyticClock:
     In a step whose messages are not passed on, no replica waits for another.
 
     Args:
-      operation: The collective.
+      operation: A collective, a `StoreObject` or `StoreShares`.
       start: When each replica begins (seconds), [M].
       links: The links of the members.
 
@@ -507,7 +507,7 @@ class AnalyticClock:
     which send to each other.
 
     Args:
-      step: The message step.
+      step: The message step, with hop and sender of its messages.
       size_bytes: Size of each piece (bytes).
       slow_s: Time that slow start adds to each member's piece (seconds), [N].
       ready: Time from which each replica can send its piece (seconds), [M].

@@ -207,7 +207,7 @@ def _items(key: str, entries: list) -> list[tuple[str, Any]]:
 
   Args:
     key: Name of the list, e.g. "sites".
-    entries: The entries.
+    entries: Entries of the list, as JSON reads them.
 
   Returns:
     Pairs such as ("sites[0]", entry).

@@ -153,7 +153,7 @@ def _cut_by(
   Args:
     transport: How messages are sent.
     operation: The operation of the messages.
-    send: The messages.
+    send: Hop, size and sender of the messages.
   """
   step = MessageStep(
     hop=send.hop, size_bytes=send.size_bytes, sender=send.sender

@@ -271,7 +271,7 @@ class LongRunClock(AnalyticClock):
     """Adds the times of ops one by one.
 
     Args:
-      ops: The ops.
+      ops: Inner steps, exchanges and waits (`simulate.script`).
 
     Returns:
       All points in time within the ops (seconds), [number of points * M]: start

@@ -215,7 +215,7 @@ def _is_plain(setting: Setting) -> bool:
   on. The model, the numbers of replicas, sequences and steps, and H may be any.
 
   Args:
-    setting: The setting.
+    setting: Setting of a run of the study.
   """
   plain = Setting(
     setting.size,

@@ -103,7 +103,7 @@ def result_losses(
   """Returns the losses of a setting at its best rates, by seed.
 
   Args:
-    setting: The setting.
+    setting: A setting of the study.
     rows: Finished runs of the setting.
     field: Name of the loss, a field of `GapRow`.
     seeds: The seeds, of `tuning.RESULT_SEEDS`. The rates were chosen on other
@@ -214,7 +214,7 @@ def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
   interpolated linearly in the logarithm of the loss.
 
   Args:
-    loss: The loss.
+    loss: Loss that AllReduce would reach (nats a token).
     curve: Loss of AllReduce, by number of sequences in a step.
 
   Returns:

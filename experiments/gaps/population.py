@@ -134,7 +134,7 @@ def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
 
   Args:
     setting: Setting of the run.
-    text: The text.
+    text: Text that the run reads.
     seed: Seed of the order of the sequences.
 
   Returns:

@@ -205,7 +205,7 @@ class PairTraining:
     """Trains those runs that are not finished yet.
 
     Args:
-      runs: The runs.
+      runs: Runs of AllReduce, finished or not.
 
     Raises:
       StoppedError: If one of them failed.
@@ -344,7 +344,7 @@ def _rate(config: RunConfig, point: int) -> float:
   """Returns the config's inner rate times 2^point, with four digits.
 
   Args:
-    config: The config.
+    config: Config of AllReduce.
     point: Exponent of `_RATIO`, the ratio of neighboring rates (2).
   """
   return float(f"{config.inner.learning_rate * _RATIO**point:.4g}")

@@ -30,7 +30,7 @@ def check(network: ThrottledNetwork) -> list[float]:
   The node after the last one is the first one.
 
   Args:
-    network: The network.
+    network: Network whose links throttle.
 
   Returns:
     For each node, the measured payload rate divided by the rate that TCP should
@@ -53,7 +53,7 @@ def checked_ratio(network: ThrottledNetwork, node: int) -> float:
   """Measures the link from one node to the next, and checks its rate.
 
   Args:
-    network: The network.
+    network: Network whose links throttle.
     node: Number of the node, from 0.
 
   Returns:
@@ -85,7 +85,7 @@ def transfer_bps(
   """Measures one transfer of about 0.6 s.
 
   Args:
-    network: The network.
+    network: Network whose links throttle.
     sender: Number of the node that sends.
     receiver: Number of the node that receives.
     expected_bps: Expected payload rate (bit/s). At this rate the bytes that are

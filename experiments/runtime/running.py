@@ -360,7 +360,7 @@ def _end_after_loss(error: processes.LostProcessError, number: int) -> None:
   """Ends this process because another one is gone, whatever it does.
 
   Args:
-    error: The error.
+    error: Says that another process is gone.
     number: Number of this process.
   """
   command_line.print_error(error, f"process {number}: ")
@@ -397,7 +397,7 @@ def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
   """Returns a context that writes a profiler trace into a directory.
 
   Args:
-    directory: The directory.
+    directory: Folder that gets the trace.
   """
   options = jax.profiler.ProfileOptions()
   # Every Python call of the compiler would make a trace a hundred times larger.

@@ -170,7 +170,7 @@ def _text_of(run: "Run") -> "Corpus":
   """Reads the text of a run again, as the config of the run says.
 
   Args:
-    run: The run.
+    run: Run whose text is read.
 
   Raises:
     ValueError: If the text was passed in, so that it cannot be read again.

@@ -47,7 +47,7 @@ def cells_of(run: SweepRun) -> dict[str, Any]:
   takes no such setting: AllReduce has 1, 1 and 0.
 
   Args:
-    run: The run.
+    run: A run of a sweep.
 
   Returns:
     A cell for each column of `FIELDS`, and one for each other field that the

@@ -286,7 +286,7 @@ def _gpu_description(gpu: Gpu) -> str:
   in `GPUS` share are written in the text itself.
 
   Args:
-    gpu: The properties.
+    gpu: Properties of the GPU, one of `GPUS`.
   """
   return f"""
 gpu_device_info {{

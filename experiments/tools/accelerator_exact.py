@@ -103,7 +103,7 @@ def _leaf_error(result: Array, expected: Array) -> float:
   """Returns the largest difference divided by the largest expected value.
 
   Args:
-    result: An array.
+    result: The array that is checked.
     expected: The expected array, of the same shape.
   """
   expected_values = np.asarray(expected, np.float64)
@@ -116,7 +116,7 @@ def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
   """Compares a function's result on the device with that on the CPU.
 
   Args:
-    function: The function.
+    function: Function of arrays, which `jax.jit` can compile.
     argument: Argument of the function.
 
   Returns:

@@ -48,7 +48,7 @@ def _coded(encoder: Encoder, values: Array) -> TimedProgram:
   machines.
 
   Args:
-    encoder: The encoder.
+    encoder: Encoder of the codec that is timed.
     values: Values of any shape.
   """
   encode = jax.jit(lambda x: encoder.encode([x]))

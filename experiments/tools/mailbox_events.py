@@ -298,7 +298,7 @@ class DelayedStore(Store):
     """Opens the folder.
 
     Args:
-      where: The folder.
+      where: Path of the folder.
       latency_s: Delay of each request (seconds).
     """
     super().__init__(where)

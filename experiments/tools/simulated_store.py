@@ -145,7 +145,7 @@ class SimulatedStore:
     """Calls functions whose requests begin at the same simulated time.
 
     Args:
-      calls: The functions.
+      calls: Functions without arguments, each of which makes requests.
 
     Returns:
       The results in order. The simulated time is then that of the slowest call.
