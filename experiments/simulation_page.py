@@ -133,7 +133,8 @@ def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
 
   Args:
     plan: The run and its costs.
-    whole_run: Its simulated times from the start to the flush.
+    whole_run: Simulated times of the run, with the exchanges that are still due
+      after its last inner step.
   """
   rounds = plan.rounds
   interval = plan.config.sync.named.schedule.sync_interval

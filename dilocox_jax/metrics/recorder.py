@@ -88,7 +88,8 @@ class RoundRow:
     learning_rate: Learning rate of the inner optimizer at the last step.
     sent_bytes: Bytes that one replica sent in this segment.
     total_sent_bytes: Bytes that one replica has sent since the start. They
-      include evaluations and the flush, which belong to no segment.
+      include evaluations and the flush (the exchanges that are still due after
+      the last step), which belong to no segment.
     drift: One entry for each exchange that was applied in the segment.
   """
 
@@ -118,8 +119,9 @@ class Evaluation:
     replica_loss: Loss of the parameters of replica 0.
     flushed: Whether all pending exchanges had been applied. This is so only in
       the last evaluation of a run.
-    judge_loss: Loss of the outer parameters on the judge text. It is NaN,
-      except in the last evaluation of a run that has such a text.
+    judge_loss: Loss of the outer parameters on the judge text (held-out files
+      by which nothing is chosen). It is NaN, except in the last evaluation of a
+      run that has such a text.
   """
 
   step: int
@@ -326,7 +328,8 @@ class Recorder:
 
     Args:
       num_steps: Number of inner steps of the run, if this is the evaluation
-        after the flush. Its row has the kind "final". None: the run goes on.
+        after the last exchanges. Its row has the kind "final". None: the run
+        goes on.
       **fields: Fields of `Evaluation` without `flushed`.
     """
     fields["flushed"] = num_steps is not None

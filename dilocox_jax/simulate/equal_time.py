@@ -36,7 +36,8 @@ class TimedSchedule:
     steps_per_doubling: Inner steps after which the length of a round doubles;
       None: it does not.
     sync_interval: Number of inner steps of the last rounds.
-    outcome: Times and bytes of the whole run, flush included.
+    outcome: Times and bytes of the whole run, with the flush (the exchanges
+      that are still due after the last inner step).
   """
 
   warm_start_steps: int

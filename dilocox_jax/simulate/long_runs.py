@@ -96,6 +96,8 @@ def simulate_run(
 ) -> Outcome:
   """Computes the times of a whole run, including the flush.
 
+  The flush is the exchanges that are still due after the last inner step.
+
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).

@@ -193,7 +193,8 @@ def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
 def sent_bytes(setting: Setting) -> int:
   """Returns the bytes that one replica sends in a run, flush included.
 
-  The number is computed from the plan of the run, as the trainer counts it.
+  The flush is the exchanges that are still due after the last inner step. The
+  number is computed from the plan of the run, as the trainer counts it.
 
   Args:
     setting: Setting of the run.

@@ -3,6 +3,10 @@
 The simulator goes through the same segments as the trainer. It needs only the
 config. So the time of a run can be computed long after the training, and the
 time of the same run with a larger model, too.
+
+A *clock* is a simulated cluster on which runs are timed, perhaps with a larger
+model than the one that was trained. The *flush* of a run is the exchanges that
+are still due after its last inner step.
 """
 
 import dataclasses

@@ -6,6 +6,8 @@ attention with plain attention. An error is the largest difference divided by
 the largest expected value. GPUs round the factors of matrix products to TF32
 unless a program asks for more, so a result that is right on a CPU has to be
 checked on the device.
+
+The *flush* of a run is the exchanges that are still due after its last step.
 """
 
 from collections.abc import Callable, Iterator
