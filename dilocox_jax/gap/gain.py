@@ -86,7 +86,7 @@ def with_error(gain: float, error: float) -> Estimate:
     error: Standard error of s.
 
   Returns:
-    s, with a range that is cut at 0 and at 0.99.
+    s, with a range that is cut at 0 and at 0.99, because s is below 1.
   """
   return Estimate(
     value=gain,

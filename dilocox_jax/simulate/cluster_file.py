@@ -343,6 +343,9 @@ def _build(kind: Any, path: str, values: dict[str, Any]) -> Any:
       file.
     values: Values by attribute.
 
+  Returns:
+    An object of the class `kind`.
+
   Raises:
     ValueError: If an attribute is missing or out of range.
   """

@@ -417,7 +417,7 @@ class _OneRun:
     """Returns the values before the first step of a transform.
 
     Args:
-      transform: The transform of a replica.
+      transform: The transform of a replica, as optax defines it.
       params: Parameters of all replicas, leaves [M, ...].
     """
     return Carry(params=params, state=jax.vmap(transform.init)(params))

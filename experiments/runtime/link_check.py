@@ -17,7 +17,7 @@ from experiments.runtime.throttled_links import ThrottledNetwork
 
 _PORT = 9875  # In a new network namespace every port is free.
 _TRANSFER_S = 0.6  # About the duration of a transfer.
-_CHUNK_BYTES = 65_536
+_CHUNK_BYTES = 65_536  # Largest number of bytes that are read at once.
 _TOLERANCE = 0.03  # Largest error of a rate, as a share of the rate.
 _TRIES = 3  # A busy machine may disturb a transfer of less than a second.
 # Share of a full Ethernet frame that is payload of TCP: 1448 of 1514 bytes.

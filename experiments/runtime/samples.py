@@ -13,7 +13,7 @@ if TYPE_CHECKING:
   from dilocox_jax.data.corpus import Corpus
 
 
-_PROMPT_TOKENS = 64
+_PROMPT_TOKENS = 64  # Tokens that are continued if no prompt is given.
 LARGEST_SEED = 2**32 - 1  # As in a config.
 
 

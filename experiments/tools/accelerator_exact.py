@@ -41,10 +41,11 @@ class Error(NamedTuple):
   bound: float
 
 
+# The runs by which methods are compared.
 _REPLICAS = 2
 _ROUNDS = 3
-_RATE = 0.05
-_ROWS = 24
+_RATE = 0.05  # Inner learning rate.
+_ROWS = 24  # Rows of the parameters. The fragments of every method divide them.
 _METHODS = {
   "diloco": methods.diloco(4),
   "streaming_diloco": methods.streaming_diloco(
