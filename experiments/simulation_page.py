@@ -270,8 +270,9 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
 
   Args:
     plans: A planned run for each method.
-    is_gain_known: Whether s was computed from losses that the user gave, and
-      not guessed from the size of the model.
+    is_gain_known: Whether s, the share by which AllReduce's loss falls when its
+      batch doubles, was computed from losses that the user gave, and not
+      guessed from the size of the model.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"

@@ -436,8 +436,8 @@ class _OneRun:
       transform: The transform of a replica, which also exchanges.
       carry: Values before the steps.
       batch_of: Returns the tokens of a step, [M, B, L + 1].
-      start: Number of inner steps before.
-      stop: Number of inner steps afterwards.
+      start: Number of inner steps of the run that were taken before.
+      stop: Number of inner steps of the run that are taken then.
     """
 
     def replica_step(params: Tree, state: Tree, batch: Tree) -> Carry:

@@ -45,7 +45,7 @@ class Tuned:
     losses: Last validation loss by inner rate (nats a token); NaN means that
       the run diverged.
     rate: The rate with the lowest loss.
-    is_inner: Whether a lower and a higher rate were tried.
+    is_inner: Whether rates below and above the best one were tried.
     refined: Loss at the vertex of the parabola through the best rate and its
       neighbors, over the logarithm of the rate (derived). Without a parabola it
       is the lowest loss that was measured.

@@ -106,7 +106,7 @@ def _gaps(
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
-  Only seeds count that both have. The gap compares the means over seeds, and
+  Only seeds count that the setting and AllReduce both have. The gap compares the means over seeds, and
   the error is the standard error of the gaps of single seeds.
 
   Args:

@@ -101,7 +101,7 @@ class SimulatedStore:
   objects.
 
   Attributes:
-    where: Name of the store for messages.
+    where: Name of the store, for error messages.
     now_s: Simulated time of this replica (seconds).
     requests: Number of this replica's requests by kind.
     bytes_up: Number of bytes that this replica wrote.

@@ -106,7 +106,7 @@ for _name, _kind in {
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """When replicas average what, and with which parameters they continue.
+  """Says what replicas average and when, and how they continue with the mean.
 
   Attributes:
     schedule: After which inner steps fragments (parts of the parameters) are
@@ -152,9 +152,9 @@ class Method:
 
   @property
   def can_keep_unsent(self) -> bool:
-    """Whether `keep_unsent` is allowed with this method.
+    """Whether `exchange.keep_unsent` is allowed with this method.
 
-    With `keep_unsent`, the part of a pseudo-gradient that the codec did not
+    With this field of a config, the part of a pseudo-gradient that the codec did not
     send stays in the replica's parameters, and is measured again at the next
     send. This needs the rule "continue", or the rule "reset" without a delay.
     With any other rule or delay that part would be overwritten before the next
