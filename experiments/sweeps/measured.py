@@ -106,8 +106,9 @@ def _gaps(
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
-  Only seeds count that the setting and AllReduce both have. The gap compares the means over seeds, and
-  the error is the standard error of the gaps of single seeds.
+  Only seeds count that the setting and AllReduce both have. The gap compares
+  the means over seeds, and the error is the standard error of the gaps of
+  single seeds.
 
   Args:
     rows: Runs of a study. Names that `_NAME` and `_SIZES` do not allow, and
