@@ -51,7 +51,8 @@ class DriftRow:
     step: Inner step after which the fragment was measured and sent.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
       by the product of their norms. NaN if fewer than two replicas have a
-      pseudo-gradient other than zero, or if each replica has a mean of its own.
+      pseudo-gradient other than zero, or if each replica has a mean of its own
+      (`exchange.collective` "pairs").
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.

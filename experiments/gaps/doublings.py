@@ -129,7 +129,8 @@ def gap_of(doublings: float, gain: float) -> float:
   Each doubling of the batch that is lost multiplies the loss by 1 / (1 - s).
 
   Args:
-    doublings: Doublings lost (the module's docstring).
+    doublings: How many times AllReduce's batch may be halved until its loss is
+      that of the replicas.
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   return (1 - gain) ** -doublings - 1

@@ -232,7 +232,7 @@ class PairTraining:
     Args:
       config: Config of AllReduce.
       rate: Inner rate of the run.
-      seed: Its seed; None: that of the config.
+      seed: Seed of the run; None: that of the config.
     """
     row = self.training.row(
       _run(config, rate, config.seed if seed is None else seed)

@@ -156,9 +156,9 @@ class Method:
 
     With this field of a config, the part of a pseudo-gradient that the codec
     did not send stays in the replica's parameters, and is measured again at the
-    next send. This needs the rule "continue", or the rule "reset" without a delay.
-    With any other rule or delay that part would be overwritten before the next
-    send.
+    next send. This needs the rule "continue", or the rule "reset" without a
+    delay. With any other rule or delay that part would be overwritten before
+    the next send.
     """
     if self.exchanged != "pseudo_gradient":
       return False
