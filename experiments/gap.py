@@ -163,7 +163,8 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
     UsageError: If the batch of the planned run is odd, if --minutes are too few
       for the planned model and for two smaller ones, or if the larger batch
       does not lower the loss.
-    StoppedError: If a run failed, or if Ctrl-C or SIGTERM came.
+    StoppedError: If a run failed, if all rates of a batch diverged, or if
+      Ctrl-C or SIGTERM came.
   """
   from experiments.gaps import measured_gain
   from experiments.gaps.tuned_pairs import PairTraining

@@ -194,7 +194,9 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
 
 
 def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
-  """Prints schedules whose first rounds are short and that take no more time.
+  """Prints schedules whose first rounds are short.
+
+  They take no more time than the run with rounds of one length.
 
   Args:
     config: Config of the run, whose rounds have one length.

@@ -133,7 +133,8 @@ def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
 
   Args:
     plan: The run and its costs.
-    whole_run: Its simulated times from the start to the flush.
+    whole_run: Simulated times of the run, with the exchanges that are still due
+      after its last inner step.
   """
   rounds = plan.rounds
   interval = plan.config.sync.named.schedule.sync_interval
@@ -269,8 +270,9 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
 
   Args:
     plans: A planned run for each method.
-    is_gain_known: Whether s was computed from losses that the user gave, and
-      not guessed from the size of the model.
+    is_gain_known: Whether s, the share by which AllReduce's loss falls when its
+      batch doubles, was computed from losses that the user gave, and not
+      guessed from the size of the model.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"

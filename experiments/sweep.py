@@ -171,7 +171,7 @@ def _clocks_and_times(
 
   Args:
     sweep: The sweep's config.
-    runs: Its runs.
+    runs: Runs of the sweep.
 
   Returns:
     The clocks by name; and for each setting of the runs, its times by name of

@@ -65,7 +65,9 @@ def own_address(address: str) -> str:
     The address without a port, such as "10.0.0.2".
 
   Raises:
-    OSError: If there is no route to the other machine.
+    ValueError: If the address has another form. The message is one line.
+    OSError: If the name of the other machine is not known, or if there is no
+      route to it.
   """
   endpoint = look_up(address)[0]
   with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
@@ -81,6 +83,7 @@ def listen(address: str) -> socket.socket:
       host means all addresses, including those of IPv4.
 
   Raises:
+    ValueError: If the address has another form. The message is one line.
     OSError: If this machine does not have the address, or the port is taken.
   """
   host, port = split_address(address)

@@ -21,7 +21,7 @@ import numpy as np
 
 from dilocox_jax.distributed import coordinator_store
 
-PIECE_BYTES = 4 * 2**20
+PIECE_BYTES = 4 * 2**20  # Largest piece of an array.
 MAIN = 0  # Number of the main process.
 _channels = itertools.count()
 

@@ -149,7 +149,7 @@ def _to_message(
   Args:
     number: Number of the array among the leaves of its tree.
     index: Position of the part in the array: a slice of each axis.
-    part: The values.
+    part: Values of the part.
 
   Returns:
     A tuple: the number of the array, start and stop of each slice, and the

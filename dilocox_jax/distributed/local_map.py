@@ -129,8 +129,9 @@ def map_over_devices(
 def map_over_rows(function: Callable, *arrays: Array) -> Any:
   """Applies a function row by row, with the rows divided among the devices.
 
-  If the devices cannot divide the rows evenly, every device computes all of
-  them. If the replica has one device, the function is called directly.
+  Stages and data shards divide the rows. If they cannot divide them evenly,
+  every device computes all rows. Tensor shards compute the same rows. If the
+  replica has one device, the function is called directly.
 
   Args:
     function: Function (*arrays) -> arrays. All arrays have the shape
@@ -151,8 +152,8 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
   """Chooses mesh axes that divide the first two axes, [layers, groups], evenly.
 
-  If possible, all devices are used, and layers stay on the stage on which the
-  pipeline keeps them.
+  If possible, all stages and data shards get rows of their own, and layers stay
+  on the stage on which the pipeline keeps them. Tensor shards divide nothing.
 
   Example with 2 stages and 2 data shards: [4, 6] is divided by ("stage",
   "data"), so a device has 2 layers and 3 groups. The 3 layers of [3, 8] cannot
@@ -269,12 +270,12 @@ def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
     n whole layers, [n, R, C]. If L is not a multiple of the number of devices,
     layers of zeros are added.
   """
-  divided = _divided_axes(leaf, spec)
-  num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided)
+  divided_axes = _divided_axes(leaf, spec)
+  num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided_axes)
   if num_devices > 1:
     missing = -leaf.shape[0] % num_devices
     leaf = jnp.pad(leaf, [(0, missing), (0, 0), (0, 0)])
-  for axis, names in divided:
+  for axis, names in divided_axes:
     leaf = jax.lax.all_to_all(
       leaf, names, split_axis=0, concat_axis=axis, tiled=True
     )

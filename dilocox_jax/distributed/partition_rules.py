@@ -61,7 +61,8 @@ def divide_model(
     The division, which has the partition of every parameter.
 
   Raises:
-    ValueError: If a partition is wrong, or if there are tensor shards and no
+    ValueError: If a number of shards is below 1, if the result of `partition`
+      is wrong (`divided_by_rule`), or if there are several tensor shards and no
       `partition`. The message is one line.
   """
   division = Division(
@@ -169,7 +170,11 @@ def _checked_spec(
 
 
 def _axes_of(entry: Any) -> tuple[str, ...]:
-  """Returns the mesh axes in one entry of a `PartitionSpec`; () for None."""
+  """Returns the mesh axes in one entry of a `PartitionSpec`.
+
+  Args:
+    entry: None, the name of an axis, or a tuple of names.
+  """
   if entry is None:
     return ()
   if isinstance(entry, tuple):

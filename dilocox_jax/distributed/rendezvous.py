@@ -50,9 +50,10 @@ _GREET_S = 10.0  # A connection must send its greeting within this time.
 # each process of the run.
 _MOST_STRANGERS = 64
 _RESOLVE_S = 10.0  # Time to look up a name, because name servers may be slow.
-_CONNECT_S = 5.0
+_CONNECT_S = 5.0  # Time to wait for an answer of each address.
 # JAX's service must listen within this time after all processes have come.
 _SERVICE_S = 30.0
+# Pauses between two tries to connect: each is twice as long as the one before.
 _SHORTEST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _NOTICE_S = 30.0  # Time between two lines in the log about waiting.
@@ -448,8 +449,8 @@ class _Reception:
     has a number that is taken, it gets an answer before that.
 
     Args:
-      connection: The connection.
-      text: Its complete greeting.
+      connection: Connection of a process that has greeted.
+      text: The complete greeting.
     """
     match = _GREETING.fullmatch(text.decode("ascii", errors="replace"))
     if not match:

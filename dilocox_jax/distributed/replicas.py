@@ -34,7 +34,8 @@ REPLICA_AXIS = "replica"
 # A slice of every axis of an array.
 Slices = tuple[slice, ...]
 # The name of the replica axis if the other replicas of the run are other
-# programs. Code that communicates over the axis "replica" then fails, because
+# processes, which exchange through a mailbox (`plan.collectives.MAILBOX`). Code
+# that communicates over the axis "replica" then fails, because
 # there is no such axis. With an axis "replica" of length 1, a sum over replicas
 # would silently have only one summand.
 ALONE_AXIS = "alone"
@@ -42,7 +43,7 @@ ALONE_AXIS = "alone"
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-  """Places values on the devices of replicas, maps functions over replicas.
+  """Places values on the devices of replicas, and maps functions over them.
 
   Attributes:
     num_replicas: Number of replicas, M.
@@ -53,7 +54,8 @@ class Replicas:
       also be devices of `jax.experimental.topologies`, to compile programs for
       a machine that is not there.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
-      or `ALONE_AXIS` if the other replicas of the run are other programs.
+      or `ALONE_AXIS` if the other replicas of the run are other processes,
+      which exchange through a mailbox.
   """
 
   num_replicas: int
@@ -406,7 +408,7 @@ def put_on(leaf: Any, sharding: Sharding) -> Any:
   Args:
     leaf: An array; a `LazyArray`, of which only the parts of this process's
       devices are read; or a `jax.ShapeDtypeStruct`.
-    sharding: The sharding.
+    sharding: Says which part of the array each device gets.
 
   Returns:
     The array on the devices; or the `jax.ShapeDtypeStruct` with the sharding.

@@ -236,7 +236,7 @@ def _growth(line: Line, sync_interval: int, power: float) -> float:
   Args:
     line: A line of the law. Its runs have H0 inner steps in a round.
     sync_interval: H.
-    power: How the doublings grow with H.
+    power: The power in this formula.
   """
   return (sync_interval / line.sync_interval) ** power
 

@@ -86,7 +86,7 @@ def with_error(gain: float, error: float) -> Estimate:
     error: Standard error of s.
 
   Returns:
-    s, with a range that is cut at 0 and at 0.99.
+    s, with a range that is cut at 0 and at 0.99, because s is below 1.
   """
   return Estimate(
     value=gain,
@@ -137,7 +137,8 @@ def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
     largest point.
 
   Raises:
-    ValueError: If there are fewer than two sizes, or an s is not positive.
+    ValueError: If there are fewer than two sizes, or an s is not between 0 and
+      1.
   """
   sizes = sorted({point.parameters for point in points})
   require(

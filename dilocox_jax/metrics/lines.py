@@ -195,8 +195,8 @@ class JsonLines:
     Example: a file has rows of the steps 30, 60 and 90, and the checkpoint is
     of step 60. The row of step 90 is cut, and the restored run writes it again.
 
-    The row of kind "final" is always cut. A run writes it after the flush. If
-    the run continues, it flushes again and writes the row again.
+    The row of kind "final" is always cut. A run writes it after its last
+    exchanges. If the run continues, it repeats them and writes the row again.
 
     Args:
       path: The file. If it is missing, the first `append` creates it. Its

@@ -51,7 +51,8 @@ class DriftRow:
     step: Inner step after which the fragment was measured and sent.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
       by the product of their norms. NaN if fewer than two replicas have a
-      pseudo-gradient other than zero, or if each replica has a mean of its own.
+      pseudo-gradient other than zero, or if each replica has a mean of its own
+      (`exchange.collective` "pairs").
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
@@ -88,7 +89,8 @@ class RoundRow:
     learning_rate: Learning rate of the inner optimizer at the last step.
     sent_bytes: Bytes that one replica sent in this segment.
     total_sent_bytes: Bytes that one replica has sent since the start. They
-      include evaluations and the flush, which belong to no segment.
+      include evaluations and the flush (the exchanges that are still due after
+      the last step), which belong to no segment.
     drift: One entry for each exchange that was applied in the segment.
   """
 
@@ -118,8 +120,9 @@ class Evaluation:
     replica_loss: Loss of the parameters of replica 0.
     flushed: Whether all pending exchanges had been applied. This is so only in
       the last evaluation of a run.
-    judge_loss: Loss of the outer parameters on the judge text. It is NaN,
-      except in the last evaluation of a run that has such a text.
+    judge_loss: Loss of the outer parameters on the judge text (held-out files
+      by which nothing is chosen). It is NaN, except in the last evaluation of a
+      run that has such a text.
   """
 
   step: int
@@ -258,7 +261,7 @@ def _has_no_default(field: dataclasses.Field) -> bool:
   """Returns whether a field of a dataclass has no default value.
 
   Args:
-    field: The field.
+    field: Field of a row type, as `dataclasses.fields` returns it.
   """
   missing = dataclasses.MISSING
   return field.default is missing and field.default_factory is missing
@@ -326,7 +329,8 @@ class Recorder:
 
     Args:
       num_steps: Number of inner steps of the run, if this is the evaluation
-        after the flush. Its row has the kind "final". None: the run goes on.
+        after the last exchanges. Its row has the kind "final". None: the run
+        goes on.
       **fields: Fields of `Evaluation` without `flushed`.
     """
     fields["flushed"] = num_steps is not None

@@ -135,6 +135,7 @@ class SeveralLogs(RunLog):
       log.close(error)
 
 
+# The class of each log, or where to import it from, by name of the log.
 LOGS: Registry[Lazy] = Registry("log")
 
 
@@ -143,11 +144,13 @@ def register_log(name: str, log: Lazy) -> None:
 
   Args:
     name: The name, e.g. "tensorboard".
-    log: A class that is derived from `RunLog`; or where to import it from, as
-      "module:name". The arguments of its constructor are the log's settings.
+    log: A class that is derived from `RunLog`, or a function that returns a
+      log; or where to import either from, as "module:name". Its arguments are
+      the log's settings.
 
   Raises:
-    ValueError: If the name is taken, or the class is not a log.
+    ValueError: If the name is taken or is no identifier, or if `log` is none of
+      these.
   """
   check_lazy(f"log {name!r}", log)
   if isinstance(log, type):
@@ -162,9 +165,9 @@ def as_log(log: Any) -> RunLog:
   """Returns the log that a user asks for.
 
   Args:
-    log: A function that takes a row; an object with a method `write` that takes
-      a row; or names of logs, joined by "+", e.g.
-      "tensorboard+wandb(project=links)".
+    log: A `RunLog`, which is returned as it is; a function that takes a row; an
+      object with a method `write` that takes a row; or names of logs, joined by
+      "+", e.g. "tensorboard+wandb(project=links)".
 
   Raises:
     TypeError: If the value is none of these.
@@ -193,8 +196,8 @@ def named_logs(text: str) -> RunLog:
       a log may follow its name, e.g. "wandb(project=links)".
 
   Raises:
-    ValueError: One line, if a name or a setting is unknown, or if the package
-      of a log is not installed.
+    ValueError: One line, if the text has another form, if a name or a setting
+      is unknown, or if the package of a log is not installed.
   """
   try:
     parts = parts_of(text)

@@ -47,7 +47,7 @@ class WandbLog(RunLog):
       start: Names the run directory, and holds the config.
 
     Raises:
-      RefusedError: If the folder is a link.
+      RefusedError: If `wandb` in the run directory is a link or no folder.
       RecordError: One line, if W&B refuses, for example because nobody has
         logged in.
     """

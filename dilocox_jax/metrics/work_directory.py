@@ -179,8 +179,8 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
   Raises:
     BusyError: If another run holds the lock.
-    RefusedError: If the directory does not belong to a run, or if the file of
-      the lock cannot be created.
+    RefusedError: If the directory does not belong to a run, or if the directory
+      or the file of the lock cannot be written.
   """
   with _refusing(workdir / LOCK):
     claim(workdir, PROGRAM)

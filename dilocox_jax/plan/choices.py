@@ -41,11 +41,11 @@ class Registry(dict[str, Part]):
 
     Args:
       name: Name by which a config chooses the part, e.g. "low_rank".
-      part: The part.
+      part: What the registry holds: a codec, a method, a class and so on.
 
     Raises:
-      ValueError: If the name is taken, or has other characters than letters,
-        digits and _.
+      ValueError: If the name is taken or is no identifier: an identifier has
+        letters, digits and _, and does not begin with a digit.
     """
     require(
       name.isidentifier(),
@@ -167,7 +167,8 @@ def _value(node: ast.expr) -> Any:
   """Returns the value of a setting from its Python expression.
 
   Args:
-    node: A literal, or an identifier, which stands for a string.
+    node: A literal, which stands for its value, or an identifier, which stands
+      for a string.
 
   Raises:
     ValueError: If the expression is no literal.

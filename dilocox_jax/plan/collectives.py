@@ -10,7 +10,7 @@ from dilocox_jax.plan.choices import Lazy, Registry
 # Stands for all_reduce, all_gather or reduce_scatter: the collective that can
 # carry the codec's messages with the fewest bytes.
 AUTO = "auto"
-# Replicas that are separate programs exchange through a mailbox: a folder or a
+# Replicas that are started separately exchange through a mailbox: a folder or a
 # bucket. Each replica writes its message once, and reads those of the others.
 MAILBOX = "mailbox"
 # Whether the replicas of a mailbox divide the work of averaging: each of them
@@ -41,8 +41,8 @@ COLLECTIVES.update(
 def num_slices(shares: str, num_replicas: int, is_coarse: bool) -> int:
   """Returns into how many slices the messages of a mailbox are cut.
 
-  If messages are cut, each replica averages the slices of one number, and the
-  others read this part of the mean (`reference.shares`).
+  If messages are cut, replica i averages slice i of all messages, and the other
+  replicas read this part of the mean (`reference.shares`).
 
   Args:
     shares: "on": cut if there are at least 2 replicas. "auto": cut if there are

@@ -248,7 +248,7 @@ class StoreShares(Operation):
 
   A store is a folder or a bucket that all replicas can read. A replica writes
   its operand, and reads one slice of the operand of each other replica. The
-  mean of these slices is its *share* of the mean. It writes this share,
+  mean of these and of its own slice is its *share*. It writes this share,
   together with the rounding error of the share (the residual), and reads the
   shares of the others. All shares together are as large as an operand. The
   method `sends` is not implemented, because nothing is sent to a replica.

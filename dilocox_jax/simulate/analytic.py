@@ -308,7 +308,7 @@ class AnalyticClock:
     In a step whose messages are not passed on, no replica waits for another.
 
     Args:
-      operation: The collective.
+      operation: A collective, a `StoreObject` or `StoreShares`.
       start: When each replica begins (seconds), [M].
       links: The links of the members.
 
@@ -402,9 +402,9 @@ class AnalyticClock:
     """Returns when every replica has read all shares of a mean from a store.
 
     With N members, each message is cut into N slices. A replica writes its
-    message, and reads one slice of each other message. Then the replicas agree
-    on the messages that count. Each replica writes its *share*, which is the
-    mean of the slices with one number, and the residual, which is what encoding
+    message, and reads one slice of each other message: replica i reads slice i.
+    Then the replicas agree on the messages that count. Each replica writes the
+    mean of its slices, its *share*, and the residual, which is what encoding
     the share has lost. Last, it reads the shares of the other replicas.
 
     Args:
@@ -448,6 +448,9 @@ class AnalyticClock:
       read_bytes: Bytes that a member reads of each other object.
       start: When each member begins to write (seconds), [number of members].
       links: The links of the members.
+
+    Returns:
+      Time for each member (seconds), [number of members].
     """
     write_s, _, _, _ = links.store_s(written_bytes)
     _, slow_s, read_s, request_s = links.store_s(read_bytes)
@@ -498,13 +501,13 @@ class AnalyticClock:
     ready: np.ndarray,
     links: LinkCosts,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Sends one piece of each message of a step.
+    """Computes when one piece of each message of a step is sent and received.
 
     M is the number of replicas in the cluster, and N the number of members,
     which send to each other.
 
     Args:
-      step: The message step.
+      step: The message step, with hop and sender of its messages.
       size_bytes: Size of each piece (bytes).
       slow_s: Time that slow start adds to each member's piece (seconds), [N].
       ready: Time from which each replica can send its piece (seconds), [M].
@@ -512,8 +515,9 @@ class AnalyticClock:
 
     Returns:
       Time at which each replica has sent its piece, and time at which each
-      replica has received its piece (seconds), [M] each. For a replica that
-      does not send or receive, it is the time in `ready`.
+      replica has received its piece (seconds), [M] each. The first is the time
+      in `ready` if a replica sends nothing, and the second if it receives
+      nothing.
     """
     members = links.member_array
     start = ready[members]

@@ -105,7 +105,8 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
       None: the cluster is not changed and may have any number.
 
   Raises:
-    ValueError: One line that names the field and what the field expects.
+    ValueError: One line, if there is no such preset or file, if a field of the
+      file is wrong, or if the cluster has another number of replicas.
   """
   path = pathlib.Path(name_or_path)
   presets = cluster_presets()
@@ -137,6 +138,9 @@ def _resized(
   Args:
     values: Content of the preset.
     num_replicas: Number of replicas; None: the preset is returned as it is.
+
+  Raises:
+    ValueError: If the number is below 1.
   """
   first, *others = values["sites"]
   has_equal_sites = not others and "count" in first
@@ -203,7 +207,7 @@ def _items(key: str, entries: list) -> list[tuple[str, Any]]:
 
   Args:
     key: Name of the list, e.g. "sites".
-    entries: The entries.
+    entries: Entries of the list, as JSON reads them.
 
   Returns:
     Pairs such as ("sites[0]", entry).
@@ -269,6 +273,13 @@ def _value(dimension_or_type: Any, value: Any, path: str) -> Any:
       otherwise its type.
     value: The value, as JSON reads it.
     path: Where the value stands in the file, for messages.
+
+  Returns:
+    A float for a quantity, a tuple of names for `Pair.sites`, and otherwise the
+    value itself.
+
+  Raises:
+    ValueError: If the value is wrong.
   """
   if isinstance(dimension_or_type, Dimension):
     return parse_quantity(value, dimension_or_type, path)
@@ -331,6 +342,9 @@ def _build(kind: Any, path: str, values: dict[str, Any]) -> Any:
     path: Where the section stands in the file, for messages; "" for the whole
       file.
     values: Values by attribute.
+
+  Returns:
+    An object of the class `kind`.
 
   Raises:
     ValueError: If an attribute is missing or out of range.

@@ -36,7 +36,8 @@ class TimedSchedule:
     steps_per_doubling: Inner steps after which the length of a round doubles;
       None: it does not.
     sync_interval: Number of inner steps of the last rounds.
-    outcome: Times and bytes of the whole run, flush included.
+    outcome: Times and bytes of the whole run, with the flush (the exchanges
+      that are still due after the last inner step).
   """
 
   warm_start_steps: int
@@ -95,7 +96,8 @@ def schedules_within(
   the first kind, the first rounds have 1, 2, 4, ... steps, fewer than H, and
   the rounds grow as slowly as the time allows. In the second kind, all rounds
   are equally long, after a data-parallel start that is as long as the time
-  allows. Schedules that always take too long are left out.
+  allows. Lengths of rounds with which every schedule takes too long are left
+  out.
 
   Args:
     most_s: Longest time of the whole run (seconds).

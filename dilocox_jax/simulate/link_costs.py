@@ -31,10 +31,10 @@ pieces, and 62 (c + L) = 2.80 s with one.
 On a fast line the slices of many replicas are too small to hide the latency: at
 10 Gbit/s the same steps take c = 3.5 ms, and the ring takes 0.68 s for 0.22 s
 of bytes. There a tree is faster (`Transport.has_trees`): partial sums go up a
-binary tree, and the sum goes down again, 2 ceil(log2 M) hops in a row. There
-are two trees, and each carries half of the operand. An inner node of one tree
-is a leaf of the other, so the busiest replica sends twice the operand. In the
-example these are 10 hops of 26.8 MB, and 10 c + L = 0.23 s.
+binary tree, and the sum goes down again, in 2 ceil(log2 M) steps. There are two
+trees, and each carries half of the operand. An inner node of one tree is a leaf
+of the other, so the busiest replica sends twice the operand. In the example
+these are 10 steps of 26.8 MB, and 10 c + L = 0.23 s.
 
 In gloo the receiver asks for messages, and `gloo.py` says what that costs.
 """
@@ -98,23 +98,23 @@ class MessageStep:
 def tree_steps(
   operation: Operation, num_replicas: int, pieces: int
 ) -> list[MessageStep]:
-  """Returns the hops of an all-reduce over two binary trees, in order.
+  """Returns the message steps of an all-reduce over two binary trees, in order.
 
-  The trees are simplified. Each hop is a message step in which every replica
-  sends to the next replica (hop 1). All hops together have the bytes that the
-  busiest replica sends, twice the operand.
+  The trees are simplified. In each step every replica sends to the next replica
+  (hop 1). All steps together have the bytes that the busiest replica sends,
+  twice the operand.
 
   Source: Sanders, Speck and Traeff, 2009, "Two-tree algorithms for full
   bandwidth broadcast, reduction and scan".
 
   Args:
     operation: The all-reduce.
-    num_replicas: Number of replicas, M. A single replica has no hops.
+    num_replicas: Number of replicas, M. A single replica sends nothing.
     pieces: Number of pieces of each message.
   """
-  num_hops = 2 * math.ceil(math.log2(num_replicas))
-  size_bytes = 2.0 * operation.operand_bytes / max(1, num_hops)
-  return [MessageStep(hop=1, size_bytes=size_bytes, pieces=pieces)] * num_hops
+  num_steps = 2 * math.ceil(math.log2(num_replicas))
+  size_bytes = 2.0 * operation.operand_bytes / max(1, num_steps)
+  return [MessageStep(hop=1, size_bytes=size_bytes, pieces=pieces)] * num_steps
 
 
 def message_steps(
@@ -153,7 +153,7 @@ def _cut_by(
   Args:
     transport: How messages are sent.
     operation: The operation of the messages.
-    send: The messages.
+    send: Hop, size and sender of the messages.
   """
   step = MessageStep(
     hop=send.hop, size_bytes=send.size_bytes, sender=send.sender

@@ -96,6 +96,8 @@ def simulate_run(
 ) -> Outcome:
   """Computes the times of a whole run, including the flush.
 
+  The flush is the exchanges that are still due after the last inner step.
+
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
@@ -271,7 +273,7 @@ class LongRunClock(AnalyticClock):
     """Adds the times of ops one by one.
 
     Args:
-      ops: The ops.
+      ops: Inner steps, exchanges and waits (`simulate.script`).
 
     Returns:
       All points in time within the ops (seconds), [number of points * M]: start

@@ -23,7 +23,8 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 
 # What names an exchange: "fragment", "gradient" or "join"; the index of the
-# fragment; the inner step at which it is measured; the turn of the message.
+# fragment; the inner step at which it is measured; the turn of the message: 0
+# for the first one, 1 for a message that needs the result of the first one.
 Key = tuple[str, int, int, int]
 
 
@@ -47,7 +48,7 @@ class Launch:
   """An op: the start of an exchange. The replicas go on at once.
 
   Attributes:
-    key: Name of the exchange.
+    key: Name of the exchange (`Key`).
     operations: Operations that are sent one after the other.
     members: Replicas that exchange, in the order of the ring; None: all.
     codec_share: Share of the encoding of the whole exchange that is done before
@@ -65,7 +66,7 @@ class Wait:
   """An op: the replicas wait until an exchange has finished.
 
   Attributes:
-    key: Name of the exchange.
+    key: Name of the exchange (`Key`).
     members: Replicas that wait; None: all.
     codec_share: Share of the decoding of the whole exchange that is done after
       this wait.
@@ -98,7 +99,8 @@ Op = Compute | Launch | Wait | Join
 class Script:
   """Turns the segments of a plan into ops.
 
-  A segment is a round, or several data-parallel steps. An op is a number of
+  A segment is a round, or several data-parallel steps. After the last segment
+  comes the *flush*: the exchanges that are still due. An op is a number of
   inner steps, the start of an exchange, a wait, or a return of replicas.
 
   Attributes:

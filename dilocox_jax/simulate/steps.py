@@ -149,7 +149,8 @@ class SteadyState:
 
     The exchanges of a round then take no longer than H inner steps of the
     slowest replica. A schedule that overlaps an exchange with less than a round
-    needs a larger H.
+    needs a larger H. If inner steps take no time, no H is enough, and
+    `sync_interval` is returned.
 
     Example: at H = 30 exchanges take 0.5 s for every inner step of 1 s. So 15
     steps take as long as the exchanges of a round.

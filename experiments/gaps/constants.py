@@ -9,6 +9,9 @@ replicas. Its constants come from three places:
   computed from the committed sweeps (`dilocox_jax.api.measured_gaps`).
 - All other constants are in `ELSEWHERE`: lines of an earlier study, and
   constants that no finished run measures.
+
+In this module s is the share by which AllReduce's loss falls when its batch
+doubles.
 """
 
 import dataclasses
@@ -133,7 +136,8 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
   """Computes the content of `law.json`.
 
   Args:
-    rows: Finished runs of the study. Those that are held out are not read.
+    rows: Finished runs of the study. Those that are held out (`design`) are not
+      fitted.
     field: Name of the loss that is compared, a field of `GapRow`.
 
   Returns:
@@ -211,7 +215,7 @@ def _is_plain(setting: Setting) -> bool:
   on. The model, the numbers of replicas, sequences and steps, and H may be any.
 
   Args:
-    setting: The setting.
+    setting: Setting of a run of the study.
   """
   plain = Setting(
     setting.size,
@@ -227,14 +231,15 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   """Computes the power p of "doublings lost are proportional to H^p".
 
   Each setting with another H than 16 gives a value of p, by comparison with the
-  same setting at H = 16. The result is the mean of these values. Its range
-  covers each of them, and the range of the earlier study.
+  same setting at H = 16. Both must lose more than 0 doublings. The result is
+  the mean of these values. Its range covers each of them, and the range of the
+  earlier study.
 
   Args:
     all_costs: Costs of settings.
 
   Returns:
-    The entry "interval_power" of `law.json`; None if no setting has another H.
+    The entry "interval_power" of `law.json`; None if no setting gives a value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling
@@ -275,7 +280,7 @@ def _factors(power: float) -> dict[str, Any]:
 
   Returns:
     The entry "factors" of `law.json`, with the factor and its range for each
-    method whose gap was measured.
+    method with rounds whose gap was measured.
   """
   diloco = _plain_muon("diloco")
   factors: dict[str, Any] = {}

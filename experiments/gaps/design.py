@@ -42,7 +42,7 @@ def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
   """Yields a setting with other numbers of replicas and sequences.
 
   Args:
-    setting: The setting.
+    setting: Setting that is changed.
     *divisions: Number of replicas, and of sequences in a step of one replica,
       such as "2x8".
   """
@@ -55,7 +55,7 @@ def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
   """Yields a setting with other numbers of inner steps in a round.
 
   Args:
-    setting: The setting.
+    setting: Setting that is changed.
     *intervals: Values of H.
   """
   for interval in intervals:
@@ -66,7 +66,7 @@ def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
   """Yields AllReduce with the model, the steps and the text of a setting.
 
   Args:
-    setting: The setting.
+    setting: Setting of replicas that are compared with AllReduce.
     *batches: Numbers of sequences in a step.
   """
   for batch in batches:

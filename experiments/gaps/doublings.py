@@ -103,14 +103,14 @@ def result_losses(
   """Returns the losses of a setting at its best rates, by seed.
 
   Args:
-    setting: The setting.
+    setting: A setting of the study.
     rows: Finished runs of the setting.
     field: Name of the loss, a field of `GapRow`.
     seeds: The seeds, of `tuning.RESULT_SEEDS`. The rates were chosen on other
       seeds.
 
   Returns:
-    The losses; empty if a run is missing.
+    The losses; empty if a run is missing, or if no rates were chosen yet.
   """
   rates = tuning.best_rates(setting, rows)
   losses = {
@@ -129,7 +129,8 @@ def gap_of(doublings: float, gain: float) -> float:
   Each doubling of the batch that is lost multiplies the loss by 1 / (1 - s).
 
   Args:
-    doublings: Doublings lost (the module's docstring).
+    doublings: How many times AllReduce's batch may be halved until its loss is
+      that of the replicas.
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   return (1 - gain) ** -doublings - 1
@@ -214,7 +215,7 @@ def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
   interpolated linearly in the logarithm of the loss.
 
   Args:
-    loss: The loss.
+    loss: Loss that AllReduce would reach (nats a token).
     curve: Loss of AllReduce, by number of sequences in a step.
 
   Returns:

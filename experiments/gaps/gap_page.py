@@ -83,6 +83,9 @@ def answer(
 ) -> Answer:
   """Computes what 2 to 64 replicas would cost with each method.
 
+  On a cluster of a fixed size, times are computed only for as many replicas as
+  the cluster has.
+
   Args:
     config: Config of the planned run.
     gain: The measured s, the share by which AllReduce's loss falls when its
@@ -94,7 +97,7 @@ def answer(
 
   Raises:
     ValueError: One line, if the planned run does not fit on the cluster, or if
-      its sequences cannot be divided among any number of replicas.
+      its sequences cannot be divided among any of these numbers of replicas.
   """
   planned_method = config.sync.method_name
   other_methods = [name for name in METHODS if name != planned_method]

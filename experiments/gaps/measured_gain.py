@@ -39,7 +39,10 @@ _ACCELERATOR_PACKAGES = ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGain:
-  """The measured s (the module's docstring), and the runs that it comes from.
+  """What AllReduce gains from a larger batch, and the runs that say so.
+
+  s is the share by which AllReduce's loss falls when its batch doubles from B /
+  2 to B sequences in a step.
 
   Attributes:
     gain: s of the planned run, with its range.
@@ -85,8 +88,8 @@ def measured(
 ) -> MeasuredGain:
   """Trains AllReduce with B / 2 and B sequences in a step, and returns s.
 
-  If the planned model would take too long, smaller models are trained, and s is
-  extrapolated (the module's docstring).
+  s is the share by which the larger batch lowers the loss. If the planned model
+  would take too long, smaller models are trained, and s is extrapolated.
 
   Args:
     config: Config of the planned run. B is the number of sequences in a step of

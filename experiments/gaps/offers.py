@@ -96,8 +96,8 @@ def offer(
       `membership.inner_steps` and `data.mix` are dropped, because they have
       values for single replicas.
     method: Name of the method. If it is the method of `config`, its settings
-      stay. Otherwise the method's recipe is taken, with the config's H if it
-      sets one. In both cases the rank does not adapt
+      stay. Otherwise the method's usual settings are taken (`config.recipes`),
+      with the config's H if it sets one. In both cases the rank does not adapt
       (`method_plans.of_method`).
     num_replicas: Number of replicas, M.
     gain: s, the share by which AllReduce's loss falls if its batch doubles from
@@ -133,6 +133,7 @@ def offer(
 def sent_bytes(config: RunConfig) -> int:
   """Returns the bytes that one replica sends in a run, flush included.
 
+  The flush is the exchanges that are still due after the last inner step.
   All rounds in the middle of a run send equally many bytes. So a run of few
   rounds is counted, and the bytes of one round are added for each other round.
 
@@ -152,9 +153,9 @@ def sent_bytes(config: RunConfig) -> int:
 
 
 def _with_steps(config: RunConfig, steps: int) -> RunConfig:
-  """Returns a config with another number of steps and no warm-up of the rate.
+  """Returns a config with another number of steps, to count its bytes.
 
-  Its bytes are counted; it is not trained.
+  Its rate has no warm-up, which could be longer than the run.
 
   Args:
     config: Config of a run.
@@ -166,7 +167,7 @@ def _with_steps(config: RunConfig, steps: int) -> RunConfig:
 
 
 def _counted_bytes(config: RunConfig) -> int:
-  """Adds up the bytes that one replica sends in each segment and in the flush.
+  """Adds up the bytes that one replica sends in all rounds and in the flush.
 
   Args:
     config: Config of the run.

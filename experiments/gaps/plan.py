@@ -62,7 +62,7 @@ def training_needed(
   """Estimates how much training some settings still need.
 
   Args:
-    settings: The settings.
+    settings: Settings whose runs are counted.
     rows: Finished runs. Runs of other settings count for the speed.
     list_name: Name of the list of settings (`design.DESIGNS`). Its assumed
       speed counts while no run is finished.

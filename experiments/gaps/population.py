@@ -134,7 +134,7 @@ def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
 
   Args:
     setting: Setting of the run.
-    text: The text.
+    text: Text that the run reads.
     seed: Seed of the order of the sequences.
 
   Returns:
@@ -193,7 +193,8 @@ def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
 def sent_bytes(setting: Setting) -> int:
   """Returns the bytes that one replica sends in a run, flush included.
 
-  The number is computed from the plan of the run, as the trainer counts it.
+  The flush is the exchanges that are still due after the last inner step. The
+  number is computed from the plan of the run, as the trainer counts it.
 
   Args:
     setting: Setting of the run.
@@ -416,7 +417,7 @@ class _OneRun:
     """Returns the values before the first step of a transform.
 
     Args:
-      transform: The transform of a replica.
+      transform: The transform of a replica, as optax defines it.
       params: Parameters of all replicas, leaves [M, ...].
     """
     return Carry(params=params, state=jax.vmap(transform.init)(params))
@@ -435,8 +436,8 @@ class _OneRun:
       transform: The transform of a replica, which also exchanges.
       carry: Values before the steps.
       batch_of: Returns the tokens of a step, [M, B, L + 1].
-      start: Number of inner steps before.
-      stop: Number of inner steps afterwards.
+      start: Number of inner steps of the run that were taken before.
+      stop: Number of inner steps of the run that are taken then.
     """
 
     def replica_step(params: Tree, state: Tree, batch: Tree) -> Carry:

@@ -65,7 +65,8 @@ class GapRow(Row):
     seed: Seed of the first parameters and of the order of the sequences.
     corpus: Digest of the text.
     tokens: Tokens that all replicas together were trained on.
-    sent_bytes: Bytes that one replica sent, flush included.
+    sent_bytes: Bytes that one replica sent, with those of the flush (the
+      exchanges that are still due after the last inner step).
     loss_newest: Validation loss of the newest outer parameters.
     loss_average: Validation loss of the average of the outer parameters. Rates
       are chosen by this loss.

@@ -19,7 +19,7 @@ from experiments.gaps.tuned_pairs import global_batch
 
 # Numbers by which a model is divided.
 _DIVISORS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_FEWEST_STEPS = 40
+_FEWEST_STEPS = 40  # Least length of a run with a smaller model (assumed).
 # A best rate falls about as this power of the number of parameters: -0.33 for
 # AdamW (recalled), -0.45 for Muon from 26 thousand to 10 million parameters
 # (`experiments.gaps.tuning`).

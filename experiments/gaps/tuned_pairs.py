@@ -45,7 +45,7 @@ class Tuned:
     losses: Last validation loss by inner rate (nats a token); NaN means that
       the run diverged.
     rate: The rate with the lowest loss.
-    is_inner: Whether a lower and a higher rate were tried.
+    is_inner: Whether rates below and above the best one were tried.
     refined: Loss at the vertex of the parabola through the best rate and its
       neighbors, over the logarithm of the rate (derived). Without a parabola it
       is the lowest loss that was measured.
@@ -205,7 +205,7 @@ class PairTraining:
     """Trains those runs that are not finished yet.
 
     Args:
-      runs: The runs.
+      runs: Runs of AllReduce, finished or not.
 
     Raises:
       StoppedError: If one of them failed.
@@ -232,7 +232,7 @@ class PairTraining:
     Args:
       config: Config of AllReduce.
       rate: Inner rate of the run.
-      seed: Its seed; None: that of the config.
+      seed: Seed of the run; None: that of the config.
     """
     row = self.training.row(
       _run(config, rate, config.seed if seed is None else seed)
@@ -331,7 +331,7 @@ def _vertex(losses: Sequence[float]) -> float:
 
   Args:
     losses: The losses at three equally distant points. The middle one is the
-      lowest. It is returned if another one is not finite.
+      lowest. It is returned if another one is not finite, or if all are equal.
   """
   left, middle, right = losses
   curvature = left - 2 * middle + right
@@ -344,7 +344,7 @@ def _rate(config: RunConfig, point: int) -> float:
   """Returns the config's inner rate times 2^point, with four digits.
 
   Args:
-    config: The config.
+    config: Config of AllReduce.
     point: Exponent of `_RATIO`, the ratio of neighboring rates (2).
   """
   return float(f"{config.inner.learning_rate * _RATIO**point:.4g}")

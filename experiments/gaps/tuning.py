@@ -81,7 +81,7 @@ def missing_runs(
   of these runs are finished, the result seeds are trained at the best point.
 
   Args:
-    setting: The setting.
+    setting: Setting whose rates are searched.
     results: Finished runs of the setting.
     start: The point at which the search begins; None: the usual first point
       for the size of the model.
@@ -140,7 +140,7 @@ def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
   Only rates count with which all tuning seeds are finished and none diverged.
 
   Args:
-    setting: The setting.
+    setting: Setting whose rates are searched.
     results: Finished runs of the setting.
 
   Returns:
@@ -158,11 +158,11 @@ def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
 def lowest_mean(
   losses: Iterable[tuple[Choice, int, float]], seeds: Collection[int]
 ) -> Choice | None:
-  """Returns what has the lowest mean loss over some seeds.
+  """Returns the choice with the lowest mean loss over some seeds.
 
   Args:
-    losses: A choice, such as a pair of rates, with the seed and the loss of
-      each finished run.
+    losses: For each finished run, what was chosen (such as a pair of rates),
+      its seed and its loss.
     seeds: The seeds. Runs of other seeds are left out.
 
   Returns:
@@ -185,7 +185,7 @@ def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
   """Returns the rates of `best_point`; None if no rates count yet.
 
   Args:
-    setting: The setting.
+    setting: Setting whose rates are searched.
     results: Finished runs of the setting.
   """
   point = best_point(setting, results)
@@ -199,8 +199,8 @@ def _distance(setting: Setting, other: Setting) -> float:
   all numbers in the settings are added up.
 
   Args:
-    setting: A setting.
-    other: Another setting.
+    setting: Setting whose rates are searched.
+    other: Setting whose rates are known.
   """
   numbers = [
     (value, getattr(other, field))
@@ -235,7 +235,7 @@ def _neighborhood(setting: Setting, center: Point) -> list[Point]:
 
   Args:
     setting: The setting. AllReduce has neighbors in its inner rate only.
-    center: The point.
+    center: Point around which rates are tried.
   """
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [

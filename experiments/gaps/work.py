@@ -81,7 +81,7 @@ class Work:
     rates may begin where runs on another text were best.
 
     Args:
-      setting: The setting.
+      setting: Setting whose runs are trained.
       settings: All settings of the list, whose progress is logged.
     """
     text = _text(setting.source)

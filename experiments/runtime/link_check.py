@@ -17,7 +17,7 @@ from experiments.runtime.throttled_links import ThrottledNetwork
 
 _PORT = 9875  # In a new network namespace every port is free.
 _TRANSFER_S = 0.6  # About the duration of a transfer.
-_CHUNK_BYTES = 65_536
+_CHUNK_BYTES = 65_536  # Largest number of bytes that are read at once.
 _TOLERANCE = 0.03  # Largest error of a rate, as a share of the rate.
 _TRIES = 3  # A busy machine may disturb a transfer of less than a second.
 # Share of a full Ethernet frame that is payload of TCP: 1448 of 1514 bytes.
@@ -30,7 +30,7 @@ def check(network: ThrottledNetwork) -> list[float]:
   The node after the last one is the first one.
 
   Args:
-    network: The network.
+    network: Network whose links throttle.
 
   Returns:
     For each node, the measured payload rate divided by the rate that TCP should
@@ -53,7 +53,7 @@ def checked_ratio(network: ThrottledNetwork, node: int) -> float:
   """Measures the link from one node to the next, and checks its rate.
 
   Args:
-    network: The network.
+    network: Network whose links throttle.
     node: Number of the node, from 0.
 
   Returns:
@@ -85,7 +85,7 @@ def transfer_bps(
   """Measures one transfer of about 0.6 s.
 
   Args:
-    network: The network.
+    network: Network whose links throttle.
     sender: Number of the node that sends.
     receiver: Number of the node that receives.
     expected_bps: Expected payload rate (bit/s). At this rate the bytes that are

@@ -38,8 +38,8 @@ class ProcessSettings:
       config: Config of the run.
 
     Returns:
-      The number of devices. 0 if neither this number nor the number of
-      processes is known.
+      The number of devices. 0 if neither `local_devices` nor `num_processes` is
+      known.
 
     Raises:
       UsageError: If the processes cannot share the devices evenly.

@@ -36,7 +36,7 @@ from experiments.runtime.command_line import (
 )
 from experiments.runtime.ends_with_parent import ending_with_this_process
 
-_POLL_S = 0.1
+_POLL_S = 0.1  # Time between two looks at the processes (seconds).
 # The first process that ends may have ended only because another one failed.
 # The failed process waits for the others before it ends
 # (`coordinator_store.wait_for_end`), so it may end this many seconds later.

@@ -114,7 +114,7 @@ def train(
   check_memory: bool = True,
   log: RunLog | None = None,
 ) -> None:
-  """Trains a run to its end, prints its table and adds a sample to its report.
+  """Trains a run to its end, prints a table, and adds a sample to its report.
 
   Args:
     config: Config of the run.
@@ -177,7 +177,7 @@ def _train(
   address: MailboxAddress | None,
   log: RunLog | None,
 ) -> Corpus:
-  """Trains a run, and prints its table.
+  """Trains a run, and prints a table of its results.
 
   Args:
     config: Config of the run.
@@ -360,7 +360,7 @@ def _end_after_loss(error: processes.LostProcessError, number: int) -> None:
   """Ends this process because another one is gone, whatever it does.
 
   Args:
-    error: The error.
+    error: Says that another process is gone.
     number: Number of this process.
   """
   command_line.print_error(error, f"process {number}: ")
@@ -397,7 +397,7 @@ def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
   """Returns a context that writes a profiler trace into a directory.
 
   Args:
-    directory: The directory.
+    directory: Folder that gets the trace.
   """
   options = jax.profiler.ProfileOptions()
   # Every Python call of the compiler would make a trace a hundred times larger.

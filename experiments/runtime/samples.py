@@ -13,7 +13,7 @@ if TYPE_CHECKING:
   from dilocox_jax.data.corpus import Corpus
 
 
-_PROMPT_TOKENS = 64
+_PROMPT_TOKENS = 64  # Tokens that are continued if no prompt is given.
 LARGEST_SEED = 2**32 - 1  # As in a config.
 
 
@@ -170,7 +170,7 @@ def _text_of(run: "Run") -> "Corpus":
   """Reads the text of a run again, as the config of the run says.
 
   Args:
-    run: The run.
+    run: Run whose text is read.
 
   Raises:
     ValueError: If the text was passed in, so that it cannot be read again.

@@ -3,6 +3,10 @@
 The simulator goes through the same segments as the trainer. It needs only the
 config. So the time of a run can be computed long after the training, and the
 time of the same run with a larger model, too.
+
+A *clock* is a simulated cluster on which runs are timed, perhaps with a larger
+model than the one that was trained. The *flush* of a run is the exchanges that
+are still due after its last inner step.
 """
 
 import dataclasses
@@ -76,7 +80,7 @@ class SweepClock:
     """Returns the config of the run that is timed in place of a trained run.
 
     `exchange.codec` is changed only if the codec of the trained run consists of
-    the same links, whatever their settings.
+    the same parts ("low_rank" and "int", for example), whatever their settings.
 
     Example: `changed` has the model `qwen_107b` and the codec
     "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with

@@ -47,7 +47,7 @@ def cells_of(run: SweepRun) -> dict[str, Any]:
   takes no such setting: AllReduce has 1, 1 and 0.
 
   Args:
-    run: The run.
+    run: A run of a sweep.
 
   Returns:
     A cell for each column of `FIELDS`, and one for each other field that the
@@ -97,8 +97,8 @@ def value_of(column: str, text: str) -> Any:
     text: Text of the cell.
 
   Returns:
-    The value; None for an empty cell, which means that the field has its
-    default.
+    The value: an int, a float, a bool or a text. None for an empty cell, which
+    means that the field has its default.
 
   Raises:
     ValueError: If there is no such field, or if the text is no such value.

@@ -121,7 +121,7 @@ class Rows:
     The result is None if there is no such line.
 
     Args:
-      run: The run.
+      run: A run of the sweep.
       corpus: Digest of the text.
     """
     return self.runs.get(run_id(self.study, run.digest, corpus))
@@ -138,7 +138,7 @@ class Rows:
     example, a synthetic text differs with the seed.
 
     Args:
-      runs: The runs.
+      runs: Runs of the sweep.
 
     Returns:
       For each run its line on the chosen text; None if it has no such line.
@@ -171,7 +171,7 @@ class Rows:
     They are lines of the same runs on other texts.
 
     Args:
-      runs: The runs.
+      runs: Runs of the sweep.
       lines: The line of each run that the page shows; None if it shows none.
     """
     configs = {

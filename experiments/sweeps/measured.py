@@ -1,7 +1,8 @@
 """Collects the gaps of all methods to AllReduce from the committed runs.
 
 A *gap* is the loss of a method divided by the loss of AllReduce at the same
-number of sequences a step, minus 1. `dilocox_jax.api.measured_gaps` reads the
+number of sequences a step, minus 1. A *study* is a sweep whose runs are
+committed, in docs/results/runs.csv. `dilocox_jax.api.measured_gaps` reads the
 result, `dilocox_jax/api/measured_gaps.json`. When rows have been added, this
 command writes the file anew; a test fails as long as the file is out of date:
 
@@ -105,8 +106,9 @@ def _gaps(
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
-  Only seeds count that both have. The gap compares the means over seeds, and
-  the error is the standard error of the gaps of single seeds.
+  Only seeds count that the setting and AllReduce both have. The gap compares
+  the means over seeds, and the error is the standard error of the gaps of
+  single seeds.
 
   Args:
     rows: Runs of a study. Names that `_NAME` and `_SIZES` do not allow, and

@@ -2,6 +2,9 @@
 
 A finished run is one line of runs.csv, and each of its evaluations is a line of
 evaluations.csv beside it. `docs/results/README.md` describes the columns.
+
+The *flush* of a run is the exchanges that are still due after its last inner
+step. The *judge text* consists of held-out files by which nothing is chosen.
 """
 
 import dataclasses

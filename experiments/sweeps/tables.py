@@ -135,7 +135,7 @@ def write_tables(
 
   Args:
     path: Path of runs.csv.
-    runs: Its lines, without gaps or with old ones.
+    runs: Lines of runs.csv, without gaps or with old ones.
     evaluations: Lines of evaluations.csv.
 
   Raises:
@@ -195,7 +195,7 @@ def _write(path: pathlib.Path, table: pd.DataFrame, study: pd.Series) -> None:
 
   Args:
     path: Path of the file.
-    table: Its lines.
+    table: Lines of the file.
     study: Name of the study of each line.
   """
   order = np.argsort(study.to_numpy(), kind="stable")

@@ -64,7 +64,7 @@ def check_names(runs: Iterable[SweepRun]) -> None:
   check of a config (`from_mapping`) does not find these mistakes.
 
   Args:
-    runs: The runs.
+    runs: Runs of a sweep.
 
   Raises:
     ValueError: If one of them does not exist. The message is one line, which
@@ -117,7 +117,7 @@ class Training:
     Only a run on the text that this machine has counts.
 
     Args:
-      run: The run.
+      run: A run of the sweep.
 
     Returns:
       The line; None if the run has not ended on this text.
@@ -135,7 +135,7 @@ class Training:
     """Trains those runs that have not ended yet, for a limited time.
 
     Args:
-      runs: The runs.
+      runs: Runs of the sweep, ended or not.
       num_processes: Number of runs that train at once.
       slurm: Options of srun; "" for processes on this machine.
       max_minutes: Time after which runs save and stop (minutes); None: no
@@ -168,7 +168,7 @@ class Training:
     failed.
 
     Args:
-      runs: The runs.
+      runs: Runs of the sweep, ended or not.
       pool: The pool in which the processes of the runs run.
       num_processes: Number of runs that train at once.
     """
@@ -236,7 +236,7 @@ class Training:
     A run whose process failed is added only if the run diverged.
 
     Args:
-      run: The run.
+      run: Run that has ended.
       failure: Why its process failed; "" if it did not fail.
       num_cores: Number of CPU cores that the run could use.
 

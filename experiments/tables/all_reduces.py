@@ -21,7 +21,7 @@ TRANSPORTS = {"gloo": GLOO, "NCCL": NCCL}
 MACHINES = (4, 8, 16, 32)
 # Rate (Gbit/s), and delay that netem adds in each direction (ms).
 LINKS = ((5, 1), (2, 5), (1, 10))
-_OPERAND_BYTES = 128 * 2**20
+_OPERAND_BYTES = 128 * 2**20  # Of every all-reduce in the repository.
 # Payload over bytes on the line. A frame between AWS machines carries up to
 # 9001 bytes (recalled; the repository does not say it), of which TCP and IP
 # need 52. Ethernet adds 14.

@@ -65,7 +65,8 @@ def _stated_run(paper: str, replicas: str) -> _StatedRun:
 
   Args:
     paper: Name of the paper in third_party/published.json.
-    replicas: Name of the published number of replicas.
+    replicas: Name of the published number that says how many replicas there
+      are, such as "most concurrent nodes".
   """
   figures = load_published(paper)
   interval = int(figures["sync interval"].value)

@@ -108,7 +108,8 @@ class AbsentDevices(NamedTuple):
   """Devices of some slices, which this machine need not have.
 
   Attributes:
-    devices: The devices, slice by slice.
+    devices: The devices, slice by slice, as JAX describes devices that it can
+      only compile for.
     platform: "tpu" or "gpu".
     memory_bytes: Memory of a device that a program may use (bytes).
   """
@@ -139,7 +140,8 @@ def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
     num_slices: Number of slices.
 
   Raises:
-    ValueError: If the compiler is missing or knows no such slice.
+    ValueError: If the compiler is missing or knows no such slice, or if
+      `topology` has another form.
   """
   kind = topology.partition(":")[0]
   if kind in GPUS:
@@ -155,7 +157,8 @@ def _tpus(topology: str, num_slices: int) -> AbsentDevices:
     num_slices: Number of slices.
 
   Raises:
-    ValueError: If the compiler is missing or knows no such slice.
+    ValueError: If the compiler is missing or knows no such slice, or if the
+      memory of such TPUs is not known here.
   """
   require(
     is_tpu_compiler_installed(),
@@ -248,7 +251,7 @@ def _known_topology(
     num_slices: Number of slices, for the message.
 
   Returns:
-    The result of `description`.
+    The result of `description`: JAX's description of the slices.
 
   Raises:
     ValueError: If the compiler knows no such slice.
@@ -283,7 +286,7 @@ def _gpu_description(gpu: Gpu) -> str:
   in `GPUS` share are written in the text itself.
 
   Args:
-    gpu: The properties.
+    gpu: Properties of the GPU, one of `GPUS`.
   """
   return f"""
 gpu_device_info {{

@@ -105,7 +105,7 @@ def _load_wheels(folder: pathlib.Path) -> None:
   """Unpacks the wheels in a folder, so that their packages can be imported.
 
   Args:
-    folder: The folder.
+    folder: Folder of --wheels.
   """
   target = tempfile.mkdtemp(prefix="wheels_")
   for wheel in sorted(folder.glob("*.whl")):

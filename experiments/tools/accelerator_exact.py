@@ -6,6 +6,8 @@ attention with plain attention. An error is the largest difference divided by
 the largest expected value. GPUs round the factors of matrix products to TF32
 unless a program asks for more, so a result that is right on a CPU has to be
 checked on the device.
+
+The *flush* of a run is the exchanges that are still due after its last step.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,10 +41,11 @@ class Error(NamedTuple):
   bound: float
 
 
+# The runs by which methods are compared.
 _REPLICAS = 2
 _ROUNDS = 3
-_RATE = 0.05
-_ROWS = 24
+_RATE = 0.05  # Inner learning rate.
+_ROWS = 24  # Rows of the parameters. The fragments of every method divide them.
 _METHODS = {
   "diloco": methods.diloco(4),
   "streaming_diloco": methods.streaming_diloco(
@@ -103,7 +106,7 @@ def _leaf_error(result: Array, expected: Array) -> float:
   """Returns the largest difference divided by the largest expected value.
 
   Args:
-    result: An array.
+    result: The array that is checked.
     expected: The expected array, of the same shape.
   """
   expected_values = np.asarray(expected, np.float64)
@@ -116,7 +119,7 @@ def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
   """Compares a function's result on the device with that on the CPU.
 
   Args:
-    function: The function.
+    function: Function of arrays, which `jax.jit` can compile.
     argument: Argument of the function.
 
   Returns:

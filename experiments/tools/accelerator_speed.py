@@ -22,7 +22,7 @@ from dilocox_jax.plan.model.shapes import ModelShape
 from experiments.tools import bench_inner, bench_programs, bench_torch, timing
 
 Figures = Iterator[dict[str, Any]]
-_FEW_STEPS = 10
+_FEW_STEPS = 10  # Steps that are timed, and the fewest that are trained.
 _GOAL_MFU = 0.45  # Utilization of the device's peak (model FLOPs).
 _GOAL_OVER_TORCH = 1.0  # Our tokens a second divided by PyTorch's.
 _GOAL_MEMORY = 0.07  # Relative error of the estimated memory.

@@ -23,7 +23,7 @@ from experiments.tools import bench_inner as inner
 from experiments.tools.timing import Ratio, TimedProgram
 
 VALUES = (16, 1024, 4096)  # 256 MiB of fp32.
-_RANK = 32
+_RANK = 32  # Of the low-rank factors that are timed.
 # Largest time of encoding and decoding over the time of a copy, by codec.
 BOUNDS = {
   "int(bits=4)": 1.5,
@@ -48,7 +48,7 @@ def _coded(encoder: Encoder, values: Array) -> TimedProgram:
   machines.
 
   Args:
-    encoder: The encoder.
+    encoder: Encoder of the codec that is timed.
     values: Values of any shape.
   """
   encode = jax.jit(lambda x: encoder.encode([x]))

@@ -271,7 +271,7 @@ class Compiled:
 
   @property
   def finding(self) -> str:
-    """Sentences for the report: whether the run fits, and what is hidden.
+    """Sentences for the report that say whether the run fits.
 
     For TPUs they also say how many transfers between slices are hidden by inner
     steps.

@@ -140,7 +140,7 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
 
 
 def main(argv: Sequence[str]) -> None:
-  """Joins the other processes, measures, and ends without waiting for them.
+  """Joins the other processes, measures, and ends when all have measured.
 
   Args:
     argv: Path of the program, and the six arguments of the module's docstring.

@@ -36,12 +36,12 @@ from experiments.runtime.throttled_links import INTERFACE, throttled_network
 from experiments.tables.runs import collective_s, pace
 
 _MIB = 2**20
-_PORT = 9876
+_PORT = 9876  # In a new network namespace every port is free.
 _PLAIN = dataclasses.replace(GLOO, factors=())  # Gloo without a calibration.
 _KINDS = tuple(kind for kind, *_ in GLOO.factors)
 _COUNTS = (2, 4)  # Numbers of processes with which gloo is calibrated.
 REPEATS = 5  # Measurements of a case, each of which may take seconds.
-CALIBRATION_REPEATS = 12
+CALIBRATION_REPEATS = 12  # The same for a calibration.
 
 
 class Case(NamedTuple):
@@ -85,8 +85,8 @@ class Setting(NamedTuple):
 
   Attributes:
     method: Name of the method.
-    num_steps: Inner steps of a segment. A segment is a round. If the method has
-      no rounds, it is a stretch of data-parallel steps.
+    num_steps: Inner steps of a segment. A segment is a round, or if the method
+      has no rounds, several data-parallel steps.
     changes: Other fields of the config, as "field=value".
   """
 

@@ -34,7 +34,7 @@ from experiments.tools.simulated_store import SimulatedStore, SimulatedTime
 
 _SECRET = b"x" * 64
 _WIDTH = 128  # Values of a row.
-_PATH = "event/0000000000/0/bench"
+_PATH = "event/0000000000/0/bench"  # Path of the message that is signed.
 # A folder in memory, if there is one: the delay stands for the whole request.
 _SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
@@ -77,7 +77,8 @@ class Exchanges:
 class Cost:
   """What an exchange by a mailbox (an event) costs a replica.
 
-  The numbers are of the second half of the events of a run.
+  `event_s`, the requests and the messages are those of the second half of the
+  events of a run.
 
   Attributes:
     event_s: Median time of an event (seconds).
@@ -89,7 +90,9 @@ class Cost:
       divided by the bytes of one message's arrays.
     messages_up: Mean number of bytes that a replica writes in an event, divided
       by the bytes of one message's arrays.
-    cpu_s: CPU time of a replica in an event (seconds); 0: not measured.
+    cpu_s: CPU time of the whole simulation, divided by the number of events and
+      by the number of replicas that take part in all of them (seconds); 0: not
+      measured.
   """
 
   event_s: float
@@ -209,7 +212,7 @@ def _entered(
   """Opens the mailbox of a replica, and lets the replica join the run.
 
   Args:
-    store: The store.
+    store: The store: a `SimulatedStore`, or a `DelayedStore`.
     number: Number of the replica.
     exchanges: Settings of the events.
     **times: Arguments `clock` and `pause` of the mailbox, if time is simulated.
@@ -295,7 +298,7 @@ class DelayedStore(Store):
     """Opens the folder.
 
     Args:
-      where: The folder.
+      where: Path of the folder.
       latency_s: Delay of each request (seconds).
     """
     super().__init__(where)

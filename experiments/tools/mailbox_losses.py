@@ -27,13 +27,13 @@ from experiments.tools.simulated_store import SimulatedStore, SimulatedTime
 _SECRET = b"x" * 64
 _FILES = ("argparse.py", "inspect.py", "pathlib.py", "typing.py", "zipfile.py")
 _HELD_OUT = "tarfile.py"
-_VOCABULARY = 128
-_CONTEXT = 8
-_EMBEDDING = 16
-_HIDDEN = 128
+_VOCABULARY = 128  # ASCII.
+_CONTEXT = 8  # Characters from which the next one is guessed.
+_EMBEDDING = 16  # Width of the embedding.
+_HIDDEN = 128  # Width of the hidden layer.
 _SEQUENCES = 4  # Sequences of a replica in an inner step.
-_LENGTH = 64
-_INNER_STEPS = 8
+_LENGTH = 64  # Characters that are guessed in a sequence.
+_INNER_STEPS = 8  # Of a round.
 _INNER_RATE = 0.003
 _OUTER_RATE = 0.7
 _MOMENTUM = 0.6
@@ -83,8 +83,9 @@ class LossRun:
         name=f"r{number}",
         secret=_SECRET,
         config={},
-        # Norms of whole messages are those of their floating-point arrays, and
-        # these arrays are bytes. So weights must not depend on norms.
+        # A mailbox takes the norm of a whole message from its floating-point
+        # arrays, but here all arrays are bytes. With ratios as large as these,
+        # norms change no weight.
         rules=MailboxRules(
           replicas=self.num_replicas,
           quorum=1,
@@ -155,6 +156,7 @@ class LossRun:
       outer -= np.float32(_OUTER_RATE) * (step + _MOMENTUM * momentum)
     held_out = _text_of(_HELD_OUT)
     windows = np.lib.stride_tricks.sliding_window_view(held_out, _CONTEXT + 1)
+    # To save time, only every n-th character is guessed, 8,192 or some more.
     windows = windows[:: max(len(windows) // 8192, 1)]
     loss, _ = loss_and_gradient(outer, windows[:, :-1], windows[:, -1])
     return loss

@@ -75,8 +75,8 @@ class SimulatedTime:
     with self._lock:
       self._count += 1
       heapq.heappush(self._waiting, (time_s, self._count, event))
-      is_last = is_new and len(self._waiting) < self._num_running
-    if not is_last:
+      others_are_missing = is_new and len(self._waiting) < self._num_running
+    if not others_are_missing:
       self._wake_first()
     event.wait()
 
@@ -101,7 +101,7 @@ class SimulatedStore:
   objects.
 
   Attributes:
-    where: Name of the store for messages.
+    where: Name of the store, for error messages.
     now_s: Simulated time of this replica (seconds).
     requests: Number of this replica's requests by kind.
     bytes_up: Number of bytes that this replica wrote.
@@ -145,7 +145,7 @@ class SimulatedStore:
     """Calls functions whose requests begin at the same simulated time.
 
     Args:
-      calls: The functions.
+      calls: Functions without arguments, each of which makes requests.
 
     Returns:
       The results in order. The simulated time is then that of the slowest call.

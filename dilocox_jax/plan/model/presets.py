@@ -26,9 +26,10 @@ def register_model(name: str, shape: ModelShape) -> None:
       of a layer.
 
   Raises:
-    ValueError: If the name is taken, if `shape` is no `ModelShape`, if a
-      subclass overrides only one of `builder` and `block_shapes`, or if its
-      builder cannot be called like `models.transformer.build_model`.
+    ValueError: If the name is taken or is no identifier, if `shape` is no
+      `ModelShape`, if a subclass overrides only one of `builder` and
+      `block_shapes`, or if its builder is neither a "module:name" nor a
+      function that can be called like `models.transformer.build_model`.
   """
   kind = type(shape)
   is_shape = hasattr(kind, "builder")

@@ -113,7 +113,7 @@ class Membership:
   inner_steps: tuple[int, ...] = ()
 
   def __post_init__(self):
-    """Raises ValueError if the absences or inner steps make no sense."""
+    """Raises ValueError if absences or inner steps do not fit the schedule."""
     count = self.num_replicas
     interval = self.schedule.sync_interval
     require(

@@ -106,7 +106,7 @@ for _name, _kind in {
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """When replicas average what, and with which parameters they continue.
+  """Says what replicas average and when, and how they continue with the mean.
 
   Attributes:
     schedule: After which inner steps fragments (parts of the parameters) are
@@ -152,13 +152,13 @@ class Method:
 
   @property
   def can_keep_unsent(self) -> bool:
-    """Whether `keep_unsent` is allowed with this method.
+    """Whether `exchange.keep_unsent` is allowed with this method.
 
-    With `keep_unsent`, the part of a pseudo-gradient that the codec did not
-    send stays in the replica's parameters, and is measured again at the next
-    send. This needs the rule "continue", or the rule "reset" without a delay.
-    With any other rule or delay that part would be overwritten before the next
-    send.
+    With this field of a config, the part of a pseudo-gradient that the codec
+    did not send stays in the replica's parameters, and is measured again at the
+    next send. This needs the rule "continue", or the rule "reset" without a
+    delay. With any other rule or delay that part would be overwritten before
+    the next send.
     """
     if self.exchanged != "pseudo_gradient":
       return False
@@ -243,8 +243,8 @@ def diloco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   schedule = schedule_of(
     sync_interval,
@@ -269,8 +269,8 @@ def open_diloco(
 
   Args:
     sync_interval: H (inner steps); the paper has 500.
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -290,8 +290,8 @@ def sparse_loco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -312,8 +312,8 @@ def muloco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -342,8 +342,8 @@ def streaming_diloco(
     mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   schedule = schedule_of(
     sync_interval,
@@ -377,8 +377,8 @@ def eager(
   Args:
     sync_interval: H (inner steps), which is also the delay.
     num_fragments: Number of fragments, P; the paper has 1.
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   schedule = schedule_of(
     sync_interval,
@@ -412,8 +412,8 @@ def dilocox(
   Args:
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   schedule = schedule_of(
     sync_interval,
@@ -450,8 +450,8 @@ def delayed(
     mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
       to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   schedule = schedule_of(
     sync_interval,
@@ -496,8 +496,8 @@ def overlap_loco(
     num_fragments: Number of slices, P. None: 16, or the length of the first
       rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
-    first_interval: As in `schedule_of`.
-    steps_per_doubling: As in `schedule_of`.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
   """
   if num_fragments is None:
     num_fragments = min(16, first_interval or sync_interval)

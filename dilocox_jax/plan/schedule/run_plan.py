@@ -29,7 +29,8 @@ class Segment:
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
     windows: The round divided into windows, in order: some inner steps each,
-      then a send or an apply. Empty if `phase` is "data_parallel".
+      then at most one apply and one send of a fragment. Empty if `phase` is
+      "data_parallel".
     ends_phase: Whether the next segment is of another phase.
     schedule_start: Number of inner steps of the run before step 0 of the
       schedule. The events in `windows` count their steps from there. 0 if
