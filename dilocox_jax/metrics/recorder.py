@@ -51,11 +51,13 @@ class DriftRow:
     step: Inner step after which the fragment was measured and sent.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
       by the product of their norms. NaN if fewer than two replicas have a
-      pseudo-gradient other than zero, or if each replica has a mean of its own
-      (`exchange.collective` "pairs").
+      finite pseudo-gradient other than zero, if each replica has a mean of its
+      own (`exchange.collective` "pairs"), or with a mailbox, where each replica
+      logs only itself.
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
-    pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
+    pseudo_gradient_norm: Norm of the averaged pseudo-gradient. If each replica
+      has a mean of its own, the root mean square of their norms.
     rank: Mean rank with which the fragment's matrices were sent; NaN without a
       low-rank codec.
     energy_rank: Mean over matrices of the rank that holds a given share of the
