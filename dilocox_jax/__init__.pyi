@@ -291,10 +291,8 @@ def delayed(
     mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
       to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -342,10 +340,8 @@ def diloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -403,10 +399,8 @@ def dilocox(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'low_rank(rank=16)+int(bits=4)', as
       in the recipe of the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -459,10 +453,8 @@ def eager(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps), which is also the delay.
     num_fragments: Number of fragments, P; the paper has 1.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -514,10 +506,8 @@ def muloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'int(bits=2)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -568,10 +558,8 @@ def open_diloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.9, nesterov=True)`.
     sync_interval: H (inner steps); the paper has 500.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float16', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -634,10 +622,8 @@ def overlap_loco(
     num_fragments: Number of slices, P. None: 16, or the length of the first
       rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'int(bits=1)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -687,10 +673,8 @@ def sparse_loco(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. None: `optax.sgd(1.0)`.
     sync_interval: H (inner steps).
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None:
       'top_k(fraction=0.015625,block_size=4096)+int(bits=2,scale=tensor)', as
       in the recipe of the method.
@@ -751,10 +735,8 @@ def streaming_diloco(
     mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
     fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
       "strided" and "sequential".
-    first_interval: H of the first rounds (inner steps). None: all rounds have
-      H steps (`plan.schedule.growing_schedule`).
-    steps_per_doubling: Inner steps after which a round's length doubles. None:
-      it does not.
+    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
+    steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'e3m0', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
