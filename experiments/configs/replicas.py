@@ -16,10 +16,11 @@ momentum of 0.9, which suits AllReduce better. `one`: one replica with an outer
 step, beside its inner optimizer on the same batches; twenty seeds. `long`:
 17,000 steps. `sizes`: other models with 20 tokens a parameter; two or five
 seeds. `tune`: the runs on seed 1000 that chose the rates. All these ran on one
-NVIDIA H200, many runs as one program, with products in TF32. Three sweeps ran
-on a CPU in fp32: `way_back` (how much loss the rounding of a mean costs a small
-model), `cpu` (equal time on 1 Gbit/s, and eager updates) and `equal_rounds`
-(DiLoCo and `overlap_loco` with the same H).
+NVIDIA H200, many runs as one program, with products in TF32. Four sweeps ran on
+a CPU in fp32: `way_back` (how much loss the rounding of a mean costs a small
+model), `cpu` (equal time on 1 Gbit/s with four replicas, and eager updates),
+`equal_time` (the same with two replicas) and `equal_rounds` (DiLoCo and
+`overlap_loco` with the same H).
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \
         --config=experiments/configs/replicas.py:main
@@ -101,6 +102,7 @@ SWEEPS = {
   "tune": {},
   "cpu": {},
   "equal_rounds": {"judged": True, "baseline": "diloco, H = 18, 4x4"},
+  "equal_time": {"judged": True},
   "way_back": {"baseline": "fp32"},
 }
 

@@ -94,7 +94,10 @@ def equal() -> Runs:
   main = replicas.get_config("main").to_dict()
   # Those of a CPU are judged, too, and have no baseline of their own.
   cpu = replicas.get_config("cpu").to_dict() | {"judged": True}
-  return _runs({"replicas_main": main, "replicas_cpu": cpu})
+  time = replicas.get_config("equal_time").to_dict()
+  return _runs(
+    {"replicas_main": main, "replicas_cpu": cpu, "replicas_equal_time": time}
+  )
 
 
 def _runs(sweeps: Mapping[str, Mapping]) -> Runs:
