@@ -37,15 +37,18 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def _product(left: Array, right: Array) -> Array:
-  """Multiplies the matrices of each layer.
+  """Computes left @ right for each layer.
 
-  All layers are multiplied at once if the replica has one device, or if its
-  pipeline stages can divide the layers evenly. Otherwise one layer is
-  multiplied after the other, because every device needs the whole factor of a
-  layer that it multiplies. For a model of 107 billion parameters at rank 2048,
-  one factor of a feed-forward matrix takes 29 GiB for all layers, and 0.4 GiB
-  for one layer. The rows of the product are divided among the devices again, if
-  they can be divided evenly.
+  To multiply a layer, a device needs its whole low-rank factor (`right`). If
+  the stages divide the layers evenly, a device needs only the factors of its
+  own layers, and one batched product is computed. A single stage counts as
+  such a division, because all layers are its own.
+
+  Otherwise a device would need the factors of all layers, so a loop computes
+  one layer's product at a time. For a model of 107 billion parameters at rank
+  2048, one factor of a feed-forward matrix takes 29 GiB for all layers, and 0.4
+  GiB for one layer. The rows of the product are divided among the devices
+  again, if they can be divided evenly.
 
   Args:
     left: Matrices [num_layers, a, b].

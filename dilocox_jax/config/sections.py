@@ -719,8 +719,9 @@ class OuterConfig(Section):
     super().__post_init__()
     require(
       self.optimizer != "muon",
-      "outer.optimizer='muon' needs whole matrices, and a fragment has parts of"
-      " them: take 'sgd', or inner.optimizer='muon'",
+      "outer.optimizer='muon' needs whole matrices, and a fragment may have"
+      " only some rows of them (sync.fragment_order='sliced' or 'interleaved'):"
+      " take 'sgd', or inner.optimizer='muon'",
     )
     require(
       not self.is_schedule_free or self.schedule == "constant",

@@ -13,8 +13,9 @@ There are three ways to compute a step, and an estimate for each:
   layers of the stage before a step (`mesh.gather="stage"`), or one layer at a
   time ("layer").
 
-Muon updates whole layers after the backward, when the activations are freed. So
-the larger of the two counts: the activations, or these layers.
+Muon updates whole layers after the backward. What only the backward needs is
+then free again: activations, collected layers and tables, and their gradients.
+So the larger of the two counts: this memory, or the whole layers.
 
 Tests compare the estimates with the memory that compilers for TPUs and for GPUs
 need. An evaluation has no gradients and needs less than a step, so there is no
@@ -209,7 +210,9 @@ def _bytes_of_stage(
   value_bytes = _BYTES[computation.compute_dtype]
   # Compiled programs hold one more share of the gradient, on its way into the
   # optimizer or an exchange. If gradients are summed layer by layer, the sum
-  # already is this share.
+  # already is this share. Muon swaps the share for whole layers of the
+  # gradient, which `_or_muon` counts. So in its update the share counts as
+  # freed.
   share = share_bytes(config.trained_shapes, config.division)
   activations = _activations(config, computation, layers_per_stage)
   if gather == "stage":
@@ -227,27 +230,28 @@ def _bytes_of_stage(
   return held + _or_muon(config, share + activations.saved + work)
 
 
-def _or_muon(config: RunConfig, activation_bytes: int) -> int:
+def _or_muon(config: RunConfig, backward_bytes: int) -> int:
   """Returns the larger memory: of the backward, or of Muon's update (bytes).
 
-  Muon updates after the backward, when the activations are free again. For it,
+  Muon updates after the backward, when `backward_bytes` are free again. For it,
   the devices of a replica swap their parts of all layers for some whole layers.
   Example: of 78 layers on 128 devices, 78 devices get one layer each, and the
   other 50 devices get a layer of zeros. With another optimizer the result is
-  `activation_bytes`.
+  `backward_bytes`.
 
   Args:
     config: Config of the run, whose replicas have several devices.
-    activation_bytes: Memory of activations, which is free again when the
-      optimizer starts (bytes).
+    backward_bytes: Memory that the backward needs besides what stays for the
+      optimizer: activations, collected layers and tables, and their gradients
+      (bytes).
   """
   if config.inner.optimizer != "muon":
-    return activation_bytes
+    return backward_bytes
   num_all = config.model.shape.num_layers
   layer_size = trained_sizes(config)[0] // num_all
   num_layers = math.ceil(num_all / config.division.num_devices)
   whole_layers = _MUON_COPIES * FP32_BYTES * num_layers * layer_size
-  return max(activation_bytes, whole_layers)
+  return max(backward_bytes, whole_layers)
 
 
 def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:

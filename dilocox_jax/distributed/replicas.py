@@ -3,7 +3,9 @@
 Replicas are stacked on one device, or spread over a mesh whose axes are
 replica, data shard, pipeline stage and tensor shard. A `Division`
 (`plan.model.division`) says which part of an array a device holds. Only this
-module converts a `Division` to JAX shardings.
+module makes `NamedSharding` objects, which place arrays on the mesh. Inside a
+traced function, `local_map.divided` applies a `Division` as sharding
+constraints.
 """
 
 import dataclasses

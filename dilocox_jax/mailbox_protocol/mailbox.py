@@ -665,7 +665,10 @@ class Mailbox:
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
   ) -> None:
-    """Remembers what was agreed in a turn, and writes a snapshot that is due.
+    """Remembers what was agreed in a turn.
+
+    If a new interval begins with the turn, this also logs the usage, and writes
+    the snapshot if this replica has claimed it.
 
     Args:
       agreed: The manifest of the turn, which lists the messages to average.
@@ -676,10 +679,14 @@ class Mailbox:
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
+      # A replica's first event may begin an interval, too. The requests of one
+      # event, with those of entering, say little about the usual usage.
       if self._num_events > 1:
         self._log_usage(inbox.event)
       memory = memory.begin_interval(inbox.event)
       self._num_differences = 0
+    # A snapshot has the state before the event, so its memory ends before this
+    # turn, too.
     if snapshot:
       self._write_snapshot(inbox.event, memory, snapshot)
     self._agreement.memory = memory.after(agreed, inbox)

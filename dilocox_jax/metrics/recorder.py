@@ -116,15 +116,16 @@ class Evaluation:
     step: Finished inner steps of the run.
     tokens: Tokens seen so far by all replicas together.
     total_sent_bytes: Bytes that one replica has sent since the start.
-    outer_loss: Loss of the outer parameters.
+    outer_loss: Loss of the outer parameters, or of their average if the run
+      keeps one.
     mean_loss: Loss of the mean of the replicas' parameters; NaN if there are
       several processes, which would have to send their parameters.
     replica_loss: Loss of the parameters of replica 0.
     flushed: Whether all pending exchanges had been applied. This is so only in
       the last evaluation of a run.
-    judge_loss: Loss of the outer parameters on the judge text (held-out files
-      by which nothing is chosen). It is NaN, except in the last evaluation of a
-      run that has such a text.
+    judge_loss: Loss of the parameters of `outer_loss` on the judge text
+      (held-out files by which nothing is chosen). It is NaN, except in the last
+      evaluation of a run that has such a text.
   """
 
   step: int

@@ -145,7 +145,8 @@ def remat_wrapper(
       computation, as for layers that are not in a loop.
 
   Returns:
-    (function of a layer) -> the same function with its derivative wrapped.
+    (function of a layer, or a whole loss) -> a function with the same values
+    and derivatives, under `jax.checkpoint`; with "none" the function itself.
   """
   checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse)
   saves_products = jax.checkpoint_policies.dots_saveable

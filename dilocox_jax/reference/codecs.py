@@ -2,20 +2,23 @@
 
 A codec turns the leaves of a model into the arrays of a message, and back. All
 values are coded in rows. A layer of n values has ceil(n / width) rows, and
-zeros fill the last row. Leaves whose rows have one width are one *group*: their
-rows follow each other in one array [1, rows, width]. A leaf that is alone in
-its group keeps its layers, [layers, rows, width]. The groups are in the order
-of their first leaves, and the arrays of a message are in the order of the
-groups.
+zeros fill the last row. Leaves whose rows have one width are one *group*,
+except that a leaf of more than 2^22 values is a group of its own. A group of
+several leaves is one array [1, rows, width], with the rows of all layers of the
+first leaf, then those of the second, and so on. A leaf that is alone in its
+group keeps its layers, [layers, rows, width]. The groups are in the order of
+their first leaves, and the arrays of a message are in the order of the groups.
 
-For example, `Signs(block_size=4)` codes a leaf of 6 values in two rows of 3:
+`Signs` is `int(bits=1)`. A row has at most `block_size` values, and the rows of
+a layer are equally long: with block_size=4 a leaf of 6 values has two rows of
+3, not 4 and 2.
 
     values    0.5  -1.0   1.5 |  2.0   0.0  -4.0
     codes       0     1     0 |    0     0     1    a set bit means "negative"
     scales              1.0   |             2.0     the mean of |x| of each row
     received  1.0  -1.0   1.0 |  2.0   2.0  -2.0
 
-A replica sends these arrays if it is not divided among devices. This page is
+A replica sends these arrays if it is not divided among devices. This file is
 enough to read them in another language. `row_codecs` codes the rows. The fast
 code is codecs/quantize.py (`Float`, `Int`) and codecs/batching.py
 (`RowLayout`).

@@ -2,9 +2,10 @@
 
 A *setting* is a method with all its hyper-parameters. It has one run for every
 seed. A *frame* has all settings of a report. A run's page, a comparison and a
-sweep make the same tables and pictures of a frame. Readers who see a mean of
-three seeds without its error may believe noise. So this module also computes
-the standard error of a mean.
+sweep make the same tables and pictures of a frame. A *clock* is a simulated
+cluster on which the time of a run is computed. Readers who see a mean of three
+seeds without its error may believe noise. So this module also computes the
+standard error of a mean.
 """
 
 import dataclasses
@@ -55,7 +56,8 @@ class Point:
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
-    seconds: Simulated time since the start (s), by clock.
+    seconds: Simulated time since the start on each clock (s), by the clock's
+      name.
   """
 
   tokens: int
@@ -98,9 +100,10 @@ class Setting:
       yet.
     baseline: Name of the setting with which this one is compared. A baseline
       has its own name here. "" means that there is no baseline.
-    seconds: Simulated time of the whole run (s), by clock.
-    utilization: Share of this time in which replicas take inner steps, by
-      clock, from 0 to 1; empty if it is not known.
+    seconds: Simulated time of the whole run on each clock (s), by the clock's
+      name.
+    utilization: Share of this time in which replicas take inner steps, from 0
+      to 1, by the clock's name; empty if it is not known.
     fp32_bytes: Bytes that a replica would send in the whole run if it sent fp32
       gradients in every step; NaN if this is not known.
     changed: Hyper-parameters that differ from other settings, in words.

@@ -158,7 +158,8 @@ def _results(run: LoadedRun) -> list[str]:
       "validation loss, outer parameters": run.result.outer_loss,
       "validation loss, replicas' mean": run.result.mean_loss,
       "validation loss, replica 0": run.result.replica_loss,
-      "loss on the text that judges": run.result.judge_loss,
+      "loss on the judge text (held-out files that only the last evaluation"
+      " reads)": run.result.judge_loss,
     }
   if run.rounds:
     losses["training loss, last round"] = run.rounds[-1].loss

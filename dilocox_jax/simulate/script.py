@@ -101,10 +101,12 @@ class Script:
 
   A segment is a round, or several data-parallel steps. After the last segment
   comes the *flush*: the exchanges that are still due. An op is a number of
-  inner steps, the start of an exchange, a wait, or a return of replicas.
+  inner steps, the start of an exchange, a wait, or the coming back of absent
+  replicas.
 
   Attributes:
-    traffic: Operations and bytes of every exchange.
+    traffic: Says which collectives (`plan.operations.Operation`) every exchange
+      consists of, and their bytes.
     copied_bytes: Size of the state that a returning replica gets (bytes).
   """
 

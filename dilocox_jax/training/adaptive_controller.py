@@ -107,8 +107,8 @@ class AdaptiveController:
     """Records the energy ranks of the updates that a segment has averaged.
 
     The energy rank of an update is the number of singular values that hold a
-    given share of its squared norm. Without adaptive compression nothing is
-    recorded.
+    given share of its squared norm, as the mean over the update's matrices.
+    Without adaptive compression nothing is recorded.
 
     Args:
       drifts: What the replicas recorded about each exchange of the segment. The

@@ -106,7 +106,8 @@ def mailbox_exchange(
     config: Config of the run.
     address: Mailbox of the run, and name of the replica. None gives an exchange
       that can read what a run has saved, but can exchange nothing.
-    text_digest: Digest of the training text.
+    text_digest: Digest of the training text, which must be equal in all
+      replicas.
   """
   settings = config.exchange
   if address is None:
@@ -148,11 +149,14 @@ class MailboxReplica:
     self._num_requests = 0
 
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
-    """Makes the exchange through the mailbox, and adds it to the overrides.
+    """Builds the exchange of the mailbox, and returns the overrides with it.
+
+    The exchange object sends messages through the mailbox.
 
     Args:
       overrides: The caller's objects in place of what the config names.
-      text_digest: Digest of the training text.
+      text_digest: Digest of the training text, which must be equal in all
+        replicas.
 
     Returns:
       The overrides with the new exchange.

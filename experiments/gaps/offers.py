@@ -167,7 +167,10 @@ def _with_steps(config: RunConfig, steps: int) -> RunConfig:
 
 
 def _counted_bytes(config: RunConfig) -> int:
-  """Adds up the bytes that one replica sends in all rounds and in the flush.
+  """Returns the bytes that one replica sends in a run, by its segments.
+
+  It goes through every segment: the warm start, all rounds and the flush. This
+  is slow for a long run (`sent_bytes`).
 
   Args:
     config: Config of the run.

@@ -113,10 +113,13 @@ class ThrottledNetwork:
     # Process ids of the holders (the processes that keep the network namespaces
     # of the nodes and of the switch), by host name.
     self._pids: dict[str, int] = {}
-    is_root = os.geteuid() == 0
-    self._enter = [] if is_root else ["--user", "--preserve-credentials"]
+    self._is_root = os.geteuid() == 0
+    # Options of nsenter: without root, all namespaces lie in the user namespace
+    # that the switch's holder makes here.
+    self._enter_options: list[str] = []
     unshare = ["unshare"]
-    if not is_root:
+    if not self._is_root:
+      self._enter_options = ["--user", "--preserve-credentials"]
       unshare += ["--user", "--map-root-user"]
     self._hold(_SWITCH, unshare)
     if any(link.rtt_s or link.loss for link in links):
@@ -228,9 +231,9 @@ class ThrottledNetwork:
     unshare = ["unshare"]
     # Without root, the node's namespace must lie in the switch's user
     # namespace.
-    if self._enter:
+    if not self._is_root:
       target = f"--target={self._pids[_SWITCH]}"
-      unshare = ["nsenter", target, *self._enter, "unshare"]
+      unshare = ["nsenter", target, *self._enter_options, "unshare"]
     self._hold(address, unshare)
     node_end = f"peer name {INTERFACE} netns {self._pids[address]}"
     self._run(_SWITCH, f"ip link add {port} type veth {node_end}")
@@ -295,7 +298,7 @@ class ThrottledNetwork:
       command: Command line, one string for each argument.
     """
     target = f"--target={self._pids[name]}"
-    enter = ["nsenter", target, *self._enter, "--net", "--uts"]
+    enter = ["nsenter", target, *self._enter_options, "--net", "--uts"]
     return [*enter, *command]
 
   def _tc(self, name: str, lines: Sequence[str]) -> None:

@@ -232,15 +232,17 @@ def _without_text(run: str) -> str:
 def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
   """Converts the cells of a line of runs.csv to a `RunRow`.
 
-  The line must have the whole config of its run.
+  An empty cell of a dotted column counts as the field's default. So this
+  function is not for lines whose config is not fully known, such as those of
+  `ablate_*` (`convert`).
 
   Args:
     cells: Cells of the line by column (`read_runs`).
     path: Path of the file, for messages.
 
   Raises:
-    RecordError: If a cell is empty that must not be, or does not fit the field
-      of its column.
+    RecordError: If a cell of an int column is empty, or if the cell of a dotted
+      column does not fit its field.
   """
   results = {name: cells[name] for name in RESULTS}
   config = {}
@@ -251,6 +253,7 @@ def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
       if name in CONFIG:
         config[name] = value
       elif name not in RUN_TYPES:
+        # A dotted column: the text of a field's value, or empty.
         config[name] = columns.value_of(name, value)
   except ValueError as error:
     raise RecordError(
@@ -258,6 +261,8 @@ def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
     ) from error
   if math.isnan(config["inner_momentum"]):
     config["inner_momentum"] = None
+  # A dotted field that is None has its default and is left out; inner_momentum
+  # stays, as in `cells_of`.
   config = {
     name: value
     for name, value in config.items()

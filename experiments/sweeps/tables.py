@@ -1,7 +1,8 @@
 """Reads and writes runs.csv and evaluations.csv as tables of pandas.
 
-The files may have the runs of several sweeps: the column `study` has the name
-of the sweep.
+The files may have the runs of several sweeps. The column `study` of runs.csv
+has the name of the sweep. evaluations.csv has only the column `run`, whose
+names begin with the sweep's name (`rows.run_id`).
 """
 
 import io

@@ -150,7 +150,7 @@ class Prediction:
   def relative_error(self) -> float:
     """The relative error, (predicted - published) / published.
 
-    NaN if no paper has a figure.
+    NaN if no paper states the number.
     """
     published = self.published.value if self.published else math.nan
     return self.predicted / published - 1
@@ -159,7 +159,8 @@ class Prediction:
   def error(self) -> str:
     """Text of the error: in grid steps if there is a grid, else in percent.
 
-    Examples: "-1 steps", "exact", "+10.9%". Empty if no paper has a figure.
+    Examples: "-1 steps", "exact", "+10.9%". Without a grid, the text is empty
+    if no paper states the number.
     """
     if self.grid_steps == 0:
       return "exact"
