@@ -1,4 +1,6 @@
-"""The functions and classes that a user imports from `dilocox_jax`.
+"""Functions that a user calls, and what they need.
 
-`dilocox_jax` imports each of them when it is first used.
+The functions are `train`, `load`, `estimate`, `make_rounds`, `compare_methods`
+and others. `dilocox_jax/__init__.py` lists all public names and the module that
+defines each of them.
 """

@@ -364,10 +364,11 @@ class Quantizer(Encoder):
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
   """Returns how many values of a leaf make a row if rows are put into slices.
 
-  A slice has whole rows. Rows of zeros, fewer than there are slices, fill the
-  last slice. A row has at most a 16th of the values of a slice, so that these
-  zeros are at most a 16th of all values. Exception: a row may always have 128
-  values, the default block of `int` and `e3m0`.
+  All slices have equally many whole rows, so up to num_slices - 1 rows of zeros
+  are added at the end. A row has at most a 16th of a slice's values. So the
+  zeros have fewer values than num_slices such rows: less than a 16th of the
+  leaf. Exception: rows of up to 128 values, the default block of `int` and
+  `e3m0`, are always allowed. So most slices of a small leaf may be zeros.
 
   Args:
     shape: Shape of the leaf, (num_layers, *shape).

@@ -37,9 +37,10 @@ class RowLayout:
   its group keeps its layers, [num_layers, rows, width], because the devices of
   a replica may divide them.
 
-  With slices, the array is [num_slices, rows, width], and rows of zeros fill
-  the last slice of every leaf. For example, 5 rows in 2 slices are rows 0, 1
-  and 2 in the first slice, and rows 3, 4 and a row of zeros in the second one.
+  With slices, the array is [num_slices, rows, width]. All slices of a leaf have
+  equally many rows, so rows of zeros may be added at its end. For example, 5
+  rows in 2 slices are rows 0, 1 and 2 in the first slice, and rows 3, 4 and a
+  row of zeros in the second one.
 
   Attributes:
     shapes: Shape of each leaf, (num_layers, *shape).
@@ -63,9 +64,9 @@ class RowLayout:
       leaves: All leaves, [num_layers, *shape] each.
 
     Returns:
-      For each group a float32 array: [1, rows, width] if the group has several
-      leaves, [num_layers, rows, width] if it has one leaf, and
-      [num_slices, rows, width] if there are slices.
+      A float32 array for each group. With slices (`num_slices` > 0):
+      [num_slices, rows, width]. Without: [num_layers, rows, width] for a group
+      of one leaf, and [1, rows, width] for several leaves.
     """
     rows = []
     for group in self.groups:

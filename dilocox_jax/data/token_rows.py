@@ -217,8 +217,9 @@ class TokenTable:
       what: Words for the rows in messages, e.g. "the data set".
 
     Raises:
-      ValueError: If the two rows have no tokens, differ in length, or have
-        padding or other labels (`token_ids`).
+      ValueError: If there is no column `input_ids`, if the two rows differ in
+        length or have padding, or if their labels are not their tokens
+        (`token_ids`).
       TypeError: If there are no rows.
     """
     if not count:
@@ -237,7 +238,8 @@ class TokenTable:
       ids: Numbers of rows, of any shape.
 
     Raises:
-      ValueError: If the rows differ in length, or have padding or other labels
+      ValueError: If there is no column `input_ids`, if the rows differ in
+        length or have padding, or if their labels are not their tokens
         (`token_ids`).
     """
     columns = self._read(ids.reshape(-1).tolist())
@@ -256,8 +258,9 @@ def token_table(data: Any) -> TokenTable | None:
     sequence of mappings; None for other data.
 
   Raises:
-    ValueError: If the rows have no tokens, or tokens that `token_ids` refuses.
-      The message is one line.
+    ValueError: If there is no column `input_ids`, if the first and the last row
+      differ in length or have padding, or if their labels are not their tokens
+      (`token_ids`). The message is one line.
     TypeError: If a data set has no rows.
   """
   if hasattr(data, "column_names") and hasattr(data, "__len__"):

@@ -144,7 +144,8 @@ class Bucket:
       data: Content of the object.
 
     Returns:
-      Whether this call has written the object. False: the object exists.
+      True: this call has written the object. False: it exists; this call may
+      still have written it.
     """
     try:
       obstore.put(self._objects, path, parts_of(data), mode="create")

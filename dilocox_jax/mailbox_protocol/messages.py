@@ -530,8 +530,9 @@ class Inbox:
   def read(self, replica: str) -> None:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
-    Does nothing if the message is missing or not signed, or if it has another
-    size or layout, or a weight that is negative or not finite.
+    The sender is removed from `there`. Nothing is added to `held` if the
+    message is missing or not signed, or if it has another size or layout, or a
+    weight that is negative or not finite.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)
@@ -547,7 +548,7 @@ class Inbox:
         weight=weight,
         arrays=arrays_in(content[self._arrays_start :], self._kinds),
         state=SharedState(
-          name=name.hex() if any(name) else "",
+          name=name.hex() if any(name) else "",  # Zeros: no manifest yet.
           base=base,
           fingerprint=Fingerprint(rows, exact_digest),
         ),

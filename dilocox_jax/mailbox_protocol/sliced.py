@@ -215,8 +215,8 @@ class SlicedInbox(Inbox):
       number: Number of the slice.
 
     Returns:
-      The slice, of this replica's own message or as it was read; None if it was
-      not read yet.
+      The slice: cut from the arrays if the message is this replica's own, else
+      as it was read from the store. None: it was not read yet.
     """
     message = self.held.get(replica)
     if message is not None and message.is_whole:

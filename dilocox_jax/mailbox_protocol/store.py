@@ -163,7 +163,8 @@ class Store:
         other.
 
     Returns:
-      Whether this call has written the object. False: the object exists.
+      True: this call has written the object. False: it exists; this call may
+      still have written it.
     """
     self._count("put")
     is_written = self._objects.create(path, data)

@@ -51,12 +51,14 @@ def vote(
   Args:
     sent: The messages by replica, in the order in which replicas joined.
     before: Digest of the manifest (list of messages) of the event before, in
-      hexadecimal digits. It is the name that the senders' state must have.
+      hexadecimal digits. A state is named after the last manifest that its
+      sender followed, and must have this name.
     event: Number of the event (exchange).
-    num_kinds: Number of kinds of events, i.e. of fragments. An event changes
-      the state of one fragment.
+    num_kinds: Number of fragments. With `event` it sets how far equal states
+      may differ by rounding.
     breaks_ties: Whether the state of the sender that joined first counts if two
-      states are equally frequent. If not, such states are split.
+      states are equally frequent. If False, no message counts then
+      (`Vote.is_split`).
   """
   left_out = {}
   comparable = {}

@@ -75,7 +75,7 @@ def as_loss_model(
   is_random = loss is not None and draws_random(loss)
   if is_random:
     loss = reads_keyed_batch(loss)
-  loss_model = _without_rule(model, loss, example)
+  loss_model = _loss_model_of(model, loss, example)
   if is_random:
     loss_model = loss_model._replace(draws_random=True)
   if partition is not None:
@@ -83,16 +83,18 @@ def as_loss_model(
   return loss_model
 
 
-def _without_rule(
+def _loss_model_of(
   model: Any, loss: ModelLoss | None, example: Callable[[], Tree]
 ) -> LossModel:
-  """Makes a `LossModel` without a partition rule of the user.
+  """Makes a `LossModel`; `as_loss_model` then adds the user's partition rule.
 
   The partition is that of the module's metadata, if it has any.
 
   Args:
     model: Any model that `as_loss_model` accepts.
-    loss: Function (model, batch) -> scalar. None: batches are tokens.
+    loss: Function (model, batch) -> scalar, which reads a `KeyedBatch` if it is
+      random. None: the model's own loss, or for a module the cross-entropy of
+      tokens.
     example: Function that returns a batch.
 
   Raises:

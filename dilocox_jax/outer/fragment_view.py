@@ -154,14 +154,20 @@ class FragmentView:
       A tree like `tree`. Leaves are slices, or have K layers, or are whole; an
       `optax.MaskedNode` stands for leaves of other fragments.
     """
-    owner = self.divided(shapes_by_path(tree))
+    if slices := self._slices:
 
-    def take(path, leaf: Array) -> Any:
-      if slices := self._slices:
+      def take_slice(path, leaf: Array) -> Array:
+        # rows is [..., parts, P, rows of a part, ...]; axis + 1 is the axis P
+        # of the slices.
         rows, axis = _in_slices(path, leaf, slices)
         rows = jax.lax.dynamic_index_in_dim(rows, index, axis + 1, False)
         return _joined(rows, axis, 2)
-      if owner[path_name(path)] != group:
+
+      return jax.tree_util.tree_map_with_path(take_slice, tree)
+    group_of = self.divided(shapes_by_path(tree))
+
+    def take(path, leaf: Array) -> Any:
+      if group_of[path_name(path)] != group:
         return optax.MaskedNode()
       if index is None:
         return leaf
@@ -179,22 +185,36 @@ class FragmentView:
       index: Result of `index` for the fragment; it may be traced.
       values: New values of the fragment, a tree like the result of `extract`.
     """
-    owner = self.divided(shapes_by_path(tree))
+    if slices := self._slices:
 
-    def put(path, new, old: Array) -> Array:
-      if is_masked(old):  # `optax.masked` hides this leaf from the transform.
-        return old
-      if slices := self._slices:
+      def put_slice(path, new, old: Array) -> Array:
+        if is_masked(old):  # `optax.masked` hides this leaf.
+          return old
+        # rows is [..., parts, P, rows of a part, ...]; axis + 1 is the axis P
+        # of the slices.
         rows, axis = _in_slices(path, old, slices)
         new = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
         put_in = jax.lax.dynamic_update_index_in_dim
         return _whole(put_in(rows, new, index, axis + 1), axis, old.shape)
-      if owner[path_name(path)] != group:
+
+      return jax.tree_util.tree_map_with_path(
+        put_slice, values, tree, is_leaf=is_masked
+      )
+    group_of = self.divided(shapes_by_path(tree))
+
+    def put(path, new, old: Array) -> Array:
+      if is_masked(old):  # `optax.masked` hides this leaf from the transform.
+        return old
+      if group_of[path_name(path)] != group:
         return old
       if index is None:
         return new
+      # An index out of bounds is padding, so its row is dropped.
       return old.at[jnp.asarray(index)].set(new, mode="drop")
 
+    # `values` has an `optax.MaskedNode` where `tree` has a leaf of another
+    # fragment. To JAX a `MaskedNode` is a tree without leaves, and would not
+    # match. With `is_leaf` it counts as a leaf.
     return jax.tree_util.tree_map_with_path(
       put, values, tree, is_leaf=is_masked
     )

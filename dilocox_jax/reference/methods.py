@@ -11,7 +11,8 @@ steps:
     average  Delta   = mean over m of Delta_m       (the only communication)
     step     theta'  = Outer(theta, Delta)          (an optimizer, which takes
                                                      Delta for the gradient)
-    rejoin   w_m     = theta'                       (the apply rule)
+    rejoin   w_m     = Rule(w_m, theta, theta', Delta_m)
+                                                    (the apply rule)
 
 The methods differ in H, in P, in the delay tau, in the apply rule and in the
 message. All of these are arguments of `train`:
@@ -29,6 +30,16 @@ message. All of these are arguments of `train`:
     overlap_loco        H     P  H / P  continue    Delta in 1 bit; Muon is the
                                                     inner optimizer
     delayed             any   P  any    any         any
+
+The apply rules:
+
+    reset       w_m = theta'
+    mix         w_m = alpha w_m + (1 - alpha) theta'
+    continue    w_m = w_m + (theta' - theta) + Delta_m
+    eager       see `EagerFragment`
+
+If a method has error feedback, what earlier messages of the replica lost is
+added to the Delta of its message.
 
 `allreduce` averages gradients at every step instead (`train_on_mean_gradient`).
 So does `cocktail_sgd`, whose codec is lossy. config/recipes.py has the settings
@@ -49,7 +60,8 @@ The fast code has the same parts in these files:
     the sign of Delta, and the apply rules    outer/rules.py
     the average                               aggregators/
     the inner step                            inner/step.py
-    all rounds, and the flush                 rounds/rounds.py
+    all rounds, and the flush (exchanges      rounds/rounds.py
+    that end a run)
     gradients averaged at every step          rounds/data_parallel.py
 """
 

@@ -41,7 +41,8 @@ def warmup_cosine(
 
   Args:
     peak: Highest learning rate.
-    warmup_steps: Steps until the peak. The first step has the rate 0.
+    warmup_steps: Steps until the peak. The first of them has the rate 0. 0: no
+      warm-up.
     total_steps: Steps of the run. The decay would end with the step after the
       last one.
     final_fraction: Ratio of the rate at the end of the decay to the peak.

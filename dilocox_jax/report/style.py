@@ -258,7 +258,8 @@ def cut_high(
   that has to stay in view. This range is from the lowest loss to the 90th
   percentile, or to the highest loss of `shown_losses` if this is higher. The
   axis then ends half a range above it. Example: of ten losses, nine are from 2
-  to 3, and one is 11. They span 9, so the axis is cut at 3.5.
+  to 3, and one is 11. They span 9, so the axis is cut at 3.5. Exception: if the
+  range is 0, the axis is not cut.
 
   Args:
     ax: Axes of the losses.
@@ -280,7 +281,7 @@ def cut_high(
   if is_spread_small or high == low:
     return ""
   ax.set_ylim(low - 0.1 * (high - low), low + 1.5 * (high - low))
-  return "; the first losses are above the axis"
+  return "; some losses are above the axis"
 
 
 def cost_axis(

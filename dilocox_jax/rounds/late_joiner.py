@@ -80,7 +80,10 @@ def join(
 
   Args:
     rounds: Rounds that exchange through a mailbox.
-    state: The first state (`Rounds.init`), whose memory is reused.
+    state: The first state (`Rounds.init`). A call that returns has reused its
+      memory. A call that raises has not, so the same state can be passed again:
+      with a mailbox, windows without inner steps leave the memory of their
+      arguments alone (`MailboxRuntime.reuses_states`).
     last_step: Number of inner steps of the whole run; None: the run has no end.
 
   Returns:
@@ -91,8 +94,7 @@ def join(
   Raises:
     ReplicaStaleError: If the other replicas have deleted the messages of an
       exchange that this replica has to apply, or if this replica's state
-      differs from theirs (`Mailbox.exchange`). Call this function again, with a
-      new first state.
+      differs from theirs (`Mailbox.exchange`). Call this function again.
     StoppedError: If to call again would not help (`Mailbox.newest`,
       `Mailbox.exchange`).
   """

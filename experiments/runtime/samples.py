@@ -90,7 +90,7 @@ def add_sample(
 
 
 def print_sample(sample: str) -> None:
-  """Prints a sample without characters that would act on the terminal.
+  """Prints a sample, with escapes for characters that act on the terminal.
 
   Args:
     sample: Text that a model has written, which may be anything.

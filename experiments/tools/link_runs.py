@@ -253,8 +253,9 @@ def _measured(
     repeats: How often each collective is measured.
 
   Returns:
-    For each collective: its duration (seconds), the bytes that the last node
-    sent, and the CPU time of that node's process (seconds).
+    For each collective, means of the middle half of the repeats: its duration
+    (seconds), the bytes that the last node sent, and the CPU time of that
+    node's process (seconds).
 
   Raises:
     StoppedError: If a process fails.
