@@ -29,6 +29,7 @@ JAX's runtime aborts if heartbeats fail for longer (`HEARTBEAT_TIMEOUT_S`).
 """
 
 import contextlib
+import selectors
 import socket
 import threading
 import time
@@ -49,6 +50,9 @@ _ALIVE_S = 5.0  # Time between two signs of life.
 _FROZEN_S = 30.0
 # The same for process 0, which answers at least every 45 s.
 _MAIN_FROZEN_S = 60.0
+# The relay waits for process 0 in this many short waits. If this process itself
+# stands still, it cannot forward heartbeats, and only one wait passes.
+_NUM_WAITS = 12
 _CONNECT_S = 5.0
 _MOST_BYTES = 2**20  # Read at once by a relay.
 # How long to wait before `on_lost` is called. In this time the process may end
@@ -226,28 +230,36 @@ def _forward(
   Args:
     source: Connection to read from, perhaps with a timeout.
     target: Connection to write to.
-    is_silence_fine: Called after a timeout of the source. If it returns False,
-      the source counts as ended.
+    is_silence_fine: Called after each of the waits (`_NUM_WAITS`) that make a
+      timeout of the source. If it returns False after all of them, the source
+      counts as ended.
 
   Returns:
     True if the source has ended, and False if the target has.
   """
   buffer = memoryview(bytearray(_MOST_BYTES))
-  while True:
-    try:
-      size = source.recv_into(buffer)
-    except TimeoutError:
-      if is_silence_fine():
+  timeout_s = source.gettimeout()
+  wait_s = None if timeout_s is None else timeout_s / _NUM_WAITS
+  num_silent = 0  # Waits without a byte since the last byte.
+  with selectors.DefaultSelector() as selector:
+    selector.register(source, selectors.EVENT_READ)
+    while True:
+      if not selector.select(wait_s):
+        num_silent = 0 if is_silence_fine() else num_silent + 1
+        if num_silent == _NUM_WAITS:
+          return True
         continue
-      return True
-    except OSError:
-      return True
-    if not size:
-      return True
-    try:
-      target.sendall(buffer[:size])
-    except OSError:
-      return False
+      num_silent = 0
+      try:
+        size = source.recv_into(buffer)
+      except OSError:
+        return True
+      if not size:
+        return True
+      try:
+        target.sendall(buffer[:size])
+      except OSError:
+        return False
 
 
 def _check_when_idle(connection: socket.socket) -> None:

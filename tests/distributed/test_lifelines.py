@@ -4,6 +4,7 @@ python -m tests.distributed.test_lifelines PORT NUMBER is one of two processes.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -193,6 +194,39 @@ def test_another_process_notices_that_process_0_stops_to_answer():
       answers = False
       client.sendall(b"heartbeat")
       assert is_lost(lost, 10), "a frozen process 0 was not noticed"
+      other.close()
+
+
+@pytest.mark.usefixtures("short_times")
+def test_a_process_that_stood_still_itself_does_not_blame_process_0():
+  lost = []
+  lifelines = Lifelines(lambda: lost.append(1))
+
+  def answer(service):
+    connection, _ = service.accept()
+    with connection:
+      while asked := connection.recv(100):
+        connection.sendall(asked)
+
+  with socket.create_server(("127.0.0.1", 0)) as service:
+    in_thread(answer, service)
+    host, port = service.getsockname()
+    relay = lifelines.relay(f"{host}:{port}")
+    host, _, port = relay.rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+      own, other = connected()
+      lifelines.watch({0: own})
+      client.sendall(b"heartbeat")
+      assert client.recv(100) == b"heartbeat"
+      time.sleep(0.3)  # The relay waits for the next answer.
+      # `PyDLL` keeps the interpreter busy, so the relay cannot forward. This
+      # takes longer than process 0 may be silent (`short_times`).
+      ctypes.PyDLL(None).sleep(4)
+      for _ in range(10):
+        client.sendall(b"heartbeat")
+        assert client.recv(100) == b"heartbeat"
+        time.sleep(0.2)
+      assert not lost
       other.close()
 
 
