@@ -133,7 +133,7 @@ def test_a_mask_is_one_for_all_replicas_and_another_the_next_time(layout):
   state = every_replicas(made.init(replica(values)))
   run = jax.jit(replicas.map(made.average, (0, 0), 0))
   for _ in range(2):
-    mean, own, state, _ = run(*replicas.place((values, state), 0))
+    mean, own, state = run(*replicas.place((values, state), 0))[:3]
     is_sent = jax.tree.map(lambda leaf: np.asarray(leaf) != 0, own)
     assert_all_have_the_same(is_sent)
     exact = jax.tree.map(np.multiply, mean_of(values), replica(is_sent))
@@ -161,7 +161,7 @@ def exchanges(values, codec="float16"):
   state = every_replicas(made.init(jnp.zeros(23)))
   run = jax.jit(Replicas(NUM_REPLICAS).map(made.average, (0, 0), 0))
   for each in values:
-    mean, sent, state, _ = run(each, state)
+    mean, sent, state = run(each, state)[:3]
     yield mean, sent, state.residual
 
 
