@@ -8,6 +8,7 @@ A user may pass an own object with the same methods and counters instead.
 import collections
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -298,9 +299,10 @@ class RetryingStore:
     self.clock = clock
     self.pause = pause
     self._is_entering = is_entering
-    self._lock = threading.Lock()  # Held while the next three fields change.
+    self._lock = threading.Lock()  # Held while the next four fields change.
     self._num_failing = 0  # Calls that have failed and are being repeated.
     self._failing_since_s = 0.0
+    self._back_s = -math.inf  # When the store was back for the last time.
     self._last_line_s: float | None = None
 
   def __getattr__(self, call: str) -> Any:
@@ -334,19 +336,34 @@ class RetryingStore:
     has_failed = False
     wait = FIRST_PAUSE_S
     while True:
+      began_s = self.clock()
       try:
         answer = call(*args)
       except StoreUnavailableError as error:
         if self._is_entering and isinstance(error, ClosedError):
           raise UnfitStoreError(f"{self.store.where}: {error}") from None
-        self._note_failure(error, is_first=not has_failed)
-        has_failed = True
+        if has_failed or not self._is_back_since(began_s):
+          self._note_failure(error, is_first=not has_failed)
+          has_failed = True
       else:
         if has_failed:
           self._note_success()
         return answer
       self.pause(wait)
       wait = min(2 * wait, LONGEST_PAUSE_S)
+
+  def _is_back_since(self, began_s: float) -> bool:
+    """Returns whether the store has come back since a call began.
+
+    The failure of this call is then no news. Example: of two calls at once, one
+    fails, is repeated and succeeds ("the store is back") before the thread of
+    the other one goes on with an error of the same time.
+
+    Args:
+      began_s: When the call began, by `clock`.
+    """
+    with self._lock:
+      return not self._num_failing and began_s <= self._back_s
 
   def _note_failure(self, error: StoreUnavailableError, is_first: bool) -> None:
     """Logs what this replica waits for, at most once a minute.
@@ -371,5 +388,6 @@ class RetryingStore:
     with self._lock:
       self._num_failing -= 1
       if not self._num_failing:
-        away_s = self.clock() - self._failing_since_s
+        self._back_s = self.clock()
+        away_s = self._back_s - self._failing_since_s
         _LOG.warning("%s is back after %.0f s", self.store.where, away_s)

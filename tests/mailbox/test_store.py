@@ -235,6 +235,25 @@ def test_many_calls_that_wait_at_once_say_so_in_one_line_a_minute(caplog):
   assert patient.get("a", 1) == b"x"
 
 
+def test_a_failure_from_before_the_store_was_back_is_no_news(caplog):
+  store = Away(StoreUnavailableError("no route"), until_s=10.0)
+  patient = RetryingStore(store, lambda: store.now, store.pause)
+  answers = iter([StoreUnavailableError("no route"), b"y"])
+
+  def late():
+    answer = next(answers)
+    if isinstance(answer, Exception):
+      # Another call waits until the store is back, before this one ends.
+      assert patient.get("a", 1) == b"x"
+      raise answer
+    return answer
+
+  assert patient.retry(late) == b"y"
+  *waits, back = caplog.messages
+  assert waits == ["waiting for the place: no route"]
+  assert back.startswith("the place is back after 1")
+
+
 def test_calls_at_once_are_made_at_once_and_answered_in_order():
   start = threading.Barrier(9)
 
