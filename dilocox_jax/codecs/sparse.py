@@ -164,7 +164,7 @@ class TopK(Encoder):
     bits = jnp.unpackbits(indices, axis=-1)
     # For the mask 0 1 0 1 the running count minus one is -1 0 0 1. At a true
     # value it is the index of this value in `largest`.
-    words = _from_bits(bits, 32)
+    words = _to_words(bits)
     index = _running_count(words).reshape(*bits.shape[:-1], -1)
     index = jnp.maximum(index[..., :width] - 1, 0)
     values = jnp.take_along_axis(largest, index, axis=-1)
@@ -257,11 +257,11 @@ def _mark_largest(blocks: Array, count: int) -> Array:
     least += three_bits << jnp.uint16(shift)
   # Mark all values above `least`. The last running count is their number. The
   # first of the values that equal `least` are marked until `count` is reached.
-  above = _from_bits(order > least, 32)
-  equal = _from_bits(order == least, 32)
+  above = _to_words(order > least)
+  equal = _to_words(order == least)
   num_missing = count - _running_count(above)[..., -1:, -1:]
   is_wanted = _running_count(equal) <= num_missing
-  return above | (equal & _from_bits(is_wanted, 32)[..., 0])
+  return above | (equal & _to_words(is_wanted)[..., 0])
 
 
 def _running_count(words: Array) -> Array:
@@ -461,21 +461,20 @@ def _reversed_bits(numbers: Array, count: int) -> Array:
   return numbers >> jnp.uint32(32 - count)
 
 
-def _from_bits(bits: Array, count: int) -> Array:
-  """Combines every `count` neighboring bits into a number.
+def _to_words(bits: Array) -> Array:
+  """Combines every 32 neighboring bits into a word.
 
-  The first of these bits is the lowest bit of the number. If `count` does not
-  divide the number of bits, zeros are appended.
+  The first of these bits is the lowest bit of the word. If 32 does not divide
+  the number of bits, zeros are appended.
 
   Args:
     bits: Bits (0 or 1, or booleans) [..., bits].
-    count: Number of bits of each number, at most 32.
 
   Returns:
-    uint32 numbers [..., ceil(bits / count)].
+    uint32 words [..., ceil(bits / 32)].
   """
-  bits = batching.pad(bits, -bits.shape[-1] % count).astype(jnp.uint32)
-  bits = bits.reshape(*bits.shape[:-1], -1, count)
+  bits = batching.pad(bits, -bits.shape[-1] % 32).astype(jnp.uint32)
+  bits = bits.reshape(*bits.shape[:-1], -1, 32)
   shifts = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
   return jnp.sum(bits << shifts, -1, dtype=jnp.uint32)
 
