@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -164,17 +165,18 @@ def test_a_process_that_shows_life_is_not_missed():
   assert not is_lost(lost, 1.0)
 
 
-@pytest.mark.usefixtures("short_times")
-def test_another_process_notices_that_process_0_stops_to_answer():
-  lost = []
-  lifelines = Lifelines(lambda: lost.append(1))
-  answers = True
+@contextlib.contextmanager
+def relayed_client(lifelines, answers):
+  """A client of process 0, behind a relay.
+
+  Process 0 repeats what it gets while `answers.is_set()`.
+  """
 
   def answer(service):
     connection, _ = service.accept()
     with connection:
       while asked := connection.recv(100):
-        if answers:
+        if answers.is_set():
           connection.sendall(asked)
 
   with socket.create_server(("127.0.0.1", 0)) as service:
@@ -183,51 +185,56 @@ def test_another_process_notices_that_process_0_stops_to_answer():
     relay = lifelines.relay(f"{host}:{port}")
     host, _, port = relay.rpartition(":")
     with socket.create_connection((host, int(port))) as client:
-      time.sleep(3.0)  # Before the run process 0 may be silent.
-      own, other = connected()
-      lifelines.watch({0: own})
-      for _ in range(10):
-        client.sendall(b"heartbeat")
-        assert client.recv(100) == b"heartbeat"
-        time.sleep(0.3)
-      assert not lost
-      answers = False
-      client.sendall(b"heartbeat")
-      assert is_lost(lost, 10), "a frozen process 0 was not noticed"
-      other.close()
+      yield client
+
+
+def assert_is_answered(client):
+  client.sendall(b"heartbeat")
+  assert client.recv(100) == b"heartbeat"
+
+
+@pytest.fixture(name="answers")
+def answers_fixture():
+  answers = threading.Event()
+  answers.set()
+  return answers
 
 
 @pytest.mark.usefixtures("short_times")
-def test_a_process_that_stood_still_itself_does_not_blame_process_0():
+def test_another_process_notices_that_process_0_stops_to_answer(answers):
   lost = []
   lifelines = Lifelines(lambda: lost.append(1))
+  with relayed_client(lifelines, answers) as client:
+    time.sleep(3.0)  # Before the run process 0 may be silent.
+    own, other = connected()
+    lifelines.watch({0: own})
+    for _ in range(10):
+      assert_is_answered(client)
+      time.sleep(0.3)
+    assert not lost
+    answers.clear()
+    client.sendall(b"heartbeat")
+    assert is_lost(lost, 10), "a frozen process 0 was not noticed"
+    other.close()
 
-  def answer(service):
-    connection, _ = service.accept()
-    with connection:
-      while asked := connection.recv(100):
-        connection.sendall(asked)
 
-  with socket.create_server(("127.0.0.1", 0)) as service:
-    in_thread(answer, service)
-    host, port = service.getsockname()
-    relay = lifelines.relay(f"{host}:{port}")
-    host, _, port = relay.rpartition(":")
-    with socket.create_connection((host, int(port))) as client:
-      own, other = connected()
-      lifelines.watch({0: own})
-      client.sendall(b"heartbeat")
-      assert client.recv(100) == b"heartbeat"
-      time.sleep(0.3)  # The relay waits for the next answer.
-      # `PyDLL` keeps the interpreter busy, so the relay cannot forward. This
-      # takes longer than process 0 may be silent (`short_times`).
-      ctypes.PyDLL(None).sleep(4)
-      for _ in range(10):
-        client.sendall(b"heartbeat")
-        assert client.recv(100) == b"heartbeat"
-        time.sleep(0.2)
-      assert not lost
-      other.close()
+@pytest.mark.usefixtures("short_times")
+def test_a_process_that_stood_still_itself_does_not_blame_process_0(answers):
+  lost = []
+  lifelines = Lifelines(lambda: lost.append(1))
+  with relayed_client(lifelines, answers) as client:
+    own, other = connected()
+    lifelines.watch({0: own})
+    assert_is_answered(client)
+    time.sleep(0.3)  # The relay waits for the next answer.
+    # `PyDLL` keeps the interpreter busy, so the relay cannot forward. This
+    # takes longer than process 0 may be silent (`short_times`).
+    ctypes.PyDLL(None).sleep(4)
+    for _ in range(10):
+      assert_is_answered(client)
+      time.sleep(0.2)
+    assert not lost
+    other.close()
 
 
 if __name__ == "__main__":

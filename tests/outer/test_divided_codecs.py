@@ -214,10 +214,10 @@ def twin(name, is_of_parts=False):
     value, gradients = gradient(nested(leaves), batch)
     return float(value), leaves_by_path(jax.device_get(gradients))
 
-  batches = [
-    list(zip(*own, strict=True))
-    for own in zip(*batches_of(method), strict=True)
-  ]
+  # For each replica a list with the inputs and targets of every step.
+  batches = []
+  for inputs, targets in zip(*batches_of(method), strict=True):
+    batches.append(list(zip(inputs, targets, strict=True)))
   rate, momentum = OUTER[name]
   settings = {
     "inner": inner_of(name)[1],
@@ -227,12 +227,13 @@ def twin(name, is_of_parts=False):
     "rule": method.rule,
     "exchange": exchange,
   }
-  given = loss_and_gradient, PARAMS, batches
   if schedule.num_fragments == 1:
-    found = train(*given, **settings)
+    found = train(loss_and_gradient, PARAMS, batches, **settings)
   else:
     found = train_slices(
-      *given,
+      loss_and_gradient,
+      PARAMS,
+      batches,
       num_fragments=schedule.num_fragments,
       fragment_order=method.fragment_order,
       **settings,
