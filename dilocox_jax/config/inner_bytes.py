@@ -44,8 +44,8 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
 def _collected_values(config: RunConfig, gather: str) -> float:
   """Returns how many values a device receives to collect layers in a step.
 
-  They are the parameters of layers, and the gradients that are summed over data
-  shards. Only the micro-batches after the first one are counted.
+  A device receives parameters of layers, and gradients that are summed over
+  data shards. Only the micro-batches after the first one are counted.
 
   Args:
     config: Config of the run.

@@ -116,7 +116,7 @@ def mailbox_terms(
 
 
 def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
-  """Returns the rules of a run by which its replicas exchange messages.
+  """Returns the rules by which the replicas of a run exchange messages.
 
   Args:
     fields: All fields of the run's config, by dotted name.

@@ -70,7 +70,7 @@ def check_lazy(what: str, reference: Any) -> None:
 
 
 def loaded(reference: Lazy) -> Callable[..., Any]:
-  """Returns a function that is given as itself or by its import path.
+  """Returns a function, which is given itself or by its import path.
 
   Args:
     reference: A function, which is returned as it is; or "module:name", which

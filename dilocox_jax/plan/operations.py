@@ -244,7 +244,7 @@ class StoreObject(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class StoreShares(Operation):
-  """Averages operands through a store; each replica averages a part of them.
+  """Averages operands through a store: each replica averages one part of them.
 
   A store is a folder or a bucket that all replicas can read. A replica writes
   its operand, and reads one slice of the operand of each other replica. The

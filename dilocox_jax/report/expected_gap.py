@@ -33,8 +33,8 @@ def section(run: LoadedRun) -> dict[str, list[str]]:
     run: The run.
 
   Returns:
-    The lines of the section in Markdown, by its title. The result is empty for
-    a run that has not ended or has diverged, that has no rounds or only one
+    A dict from the title of the section to its lines in Markdown. It is empty
+    for a run that has not ended or has diverged, that has no rounds or only one
     replica, or whose config this program cannot read, e.g. because it does not
     know the method.
 

@@ -139,7 +139,7 @@ def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
 
 
 def read(path: pathlib.Path) -> list[GapRow]:
-  """Reads a file with a `GapRow` in each line, as `read_rows` does."""
+  """Reads the finished runs of a file such as gap_law.csv (`read_rows`)."""
   return read_rows(path, GapRow)
 
 
