@@ -23,11 +23,14 @@ SIZES = {
 # AllReduce has the same.
 AVERAGE_POWER = 14.0
 # Texts that are files of the machine, by name: the glob of the files. On Debian
-# they come with the packages linux-libc-dev (headers) and iproute2, systemd,
-# util-linux and others (manual pages), so machines have different texts.
+# they come with the packages linux-libc-dev (headers), perl-modules, nodejs
+# (JavaScript), and iproute2, systemd, util-linux and others (manual pages), so
+# machines have different texts.
 FILES = {
   "manual_pages": "/usr/share/man/man8/*.gz",
   "c_headers": "/usr/include/linux/**/*.h",
+  "perl_modules": "/usr/share/perl/**/*.pm",
+  "javascript": "/usr/lib/node_modules/npm/**/*.js",
 }
 FINAL_FRACTION = 0.2  # Last inner rate divided by the highest inner rate.
 NUM_VALIDATION_SEQUENCES = 256
