@@ -10,7 +10,12 @@ import numpy as np
 from rich.console import Console
 
 from dilocox_jax.api.measured_gaps import measured_gaps
-from dilocox_jax.api.method_plans import NARROW_ALLREDUCE, MethodPlan
+from dilocox_jax.api.method_plans import (
+  LEAST_ROUNDS,
+  MOST_STEPS_PER_ROUND,
+  NARROW_ALLREDUCE,
+  MethodPlan,
+)
 from dilocox_jax.checks import printable
 from dilocox_jax.config.device_memory import LEAST_SPARE
 from dilocox_jax.config.sections import InnerConfig
@@ -313,6 +318,9 @@ def _assumptions(plan: MethodPlan) -> list[str]:
     "AllReduce sends gradients in float32, and speed-ups are over that. In "
     "bfloat16 it sends half of the bytes.",
     "Codecs take no time (--codec_s).",
+    "Where the config sets no H, each method has the best one that leaves"
+    f" {LEAST_ROUNDS} rounds of total_steps, but at most"
+    f" {MOST_STEPS_PER_ROUND}.",
   ]
 
 

@@ -4,9 +4,10 @@ A plan combines four things:
 
 - a method;
 - the model and the batch of a config;
-- values of H and P and a codec. If the method's loss was measured
+- values of P and a codec. If the method's loss was measured
   (`api.measured_gaps`), they are those of the measurement; otherwise they are
   those of the method's recipe (`compare_methods` has the exact rules);
+- the H that is best for the links, unless the config sets H;
 - a layout, which divides each replica among its devices: the fastest layout
   that leaves enough memory free.
 
@@ -64,6 +65,11 @@ _COUNTS = ("mesh.num_stages", "mesh.num_data_shards", "mesh.num_tensor_shards")
 # The rank of a low-rank codec is the width of the model divided by this number.
 # The recipe has rank 16 for width 128.
 _WIDTH_PER_RANK = 8
+_INTERVAL = "sync.sync_interval"
+# Where H is chosen for a run, the run has at least 8 rounds, as the runs behind
+# the law of gaps have, and H is at most 500, as in the papers of the methods.
+LEAST_ROUNDS = 8
+MOST_STEPS_PER_ROUND = 500
 # If replicas compute for at least this share of the time, all transfers count
 # as hidden behind inner steps.
 _HIDDEN = 0.999
@@ -305,10 +311,15 @@ def compare_methods(
   3. Any other method takes its recipe. The rank of a low-rank codec then grows
      with the width of the model.
 
+  If the config sets no H, rules 2 and 3 only give the first H of a method. Its
+  doubles are tried too, up to an eighth of the run's steps and up to 500, and
+  the best H is taken: a longer round sends less often, but its expected gap is
+  larger.
+
   Args:
-    config: Config with the model, the batch of a replica, and the settings of
-      the inner steps. The rules also choose the inner optimizer and its
-      momentum.
+    config: Config with the model, the batch of a replica, the number of steps,
+      and the settings of the inner steps. The rules also choose the inner
+      optimizer and its momentum.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
       If they state the duration of a step, this duration belongs to the layout
@@ -348,25 +359,63 @@ def compare_methods(
     )
 
   def plan(
-    name: str, settings: RunConfig, gap: MeasuredGap | None = None
+    name: str, divided: RunConfig, gap: MeasuredGap | None = None
   ) -> MethodPlan:
-    divided = _with_layout(settings, candidate_layouts, memory_bytes)
-    with_layout = _plan(name, divided, run_cluster, options, memory_bytes)
+    run = _plan(name, divided, run_cluster, options, memory_bytes)
     return dataclasses.replace(
-      with_layout, gap=gap, expected=run_gap(settings, run_gain)
+      run, gap=gap, expected=run_gap(divided, run_gain)
     )
+
+  def plans_of(method: str) -> Iterator[MethodPlan]:
+    for candidate, gap in _candidates(config, method):
+      divided = _with_layout(candidate, candidate_layouts, memory_bytes)
+      first = divided.sync.named.schedule.sync_interval
+      for interval in _intervals(config, candidate, method):
+        if interval == first:
+          yield plan(method, divided, gap)
+        else:
+          yield plan(method, changed(divided, {_INTERVAL: interval}))
 
   plans: list[list[MethodPlan]] = []
   refused: dict[str, str] = {}
   for method in METHODS:
     try:
-      candidates = _candidates(config, method)
-      plans.append([plan(method, one, gap) for one, gap in candidates])
+      plans.append(list(plans_of(method)))
     except ValueError as error:
       refused[method] = str(error)
   require("allreduce" not in refused, refused.get("allreduce", ""))
-  plans.append([plan(NARROW_ALLREDUCE, changed(allreduce, _NARROW))])
+  narrow = _with_layout(
+    changed(allreduce, _NARROW), candidate_layouts, memory_bytes
+  )
+  plans.append([plan(NARROW_ALLREDUCE, narrow)])
   return _ranked(plans), refused
+
+
+def _intervals(
+  config: RunConfig, candidate: RunConfig, method: str
+) -> list[int]:
+  """Returns the values of H with which a method is planned.
+
+  They are the candidate's H and its doubles, up to the largest H that may be
+  chosen. If the candidate's H exceeds this largest H, the latter is the only
+  value. An H that the user chose stays alone.
+
+  Args:
+    config: The user's config.
+    candidate: The config with the settings of the method.
+    method: Name of the method.
+  """
+  schedule = candidate.sync.named.schedule
+  is_chosen = config.sync.sync_interval or _sets_fields_of(method, config)
+  if method in _EVERY_STEP or is_chosen:
+    return [schedule.sync_interval]
+  # A round sends each fragment once, so it has no fewer steps than fragments.
+  most = max(config.total_steps // LEAST_ROUNDS, schedule.num_fragments)
+  most = min(most, MOST_STEPS_PER_ROUND)
+  intervals = [min(schedule.sync_interval, most)]
+  while 2 * intervals[-1] <= most:
+    intervals.append(2 * intervals[-1])
+  return intervals
 
 
 def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
@@ -437,7 +486,7 @@ def _candidates(
   config_interval = config.sync.sync_interval  # None if the config sets no H.
   candidates: dict[tuple[Any, ...], tuple[RunConfig, MeasuredGap]] = {}
   for gap in gaps:
-    interval = gap.settings.get("sync.sync_interval")
+    interval = gap.settings.get(_INTERVAL)
     if config_interval and interval and interval != config_interval:
       continue
     if not _has_plain_muon(gap):
@@ -504,7 +553,7 @@ def _has_settings_of(gap: MeasuredGap, config: RunConfig) -> bool:
   """
   values = flat(config.to_mapping())
   schedule = config.sync.named.schedule
-  values["sync.sync_interval"] = schedule.sync_interval
+  values[_INTERVAL] = schedule.sync_interval
   values["sync.num_fragments"] = schedule.num_fragments
   for path, usual in _USUAL.items():
     if path not in gap.settings and values[path] != usual:
@@ -543,7 +592,7 @@ def of_method(
   changes: Changes = {"sync.method": method, "adaptive.mode": "off"}
   changes |= settings or {}
   if config.sync.sync_interval and method not in _EVERY_STEP:
-    changes["sync.sync_interval"] = config.sync.sync_interval
+    changes[_INTERVAL] = config.sync.sync_interval
   if method == "dilocox":
     rank = max(config.model.shape.model_dim // _WIDTH_PER_RANK, 1)
     changes["exchange.codec"] = f"low_rank(rank={rank})+int(bits=4)"

@@ -232,24 +232,26 @@ def test_the_gap_of_rounds_of_one_length_is_not_that_of_growing_ones():
     assert found == expected
 
 
-def test_h_is_one_whose_loss_was_measured():
+def test_h_is_a_measured_one_or_its_double_and_a_run_has_eight_rounds():
   by_name = {plan.name: plan for plan in small_plans()}
   intervals = {
     name: plan.config.sync.named.schedule.sync_interval
     for name, plan in by_name.items()
     if plan.gap
   }
+  # 500 steps in a round are more than an eighth of the 600 steps of the run.
   assert intervals == {
     "cocktail_sgd": 1,
     "diloco": 25,
     "dilocox": 20,
     "eager": 25,
     "muloco": 25,
-    "open_diloco": 500,
     "overlap_loco": 16,
     "sparse_loco": 25,
     "streaming_diloco": 25,
   }
+  few = by_name["open_diloco"]
+  assert few.config.sync.sync_interval == 75 and few.gap is None
   for plan in by_name.values():
     if plan.gap:
       settings = plan.gap.settings
@@ -263,6 +265,23 @@ def test_h_is_one_whose_loss_was_measured():
   asked = {p.name: p for p in small_plans(**{"sync.sync_interval": 25})}
   assert asked["muloco"].gap and not asked["overlap_loco"].gap
   assert asked["overlap_loco"].config.sync.sync_interval == 25
+
+
+def test_on_a_slow_link_longer_rounds_pay_until_they_hide_the_exchange():
+  gain = Estimate(0.02, 0.02, 0.02)
+
+  def interval(**fields):
+    plans = small_plans("100mbit", step_s=0.01, gain=gain, **fields)
+    (found,) = (plan for plan in plans if plan.name == "overlap_loco")
+    assert found.expected is not None
+    return found.config.sync.named.schedule.sync_interval
+
+  chosen = interval(total_steps=4000)
+  assert chosen > 16 and chosen % 16 == 0
+  assert interval(total_steps=8 * 16) == 16
+  # A round has no fewer steps than the 16 fragments.
+  assert interval(total_steps=8 * 5) == 16
+  assert interval(total_steps=4000, **{"sync.sync_interval": 16}) == 16
 
 
 def test_a_tenth_of_the_memory_must_be_left():
