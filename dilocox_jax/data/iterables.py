@@ -38,7 +38,7 @@ def _has_shuffle_buffer(source: Any) -> bool:
 
 
 def _is_shuffled(step: Any) -> bool:
-  """Returns whether a step of a data set, or one before it, has a shuffle buffer."""
+  """Returns whether a step, or a step before it, has a shuffle buffer."""
   if "BufferShuffled" in type(step).__name__:
     return True
   steps_before = [getattr(step, "ex_iterable", None)]

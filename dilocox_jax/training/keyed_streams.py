@@ -15,9 +15,7 @@ class KeyedStreams:
   """Streams of batches with random keys, for a loss that draws random numbers.
 
   The class has the methods of `data.streams.Streams`, and each batch is a
-  `KeyedBatch`. The keys depend on the seed, the replica and the step alone. So
-  a run that goes on from a checkpoint draws what it would have drawn without a
-  pause.
+  `KeyedBatch`. The keys depend on the seed, the replica and the step alone.
 
   Args:
     streams: Streams of the batches.
@@ -33,11 +31,7 @@ class KeyedStreams:
     self.get_state = streams.get_state
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on at a position, as `Streams.set_state` does.
-
-    Args:
-      state: Result of `get_state` for streams of the same data.
-    """
+    """Moves the streams to a position that `get_state` returned."""
     self._streams.set_state(state)
     self._step = int(state["step"])
 
@@ -45,7 +39,7 @@ class KeyedStreams:
     """Reads the next batches, and moves all replicas on by `num_steps`.
 
     Args:
-      num_steps: Number of steps to read, a batch of each replica for a step.
+      num_steps: Number of batches to read of each replica.
       replicas: Indices of the replicas to read; None: all.
 
     Returns:
@@ -69,8 +63,6 @@ class KeyedStreams:
 
 def row_keys(seed: int, replica: int, step: int, batch_size: int) -> np.ndarray:
   """Draws a random key of JAX for each row of a batch, as uint32 [B, 2].
-
-  The two numbers of a key are its data (`jax.random.key_data`).
 
   Args:
     seed: Seed of the run.

@@ -3,11 +3,9 @@
 A mailbox is a folder or a bucket in which the programs leave messages for each
 other. Its place is also called the store.
 
-The trainer goes through the same plan as with all replicas, but with one
-replica. This module has what differs: the exchange through the mailbox
-(docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
-a replica that was absent skips the segments that the others finished without
-it.
+The file has the exchange through the mailbox (docs/mailbox/how_to.md), how a
+late joiner finds its step of the plan, and how a replica that was absent skips
+the segments (parts of the run, such as rounds) that it missed.
 """
 
 import dataclasses
@@ -69,7 +67,7 @@ def mailbox_config(
     config: Config of the user.
     address: Mailbox of the run, and name of the replica; None: the user gave
       none, which is an error.
-    overrides: The caller's objects in place of what the config names.
+    overrides: The caller's objects in place of those that the config names.
 
   Raises:
     ValueError: If there is no address, if the user supplies an exchange, or if
@@ -105,7 +103,7 @@ def mailbox_exchange(
   Args:
     config: Config of the run.
     address: Mailbox of the run, and name of the replica. None gives an exchange
-      that can read what a run has saved, but can exchange nothing.
+      that can read a saved run, but can exchange nothing.
     text_digest: Digest of the training text, which must be equal in all
       replicas.
   """
@@ -136,12 +134,7 @@ class MailboxReplica:
   """
 
   def __init__(self, config: RunConfig, address: MailboxAddress):
-    """Stores config and address; connects to nothing yet.
-
-    Args:
-      config: Config of the run (`mailbox_config`).
-      address: Mailbox of the run, and name of the replica.
-    """
+    """Stores config and address; connects to nothing yet."""
     self.config = config
     self.name = address.name
     self._address = address
@@ -151,15 +144,10 @@ class MailboxReplica:
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
     """Builds the exchange of the mailbox, and returns the overrides with it.
 
-    The exchange object sends messages through the mailbox.
-
     Args:
-      overrides: The caller's objects in place of what the config names.
+      overrides: The caller's objects in place of those that the config names.
       text_digest: Digest of the training text, which must be equal in all
         replicas.
-
-    Returns:
-      The overrides with the new exchange.
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
@@ -185,9 +173,8 @@ class MailboxReplica:
       batch: Shapes and types of a batch of one inner step, leaves [B, ...].
 
     Raises:
-      ValueError: One line, if the code of a step communicates over the replica
-        axis, which a program with one replica does not have (`rounds.alone`),
-        or if `mailbox.store_bytes` is too low for this plan.
+      ValueError: If the code of a step communicates over the replica axis, or
+        if `mailbox.store_bytes` is too low for this plan.
     """
     _ = rounds.runtime  # This tells the client how the replica is divided.
     rounds.check_alone(params, optimizer, batch)
@@ -221,8 +208,8 @@ class MailboxReplica:
     Place, name and secret must be equal. Only process 0 needs the secret.
 
     Raises:
-      RefusedError: One line, in every process, if something differs or if
-        process 0 cannot read the secret.
+      RefusedError: In every process, if something differs or if process 0
+        cannot read the secret.
     """
     address = self._address
     try:
@@ -277,7 +264,7 @@ class MailboxReplica:
     Args:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint; later rows of the file
-        are deleted. None: no checkpoint was restored, so the file starts empty.
+        are deleted. None: the file starts empty.
       log: Gets every row of the file, too; None: there is no log.
     """
     self._log = log
@@ -288,26 +275,19 @@ class MailboxReplica:
 
   @property
   def indices(self) -> Sequence[int]:
-    """Index of this replica among the M replicas of the plan, in a list.
-
-    The mailbox gives each replica a number (its seat). The index is this number
-    modulo M.
-    """
+    """Index of this replica among the M replicas of the plan, in a list."""
     return [self._client.seat % self.config.mesh.num_replicas]
 
   @property
   def is_behind(self) -> bool:
     """Whether the others have finished the next exchange without this replica.
 
-    The replica then has to skip the segment that leads to this exchange, e.g. a
-    round. Otherwise the others are told to wait for it, if it was away.
+    If they have not, this property also tells them to wait for this replica.
     """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Joins the run, if it has begun without this replica.
-
-    It begins again if the others delete what it is reading.
 
     Args:
       state: The first state of the run.
@@ -329,11 +309,11 @@ class MailboxReplica:
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
     """Runs sends and applies of a segment, but none of its inner steps.
 
-    The exchanges are recorded (`record`).
+    A segment is a part of the run, such as a round.
 
     Args:
       state: State of this replica before the segment.
-      segment: A part of the run, such as a round.
+      segment: The segment.
 
     Returns:
       State of this replica after the segment.
@@ -345,10 +325,7 @@ class MailboxReplica:
     return state
 
   def end(self) -> None:
-    """Stops writing snapshots, since nobody can join after the last step.
-
-    A snapshot is a state from which a replica that joins late would start.
-    """
+    """Stops writing snapshots: states from which a late replica would start."""
     self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:
@@ -356,10 +333,7 @@ class MailboxReplica:
     return self._client.get_state()
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Restores the state of the exchange from a checkpoint.
-
-    Args:
-      state: What `get_state` returned when the checkpoint was saved.
+    """Restores the state of the exchange that `get_state` returned.
 
     Raises:
       RefusedError: If the checkpoint belongs to another run than the store.
@@ -370,11 +344,7 @@ class MailboxReplica:
       raise RefusedError(str(error)) from error
 
   def _write(self, row: dict[str, Any]) -> None:
-    """Writes a row to the file of exchanges, and to the log if there is one.
-
-    Args:
-      row: Values by column.
-    """
+    """Writes a row to the file of exchanges, and to the log if there is one."""
     self._rows.append(row)
     if self._log:
       self._log.write(plain(row))
@@ -387,8 +357,7 @@ class MailboxReplica:
 
     Returns:
       A note for the progress line: the number of replicas in the last exchange,
-      and the mean number of requests to the store for each exchange. If no
-      exchange has ended, it has the number of all requests since the last call.
+      and the mean number of requests to the store for each exchange.
     """
     events = self._client.settled
     self._client.settled = []
@@ -408,12 +377,7 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs who took part in an exchange, if it differs from the one before.
-
-    Args:
-      event: Number of the exchange.
-      members: Names of the replicas whose messages the exchange averages.
-    """
+    """Logs the replicas of an exchange, if they differ from the one before."""
     if sorted(members) == self._last_members:
       return
     names = ", ".join(members) or "nobody"
@@ -424,16 +388,7 @@ class MailboxReplica:
 def _digest_of_secret(
   secret: bytes | str | os.PathLike[str], key: str
 ) -> tuple[str, str]:
-  """Returns a digest by which processes compare their secrets.
-
-  Args:
-    secret: The secret, or its file.
-    key: Key of the digest, which all processes have.
-
-  Returns:
-    The digest and "". If there is no secret, or it cannot be read: "" and the
-    reason.
-  """
+  """Returns a keyed digest of a secret, or "" and why it cannot be read."""
   if not isinstance(secret, bytes):
     try:
       secret = read_secret(secret)

@@ -1,7 +1,7 @@
 """Shows how far a run is, as lines of a log or as a bar in a terminal.
 
-Lines and bar also say what the run is doing now and for how long. The first
-program of a large model may compile for many minutes.
+Lines and bar also name the activity of the run, such as compiling, and its
+duration.
 """
 
 import contextlib
@@ -35,9 +35,7 @@ _REFRESHES_PER_S = 4
 class Speed:
   """Computes the speed of a run, and the time until its end.
 
-  Both are computed from the whole run so far, without the time to compile. A
-  single round would tell little: on a CPU the next round may have ended before
-  the host reads the metrics of this one.
+  Both are computed from the whole run so far, without the time to compile.
   """
 
   def __init__(self, total_steps: int, start_progress: TrainingProgress):
@@ -52,19 +50,11 @@ class Speed:
     self._start_s = time.monotonic()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves the time of a compilation out of the speed of the run.
-
-    Args:
-      seconds: Duration of the compilation (seconds).
-    """
+    """Leaves the seconds of a compilation out of the speed of the run."""
     self._start_s += seconds
 
   def tokens_per_s(self, progress: TrainingProgress) -> float:
-    """Returns how many tokens all replicas together train on in a second.
-
-    Args:
-      progress: Progress of the run now.
-    """
+    """Returns how many tokens all replicas together train on in a second."""
     tokens = progress.tokens - self._start_progress.tokens
     return tokens / (time.monotonic() - self._start_s)
 
@@ -133,20 +123,16 @@ class ProgressLog:
     """Does nothing. A `ProgressBar` has to release the terminal here."""
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves the time of a compilation out of the speed of the run.
-
-    Args:
-      seconds: Duration of the compilation (seconds).
-    """
+    """Leaves the seconds of a compilation out of the speed of the run."""
     self._speed.leave_out(seconds)
 
   def activity(
     self, name: str, then: str
   ) -> contextlib.AbstractContextManager[None]:
-    """Logs every 30 seconds what the run does, inside a `with` block.
+    """Logs the run's activity every 30 seconds, inside a `with` block.
 
     Args:
-      name: What the run does, e.g. "compiling".
+      name: Name of the activity, e.g. "compiling".
       then: What comes next, e.g. "steps 1 to 30 of 600".
     """
 
@@ -158,7 +144,7 @@ class ProgressLog:
     return repeating(log, _LOG_S)
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Logs how far the run is, and how long it will take, if a line is due.
+    """Logs how far the run is, and the time left, if a line is due.
 
     Args:
       progress: Progress of the run.
@@ -188,26 +174,15 @@ class ProgressLog:
 
 
 class _Status(ProgressColumn):
-  """A column of the progress bar that shows the result of a function.
-
-  The function is called each time the bar is drawn.
-  """
+  """A column of the progress bar that shows the result of a function."""
 
   def __init__(self, status: Callable[[], str]):
-    """Stores the function.
-
-    Args:
-      status: Function that returns the text to show.
-    """
+    """Stores the function, which is called each time the bar is drawn."""
     super().__init__()
     self._status = status
 
   def render(self, task: Task) -> Text:
-    """Returns the text to show.
-
-    Args:
-      task: Task of the bar; not read.
-    """
+    """Returns the text to show."""
     del task
     return terminal(self._status())
 
@@ -264,19 +239,15 @@ class ProgressBar:
     self._exit_stack.close()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves the time of a compilation out of the speed of the run.
-
-    Args:
-      seconds: Duration of the compilation (seconds).
-    """
+    """Leaves the seconds of a compilation out of the speed of the run."""
     self._speed.leave_out(seconds)
 
   @contextlib.contextmanager
   def activity(self, name: str, then: str) -> Iterator[None]:
-    """Shows what the run does and for how long, inside a `with` block.
+    """Shows the run's activity and its duration, inside a `with` block.
 
     Args:
-      name: What the run does, e.g. "compiling".
+      name: Name of the activity, e.g. "compiling".
       then: What comes next, e.g. "steps 1 to 30 of 600".
     """
     self._activity_start_s = time.monotonic()
@@ -305,11 +276,7 @@ class ProgressBar:
     self._bar.update(self._task, completed=progress.step)
 
   def _status(self) -> str:
-    """Returns the text behind the bar.
-
-    It says what the run is doing, e.g. that it evaluates. If no activity is
-    under way, it says the last loss, the speed and the time left.
-    """
+    """Returns the text behind the bar: the activity, or else loss and speed."""
     if not self._activity:
       return self._result
     seconds = time.monotonic() - self._activity_start_s
@@ -320,10 +287,7 @@ class ProgressBar:
 def _log_lines_to(stream, replaced_streams) -> Iterator[None]:
   """Lets log handlers write to another stream, inside a `with` block.
 
-  Args:
-    stream: The stream to write to.
-    replaced_streams: Only handlers that write to one of these streams are
-      changed.
+  Only handlers that write to one of `replaced_streams` are changed.
   """
   changed_handlers = {}
   handlers = [
