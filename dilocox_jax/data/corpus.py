@@ -1,6 +1,6 @@
 """Splits a set of files into training text, validation text and judge text.
 
-The path of a file alone decides whether the file is held out from training. So
+The path of a file alone decides whether the file is held out for validation. So
 a held-out file stays held out when other files are added.
 
 The judge text is a share of the held-out files that only a run's last
@@ -41,7 +41,7 @@ class Corpus:
     num_files: Number of files, or of documents if a file may have several; 0 if
       the source has no files.
     bytes_per_token: Bytes of the validation text per token, to convert nats per
-      token to bits per byte; None if tokens are not made of bytes.
+      token to bits per byte; None if the source has no text in bytes.
     tokenizer: The tokenizer that made the tokens; None if there was none.
     parts: Number of training tokens of each part of the text (the files of one
       glob), in order; () if the source has no files.
@@ -69,11 +69,7 @@ class Corpus:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-  """Returns 16 hexadecimal digits that identify a set of files.
-
-  Args:
-    files: Content of each file by its relative path, in any order.
-  """
+  """Returns 16 hexadecimal digits that identify files (contents by path)."""
   whole = hashlib.sha256()
   for path, content in sorted(files.items()):
     # Every hash has the same length, so {"ab": b"c"} and {"a": b"bc"} differ.
@@ -209,12 +205,8 @@ def from_files(
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Returns whether a text is held out, by the hash of its content.
+  """Returns whether a text is among a held-out fraction, by its content.
 
   Either all copies of a text are held out, or none.
-
-  Args:
-    content: The text.
-    fraction: Share of the texts that is held out, 0 to 1.
   """
   return is_held_out(hashlib.sha256(content).hexdigest(), fraction)

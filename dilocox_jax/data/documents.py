@@ -83,8 +83,9 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 def split_globs(globs: str) -> list[str]:
   """Splits paths and glob patterns that are joined by ";": "a/*.txt; b/*.txt".
 
-  Blanks around a glob are removed, and empty globs are left out; [""] if all
-  are empty. A ";" in the path of an existing file does not split the path.
+  Blanks around a glob are removed, and empty globs are left out. If all are
+  empty, the result is [""]. A ";" in the path of an existing file or folder
+  does not split the path.
   """
   pieces = globs.split(";")
   split = []
@@ -128,7 +129,10 @@ def read_globs(
 def _documents(
   name: str, path: pathlib.Path, text_field: str, part: int
 ) -> Iterator[Document]:
-  """Yields the documents of a file; raises ValueError if one is not valid."""
+  """Yields the documents of a file.
+
+  Raises ValueError if the file cannot be read, or if a document is no text.
+  """
   where = printable(str(path))
   is_compressed = path.suffix.lower() in _OPENED_BY
   suffix = pathlib.Path(path.stem).suffix if is_compressed else path.suffix
@@ -170,7 +174,7 @@ _OPENED_BY = {
 
 
 def _checked(content: bytes, where: str) -> bytes:
-  """Returns the content of a document; raises ValueError if it is no text."""
+  """Returns the content of a document; raises ValueError unless it is text."""
   try:
     content.decode()
     if b"\0" in content:

@@ -126,8 +126,8 @@ def as_feed(
 def _pair_of_splits(data: Any) -> Any:
   """Returns the pair (train, validation) of a mapping of splits.
 
-  The split "test" replaces a missing one "validation". Other data are returned
-  unchanged.
+  Without a split "validation", the split "test" is taken. Other data are
+  returned unchanged.
   """
   if not isinstance(data, Mapping) or "train" not in data:
     return data
@@ -138,7 +138,7 @@ def _pair_of_splits(data: Any) -> Any:
 
 
 def _split_hint(data: Any) -> str:
-  """Returns words on how to split a data set of Hugging Face; else ""."""
+  """Returns advice to split a data set of Hugging Face; "" for other data."""
   if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
     data = data["train"]
   if not hasattr(data, "train_test_split"):
@@ -228,7 +228,7 @@ class ExampleRows:
 
   @property
   def kind(self) -> str:
-    """The kind in words: "rows of 129 tokens", or "examples" for other data."""
+    """Kind of the examples: "rows of 129 tokens", or "examples" for others."""
     first = self.take(np.zeros(1, int))
     is_array = isinstance(first, np.ndarray) and first.ndim == 2
     if not is_array or first.dtype.kind not in "iu":
@@ -244,11 +244,7 @@ class ExampleRows:
     return self._arrays
 
   def take(self, ids: np.ndarray) -> Tree:
-    """Returns examples by their indices, leaves [*ids.shape, ...].
-
-    Args:
-      ids: Indices of examples, 0 to `count` - 1, of any shape.
-    """
+    """Returns the examples with the indices `ids`, leaves [*ids.shape, ...]."""
     if self._table is not None:
       return narrow(numbers(self._table.take(ids)))
     if self._set is None:
@@ -260,7 +256,7 @@ class ExampleRows:
     return jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), columns)
 
   def evenly_spaced(self, number: int) -> np.ndarray:
-    """Returns the indices of at most `number` evenly spaced examples."""
+    """Returns the indices of `number` evenly spaced examples, or of all."""
     number = min(number, self.count)
     return np.arange(number) * self.count // number
 
@@ -370,10 +366,7 @@ class Examples:
     """Returns 16 hexadecimal digits that identify the data.
 
     They depend on the number of training examples, on at most 1,000 of these
-    examples, and on the batches for evaluations.
-
-    Args:
-      held_out: Batches that `held_out` returned.
+    examples, and on the result of the method `held_out`.
     """
     sample = self.train.take(self.train.evenly_spaced(_DIGESTED))
     return tree_digest([sample, *held_out], str(self.train.count))
@@ -461,8 +454,7 @@ class Batches:
   def example(self, batch_size: int = 0) -> Tree:
     """Returns the first batch, whose shapes and dtypes all batches have.
 
-    Args:
-      batch_size: Ignored, because the source decides the size of its batches.
+    The argument is ignored, because the source decides the size of a batch.
     """
     del batch_size
     return self._batch(0, 0)
@@ -502,10 +494,7 @@ class Batches:
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
     """Returns streams of the training batches, in the order of the source.
 
-    Args:
-      num_replicas: Number of replicas, M.
-      batch_size: Ignored, because the source decides the size of its batches.
-      seed: Ignored, because the source decides the order.
+    `batch_size` and `seed` are ignored.
 
     Raises:
       ValueError: If the source has a state that cannot be saved as JSON.
@@ -558,10 +547,7 @@ class Batches:
   def digest(self, held_out: Iterable[Tree]) -> str:
     """Returns 16 hexadecimal digits that identify the data.
 
-    They depend only on the description and on the batches for evaluations.
-
-    Args:
-      held_out: Batches that `held_out` returned.
+    They depend on the description, and on the result of the method `held_out`.
     """
     return tree_digest(held_out, self.description)
 

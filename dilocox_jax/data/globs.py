@@ -83,7 +83,7 @@ def _name_without_links(names: list[str], root: pathlib.Path) -> str:
 
 
 def _names_below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
-  """Yields what one part of a pattern ("**", "*.txt", "texts") matches.
+  """Yields the names that one part of a pattern, e.g. "*.txt", matches.
 
   The part is matched in `folder`. All names are relative to `root`.
   """

@@ -38,7 +38,10 @@ def _has_shuffle_buffer(source: Any) -> bool:
 
 
 def _is_shuffled(step: Any) -> bool:
-  """Returns whether a step, or a step before it, has a shuffle buffer."""
+  """Returns whether a step, or a step before it, has a shuffle buffer.
+
+  A step is a processing step of a data set, such as map or shuffle.
+  """
   if "BufferShuffled" in type(step).__name__:
     return True
   steps_before = [getattr(step, "ex_iterable", None)]
@@ -53,7 +56,8 @@ def _is_shuffled(step: Any) -> bool:
 class Drawn:
   """Draws batches from an iterable, and counts them.
 
-  At the end of the iterable, its batches are repeated.
+  At the end of the iterable, its batches are repeated. An iterator cannot begin
+  again.
 
   Args:
     source: The iterable.
@@ -77,7 +81,7 @@ class Drawn:
         index of the call before gives the same batch again.
 
     Raises:
-      ValueError: If the source ends and cannot begin again, as an iterator.
+      ValueError: If the source ends, and a new pass over it gives no batch.
     """
     while self._count <= number:
       batch = self._draw(self._iterator)
@@ -109,10 +113,10 @@ class Drawn:
     return batch
 
   def _find_state(self) -> tuple[Any, str, str] | None:
-    """Returns the object that has a state: the iterator, or else the source.
+    """Finds the object that has a state: the iterator, or else the source.
 
-    The names of its methods that return and set the state come with it. None if
-    neither has a state, or if the state lacks a shuffle buffer.
+    Returns it with the names of its methods that return and set the state. None
+    if neither has a state, or if the state lacks a shuffle buffer.
     """
     if _has_shuffle_buffer(self._source):
       return None

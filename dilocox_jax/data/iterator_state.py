@@ -144,9 +144,9 @@ def _in_short(value: Any) -> str:
 
 
 def _at(path: str, value: Any) -> Any:
-  """Encodes a value of a state whose path there is `path`, e.g. "[3]".
+  """Converts a part of a state, as `_encoded` does.
 
-  The path is put in front of the path of an error.
+  If that fails, `path` (e.g. "[3]") is put in front of the path in the error.
   """
   try:
     return _encoded(value)
@@ -157,7 +157,8 @@ def _at(path: str, value: Any) -> Any:
 def _encoded_array(array: np.ndarray) -> dict[str, Any]:
   """Returns dtype, shape and bytes of an array, as values of JSON.
 
-  Raises `_UnknownTypeError` if the array would not come back the same.
+  Raises `_UnknownTypeError` if the array has Python objects, or a dtype that
+  numpy does not find by its name.
   """
   # The first name has the byte order, e.g. "<i4". A type of another library
   # has only the second name, e.g. "bfloat16".

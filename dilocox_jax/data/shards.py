@@ -245,7 +245,7 @@ def map_corpus(folder: str) -> Corpus:
 
 
 def _read_index(path: pathlib.Path) -> Index:
-  """Reads the index of a folder, or raises ValueError if none is undamaged."""
+  """Reads the index of a folder; raises ValueError if missing or damaged."""
   require(
     os.path.isfile(path),
     f"{path.parent} holds no tokens that experiments.prepare_data finished",
@@ -371,11 +371,8 @@ def _check_file(
 ) -> None:
   """Raises ValueError if a file was changed, or has a token that is too high.
 
-  Args:
-    path: The file.
-    digest: SHA-256 of the content that was written.
-    dtype: Dtype of the tokens; None: the file has no tokens.
-    vocab_size: Number above the highest token that is allowed.
+  `digest` is the SHA-256 of the content that was written. With a `dtype`, the
+  file has tokens, which must be below `vocab_size`.
   """
   content_hash = hashlib.sha256()
   highest_token = -1

@@ -71,9 +71,7 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
 def reads(source: str, setting: str) -> bool:
   """Returns whether a data source has a setting as an argument.
 
-  Args:
-    source: Name of a source. For an unknown name the result is False.
-    setting: Name of a setting in `SETTINGS`.
+  For a source that is not registered, the result is False.
   """
   load = SOURCES.get(source)
   return load is not None and setting in inspect.signature(load).parameters
@@ -84,8 +82,8 @@ def load_corpus(source: str, **settings: Any) -> Corpus:
 
   Args:
     source: Name of a registered source, e.g. "stdlib".
-    **settings: Values by names of `SETTINGS`; `tokenizer` is a `MakeTokenizer`.
-      Settings that the source does not have are ignored.
+    **settings: Values of the settings in `SETTINGS`, by name. Settings that the
+      source does not have are ignored.
 
   Raises:
     ValueError: If the source is unknown, if it has too little text, or if the
@@ -198,8 +196,7 @@ def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
 def _stdlib_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the paths of the modules of Python's standard library.
 
-  Folders in `_LEFT_OUT` and files such as those in `_LEFT_OUT_FILES`, which
-  differ between machines, are left out.
+  Folders and files are left out as `_LEFT_OUT` and `_LEFT_OUT_FILES` say.
   """
   for folder, subfolders, names in os.walk(root):
     # os.walk reads this list again, so it skips the folders that are removed.

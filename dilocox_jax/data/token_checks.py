@@ -81,7 +81,11 @@ class CheckedBatches:
   vocabulary: Vocabulary
 
   def __iter__(self) -> Iterator[np.ndarray]:
-    """Yields the batches, or raises `TokenError` if an id is not known."""
+    """Yields the batches.
+
+    Raises:
+      TokenError: If the model does not know a token id.
+    """
     for batch in self.batches:
       check_token_ids(batch, self.vocabulary, "tokens of a validation batch")
       yield batch

@@ -213,10 +213,7 @@ class TokenTable:
     token_ids(first_and_last, what)
 
   def take(self, ids: np.ndarray) -> np.ndarray:
-    """Returns rows of tokens [*ids.shape, tokens].
-
-    Args:
-      ids: Numbers of rows, of any shape.
+    """Returns the rows with the numbers `ids`, tokens [*ids.shape, tokens].
 
     Raises:
       ValueError: If `token_ids` refuses the rows, e.g. for different lengths.

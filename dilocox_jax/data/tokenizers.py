@@ -118,9 +118,7 @@ def choose(
 def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
   """Joins the tokens of documents, with `end_of_text` between two documents.
 
-  Args:
-    tokenizer: The tokenizer that encodes the documents.
-    documents: The documents, at least one.
+  There must be at least one document.
   """
   end = np.asarray([tokenizer.end_of_text], tokenizer.dtype)
   parts: list[Tokens] = []
@@ -131,12 +129,9 @@ def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
 
 
 def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
-  """Returns the tokenizer whose tokens are bytes.
+  """Returns the tokenizer whose tokens are bytes. The argument is not read.
 
   A newline is put between two documents.
-
-  Args:
-    documents: Not used. They are an argument of every `MakeTokenizer`.
   """
   del documents
 
@@ -217,12 +212,9 @@ def from_file(path: str, end_of_text: str = "") -> Tokenizer:
 
 
 def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
-  """Logs a warning if encoding and decoding changes documents.
+  """Logs a warning if encoding and decoding changes a document.
 
-  Args:
-    tokenizer: The tokenizer. "bytes" and "bpe" change nothing, so they are not
-      tried.
-    documents: Documents to try, e.g. a sample of all.
+  The tokenizers "bytes" and "bpe" change nothing, so they are not tried.
   """
   if tokenizer.name in (BYTES, BPE):
     return
@@ -380,7 +372,8 @@ def _patterns(value: Any) -> list[str]:
 def _end_of_text(name: str, end_name: str, tokenizer: Any) -> int:
   """Returns the number of the token between two documents, by its name.
 
-  The name "" stands for the first entry of `_ENDS_OF_TEXT` that exists.
+  The name "" stands for the first entry of `_ENDS_OF_TEXT` that exists. Raises
+  ValueError if there is no such token.
   """
   names = [end_name] if end_name else _ENDS_OF_TEXT
   for token in names:

@@ -91,11 +91,8 @@ class AdaptiveController:
   def observe(self, drifts: Sequence[Drift]) -> None:
     """Records the energy ranks of the updates that a segment has averaged.
 
-    Without adaptive compression nothing is recorded.
-
-    Args:
-      drifts: Records of the segment's exchanges. The field `observed` has the
-        arrays from which ranks are measured.
+    They are measured from the field `observed` of each drift. Without adaptive
+    compression nothing is recorded.
     """
     if not self.is_adaptive:
       return
@@ -127,7 +124,7 @@ class AdaptiveController:
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
     """Chooses a new rank and H, and returns the state for the next rounds.
 
-    Only the state's step in the schedule changes. All processes must call this
+    In the state, only the counter `step` changes. All processes must call this
     method.
 
     Args:

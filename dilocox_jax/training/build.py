@@ -111,11 +111,8 @@ class Programs:
   ) -> Callable:
     """Returns the compiled function (params, batches) -> losses.
 
-    Args:
-      params_axis: 0 if the parameters have a replica axis in front; None if all
-        replicas have the same parameters.
-      losses_axis: 0 for losses [M]; None for one loss, which all replicas
-        share.
+    An axis is 0 for parameters or losses with a replica axis in front, and None
+    for those that all replicas share.
     """
     frozen = self.rounds.frozen
     replicas = self.rounds.replicas
@@ -158,14 +155,9 @@ def run_exchange(
 ) -> LocalExchange | MailboxExchange:
   """Builds the exchange that averages over the replicas of a run.
 
-  Args:
-    config: Config of the run.
-    overrides: Objects in place of those that the config names.
-
-  Returns:
-    The exchange of the overrides, if there is one, or else that of the config.
-    If the config names a mailbox and the overrides have none, the result can
-    only read a saved run, and exchanges nothing.
+  It is the exchange of the overrides or, if they have none, that of the config.
+  If the config names a mailbox and the overrides have no exchange, the result
+  can only read a saved run, and exchanges nothing.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange
@@ -363,10 +355,7 @@ def outer_step(
 ) -> OuterStep:
   """Builds the outer step: exchange, outer optimizer and apply rule.
 
-  Args:
-    config: Config of the run.
-    overrides: Objects in place of those that the config names.
-    aggregator: Averages a fragment (a part of the parameters) over replicas.
+  The aggregator averages a fragment (a part of the parameters) over replicas.
   """
   outer = config.outer
   optimizer = overrides.outer_optimizer
@@ -384,13 +373,8 @@ def outer_optimizer(
 ) -> optax.GradientTransformation:
   """Builds the outer optimizer that a config names.
 
-  With `outer.average_power`, it also keeps an average of the parameters.
-
-  Args:
-    config: Config of the run.
-    learning_rate: Rate of the first outer step, in place of
-      `outer.learning_rate`, e.g. a traced scalar. With `outer.schedule=
-      "constant"` it is the rate of all outer steps.
+  With `outer.average_power`, it also keeps an average of the parameters. The
+  argument `learning_rate`, which may be traced, replaces `outer.learning_rate`.
   """
   outer = config.outer
   rate = learning_rate

@@ -327,7 +327,7 @@ class Checkpoints:
   def _newest_undamaged(self) -> tuple[int | None, str]:
     """Returns the step of the newest undamaged checkpoint and "".
 
-    If all are damaged: None and the damage of the newest. If there is none:
+    If all are damaged: None and the damage of the newest. Without checkpoints:
     None and "".
     """
     damages: dict[int, str] = {}
@@ -360,8 +360,7 @@ class Checkpoints:
   def _state(self, step: int, like: Tree) -> Tree:
     """Reads the arrays of a checkpoint into a tree like `like`.
 
-    Raises:
-      RefusedError: If the names, shapes or types of the arrays differ.
+    Raises `RefusedError` if names, shapes or types of the arrays differ.
     """
     leaves_by_name = _leaves(like)
     try:
@@ -387,13 +386,7 @@ class Checkpoints:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:
-    """Reads the arrays by name, or the record, of a checkpoint.
-
-    Args:
-      step: Step of the checkpoint.
-      name: `ARRAYS` or `RECORD`.
-      args: Arguments of Orbax that tell how the item is read.
-    """
+    """Reads an item of a checkpoint: `ARRAYS` (arrays by name) or `RECORD`."""
     composite = ocp.args.Composite(**{name: args})
     return self._manager.restore(step, args=composite)[name]
 
@@ -450,7 +443,7 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Describes the first damage of a checkpoint's files; "" if there is none.
 
-  A damage is also a file that was added, or the folder of another step.
+  An added file, and a copy of another step's folder, also count.
   """
   try:
     manifest = json_file(checkpoint / _DIGESTS)

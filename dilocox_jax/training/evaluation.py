@@ -100,10 +100,6 @@ def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   They are the outer parameters. In a `SharedState` they are the parameters that
   all replicas share. If the run averages either over the steps, they are this
   average.
-
-  Args:
-    programs: Programs of the run.
-    state: State of all replicas.
   """
   if isinstance(state, SharedState):
     return parameters_to_keep(state.optimizer, state.params)
@@ -132,11 +128,7 @@ def _mean_loss(
 ) -> float:
   """Returns the mean loss over all held-out batches, in nats a prediction.
 
-  Args:
-    programs: Programs of the run.
-    evaluate: Function (params, batches [N, B, ...]) -> mean loss of them.
-    params: Parameters to evaluate.
-    validation: Trees of held-out batches, leaves [N, B, ...].
+  The function `evaluate` returns the mean loss of batches [N, B, ...].
   """
   total_loss = 0.0
   num_predicted = 0
@@ -155,11 +147,7 @@ def _first(tree: Tree) -> Tree:
 
 
 def check_losses(metrics: StepMetrics, segment: Segment) -> None:
-  """Checks that the metrics of a segment's steps are finite.
-
-  Args:
-    metrics: Losses and gradient norms, [M, num_steps], on the host.
-    segment: The segment that was run.
+  """Checks that the losses and gradient norms of a segment are finite.
 
   Raises:
     NotFiniteError: If a value is not finite. The message names the first step
@@ -231,8 +219,8 @@ def check_drifts(
     participation: Says which replicas take part in each exchange; None: all do.
 
   Raises:
-    NotFiniteError: If a replica that takes part sent a value that is not
-      finite. The message names the replica and the step.
+    NotFiniteError: If the norm of a replica that takes part is not finite. The
+      message names the replica and the step.
   """
   participants = _participants(exchanges, participation)
   for step, drift, takes_part in zip(

@@ -16,11 +16,6 @@ class KeyedStreams:
 
   The class has the methods of `data.streams.Streams`, and each batch is a
   `KeyedBatch`. The keys depend on the seed, the replica and the step alone.
-
-  Args:
-    streams: Streams of the batches.
-    num_replicas: Number of replicas, M.
-    seed: Seed of the keys.
   """
 
   def __init__(self, streams: Streams, num_replicas: int, seed: int):
@@ -62,13 +57,6 @@ class KeyedStreams:
 
 
 def row_keys(seed: int, replica: int, step: int, batch_size: int) -> np.ndarray:
-  """Draws a random key of JAX for each row of a batch, as uint32 [B, 2].
-
-  Args:
-    seed: Seed of the run.
-    replica: Index of the replica.
-    step: Inner step, from 0.
-    batch_size: Number of rows, B.
-  """
+  """Draws a random key of JAX for each row of a batch, as uint32 [B, 2]."""
   generator = np.random.default_rng([seed, replica, step])
   return generator.integers(2**32, size=(batch_size, 2), dtype=np.uint32)

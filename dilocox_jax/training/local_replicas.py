@@ -23,7 +23,8 @@ from dilocox_jax.trees import Tree
 class LocalReplicas:
   """All replicas of a run, which live in this runtime.
 
-  Most methods do nothing. They exist because `MailboxReplica` needs them.
+  Most methods do nothing here. Only `MailboxReplica`, which has the same
+  methods, needs them.
 
   Attributes:
     config: Config of the run.

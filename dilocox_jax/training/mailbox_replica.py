@@ -63,14 +63,8 @@ def mailbox_config(
 ) -> RunConfig:
   """Returns the config with `exchange.collective` set to "mailbox".
 
-  Args:
-    config: Config of the user.
-    address: Mailbox of the run, and name of the replica; None: the user gave
-      none, which is an error.
-    overrides: The caller's objects in place of those that the config names.
-
   Raises:
-    ValueError: If there is no address, if the user supplies an exchange, or if
+    ValueError: If the address is None, if the user supplies an exchange, or if
       the config names another collective.
   """
   require(
@@ -100,12 +94,8 @@ def mailbox_exchange(
 ) -> MailboxExchange:
   """Returns the exchange of a run whose replicas use a mailbox.
 
-  Args:
-    config: Config of the run.
-    address: Mailbox of the run, and name of the replica. None gives an exchange
-      that can read a saved run, but can exchange nothing.
-    text_digest: Digest of the training text, which must be equal in all
-      replicas.
+  The digest of the text must be equal in all replicas. Without an address, the
+  exchange can read a saved run, but can exchange nothing.
   """
   settings = config.exchange
   if address is None:
@@ -144,10 +134,7 @@ class MailboxReplica:
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
     """Builds the exchange of the mailbox, and returns the overrides with it.
 
-    Args:
-      overrides: The caller's objects in place of those that the config names.
-      text_digest: Digest of the training text, which must be equal in all
-        replicas.
+    The digest of the text must be equal in all replicas.
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
@@ -165,12 +152,8 @@ class MailboxReplica:
   ) -> None:
     """Checks and stores the rounds of the run.
 
-    Args:
-      rounds: Rounds with the exchange of `with_exchange`.
-      traffic: Counts the bytes that these rounds send.
-      params: Shapes and types of the parameters.
-      optimizer: Shapes and types of the inner optimizer's state.
-      batch: Shapes and types of a batch of one inner step, leaves [B, ...].
+    The last three arguments are shapes and types: of the parameters, of the
+    inner optimizer's state, and of a batch of one inner step.
 
     Raises:
       ValueError: If the code of a step communicates over the replica axis, or
@@ -237,10 +220,6 @@ class MailboxReplica:
   ) -> None:
     """Joins the run, or starts it if no replica has.
 
-    Args:
-      values: Config of the run, with its sections.
-      override_names: Names of the overrides that the user supplies.
-
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
         name, the secret or the address of the mailbox is wrong.
@@ -289,10 +268,6 @@ class MailboxReplica:
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Joins the run, if it has begun without this replica.
 
-    Args:
-      state: The first state of the run.
-      total_steps: Inner steps of the run.
-
     Returns:
       The state with which this replica continues. Its `step` says how many
       inner steps of the run count as done.
@@ -309,14 +284,8 @@ class MailboxReplica:
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
     """Runs sends and applies of a segment, but none of its inner steps.
 
-    A segment is a part of the run, such as a round.
-
-    Args:
-      state: State of this replica before the segment.
-      segment: The segment.
-
-    Returns:
-      State of this replica after the segment.
+    A segment is a part of the run, such as a round. The state after it is
+    returned.
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps
@@ -325,7 +294,7 @@ class MailboxReplica:
     return state
 
   def end(self) -> None:
-    """Stops writing snapshots: states from which a late replica would start."""
+    """Stops writing snapshots, the states from which late joiners start."""
     self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:
@@ -351,9 +320,6 @@ class MailboxReplica:
 
   def record(self, step: int) -> str:
     """Records the exchanges that have ended since the last call.
-
-    Args:
-      step: Finished inner steps.
 
     Returns:
       A note for the progress line: the number of replicas in the last exchange,

@@ -42,8 +42,7 @@ def run_division(config: RunConfig, supplied: LossModel | None) -> Division:
     supplied: Model of the user; None means the model of the config.
 
   Raises:
-    ValueError: If the parameters of the user's model cannot be divided among
-      the devices of the config.
+    ValueError: If the user's model cannot be divided as the config says.
   """
   if supplied is None or not config.mesh.is_divided:
     return config.division
@@ -184,13 +183,8 @@ def _whole_model_functions(
 ) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
   """Returns the results of `model_functions` without pipeline stages.
 
-  Args:
-    evaluated: Model with the loss of evaluations.
-    loss: Loss of training.
-    trainable: The part of the model that is trained; None means all of it.
-    micro_batches: Parts of a batch whose gradients are accumulated.
-    stacked_by: "map" if replicas on one device take their steps in turn, "vmap"
-      if they take them together.
+  Replicas on one device take their steps in turn if `stacked_by` is "map", and
+  together if it is "vmap".
   """
   if trainable:
     gradient, evaluation = _partial_functions(
@@ -245,12 +239,8 @@ def _divided_functions(
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica with pipeline stages.
 
-  Args:
-    config: Config of the run.
-    cut_model: Function from the weight of the z-loss to the model, cut into
-      embedding, blocks and loss.
-    gather: When data shards collect the layers of a pipeline stage: "stage" or
-      "layer" (`inner.sharded`).
+  `cut_model` gives the cut model for a weight of the z-loss. `gather` says when
+  data shards collect the layers of a stage: "stage" or "layer".
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -304,14 +294,9 @@ def _cut_model(
   chunk_tokens: int,
   z_loss: float,
 ) -> CutModel:
-  """Cuts a model into embedding, blocks and loss, with tables as `config` says.
+  """Cuts a model into embedding, blocks and loss.
 
-  Args:
-    config: Config of the run.
-    model: The whole model.
-    end_of_text: Token after which attention starts anew; None: no such token.
-    chunk_tokens: Tokens whose logits are computed at once; 0 means all.
-    z_loss: Weight of the z-loss, the mean of log(sum(exp(logits)))^2.
+  The logits of `chunk_tokens` tokens are computed at once; 0 means all.
   """
   tables = config.division.divided_tables(config.model.shape)
   head = "embed/embedding" if config.model.shape.tied_head else "head/kernel"

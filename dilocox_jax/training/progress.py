@@ -39,12 +39,7 @@ class Speed:
   """
 
   def __init__(self, total_steps: int, start_progress: TrainingProgress):
-    """Starts to measure time.
-
-    Args:
-      total_steps: Inner steps of the run.
-      start_progress: Progress of the run before the first update.
-    """
+    """Starts to measure time, from `start_progress` on."""
     self._total_steps = total_steps
     self._start_progress = start_progress
     self._start_s = time.monotonic()
@@ -61,8 +56,7 @@ class Speed:
   def minutes_left(self, progress: TrainingProgress) -> float:
     """Returns the minutes until the last step, at the mean speed so far.
 
-    Args:
-      progress: Progress of the run now, at least one step after the start.
+    At least one step must have been finished since the start.
     """
     num_steps = progress.step - self._start_progress.step
     step_s = (time.monotonic() - self._start_s) / num_steps
@@ -105,13 +99,7 @@ class ProgressLog:
   def __init__(
     self, title: str, total_steps: int, start_progress: TrainingProgress
   ):
-    """Starts to measure time; logs nothing yet.
-
-    Args:
-      title: Name of the run's method.
-      total_steps: Inner steps of the run.
-      start_progress: Progress of the run before the first update.
-    """
+    """Starts to measure time; logs nothing yet."""
     self._title = title
     self._total_steps = total_steps
     self._speed = Speed(total_steps, start_progress)
@@ -131,9 +119,7 @@ class ProgressLog:
   ) -> contextlib.AbstractContextManager[None]:
     """Logs the run's activity every 30 seconds, inside a `with` block.
 
-    Args:
-      name: Name of the activity, e.g. "compiling".
-      then: What comes next, e.g. "steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
     """
 
     def log(seconds: float) -> None:
@@ -144,13 +130,7 @@ class ProgressLog:
     return repeating(log, _LOG_S)
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Logs how far the run is, and the time left, if a line is due.
-
-    Args:
-      progress: Progress of the run.
-      loss: Mean loss since the last update.
-      note: A text to add to the line; may be "".
-    """
+    """Logs step, loss, speed and the time left, if a line is due."""
     step = progress.step
     now_s = time.monotonic()
     has_many_steps = step - self._logged_step >= _LOG_SHARE * self._total_steps
@@ -200,14 +180,7 @@ class ProgressBar:
     start_progress: TrainingProgress,
     console: Console,
   ):
-    """Starts to measure time, and shows the bar.
-
-    Args:
-      title: Name of the run's method.
-      total_steps: Inner steps of the run.
-      start_progress: Progress of the run before the first update.
-      console: Terminal or notebook of the bar.
-    """
+    """Starts to measure time, and shows the bar."""
     self._title = title
     self._speed = Speed(total_steps, start_progress)
     self._result = ""  # Loss, speed and time left.
@@ -246,9 +219,7 @@ class ProgressBar:
   def activity(self, name: str, then: str) -> Iterator[None]:
     """Shows the run's activity and its duration, inside a `with` block.
 
-    Args:
-      name: Name of the activity, e.g. "compiling".
-      then: What comes next, e.g. "steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
     """
     self._activity_start_s = time.monotonic()
     self._then = then
@@ -259,13 +230,7 @@ class ProgressBar:
       self._activity = ""
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Moves the bar, and shows loss, speed and the time left.
-
-    Args:
-      progress: Progress of the run.
-      loss: Mean loss since the last update.
-      note: A text to add; may be "".
-    """
+    """Moves the bar, and shows loss, speed and the time left."""
     speed = self._speed.tokens_per_s(progress)
     minutes_left = self._speed.minutes_left(progress)
     self._result = (
@@ -318,14 +283,7 @@ def progress_display(
   start_progress: TrainingProgress,
   console: Console | None,
 ) -> ProgressDisplay:
-  """Returns a bar if there is a console for it, or else a log of lines.
-
-  Args:
-    title: Name of the run's method.
-    total_steps: Inner steps of the run.
-    start_progress: Progress of the run before the first update.
-    console: Terminal or notebook of a bar; None: there is none.
-  """
+  """Returns a bar if there is a console for it, or else a log of lines."""
   if console is None:
     return ProgressLog(title, total_steps, start_progress)
   return ProgressBar(title, total_steps, start_progress, console)

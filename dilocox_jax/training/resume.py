@@ -58,13 +58,7 @@ def check_nothing_is_lost(
 def _lost_run(
   values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Describes the results that a new run would delete; "" if there are none.
-
-  Args:
-    values: Config of the run that is to start, with its sections.
-    workdir: A directory without checkpoints.
-    corpus_digest: Digest of the text of the run that is to start.
-  """
+  """Describes the results that a new run would delete; "" if there are none."""
   files = [
     name for name in (CONFIG, RECORD, METRICS) if (workdir / name).exists()
   ]
@@ -115,13 +109,8 @@ def resumed_state(
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Reads the newest undamaged checkpoint of this run.
 
-  Args:
-    values: Config that the user gives now, with its sections.
-    programs: Programs of the run.
-    checkpoints: Checkpoints of the run directory.
-    corpus_digest: Digest of the text as it is now.
-    overrides: Objects that the caller passes now in place of those that the
-      config names.
+  The config (`values`), the text and the overrides must be those with which the
+  checkpoint was saved.
 
   Returns:
     The state, and the record of the checkpoint, the JSON values that were saved
@@ -149,11 +138,9 @@ def resumed_state(
 
 
 def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
-  """Restores a run's clock from a checkpoint.
+  """Restores a run's clock from `saved`, the clock's state in a checkpoint.
 
-  Args:
-    clock: Clock that the user gives now; None: no clock.
-    saved: State of the clock in the checkpoint; None if the run had no clock.
+  For a run without a clock, both arguments are None.
 
   Raises:
     RefusedError: If only one of the two is None, or if their clusters or the
@@ -175,13 +162,7 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint has another config or text.
-
-  Args:
-    values: Config that the user gives now, with its sections.
-    corpus_digest: Digest of the text as it is now.
-    record: Record of the checkpoint.
-  """
+  """Raises RefusedError if a checkpoint has another config or text."""
   digest = record["corpus_digest"]
   changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:
@@ -202,12 +183,8 @@ def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   """Refuses to continue a run with other overrides than it began with.
 
   Overrides are objects in place of those that a config names. Only the names of
-  their kinds, such as "model", and the digest of frozen weights are compared.
-  "data" is left out, because the digest of the text is compared instead.
-
-  Args:
-    record: Record of the run or of a checkpoint.
-    overrides: Overrides that the caller passes now.
+  the fields that are set, such as "model", and the digest of frozen weights are
+  compared. "data" is left out, because the digest of the text is compared.
 
   Raises:
     RefusedError: If the names of the overrides differ.

@@ -1,4 +1,4 @@
-"""Logs and records what a run trains, before its first step.
+"""Logs and records the model, data and method of a run before its first step.
 
 So a user sees at once whether a run of hours or days is the right one.
 """
@@ -31,18 +31,7 @@ def record(
   command: str,
   is_resumed: bool,
 ) -> None:
-  """Writes `config.json` and `run.json`, the records of the run.
-
-  Args:
-    config: Config of the run.
-    data: Data of the run.
-    overrides: The caller's objects in place of those that the config names.
-    clock: Simulated clock of the run; None: it has none.
-    workdir: The run directory.
-    programs: Programs of the run.
-    command: Command line that started the run.
-    is_resumed: Whether a checkpoint was restored.
-  """
+  """Writes `config.json` and `run.json`, the records of the run."""
   run: dict = {
     "bytes_per_token": data.bytes_per_token,
     "corpus_digest": data.digest,
@@ -76,13 +65,7 @@ def announce(
 ) -> None:
   """Logs the model, the devices, the data, the method and the bytes of a run.
 
-  Args:
-    config: Config of the run.
-    data: Data of the run.
-    overrides: The caller's objects in place of those that the config names.
-    plan: Current plan of the run.
-    traffic: Counter of the bytes of the current rounds.
-    step: Inner steps that were done before; 0 if the run does not continue.
+  If the run continues, `step` is its number of finished inner steps.
   """
   log = logging.getLogger(__name__)
   model = config.model.label

@@ -80,10 +80,6 @@ class RunData:
 def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
   """Loads the data of a run: the user's data, or the text of the config.
 
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of those that the config names.
-
   Raises:
     ValueError: If there is too little data, if tokens are not in the model's
       vocabulary, or if the config's section `data` does not fit the data or the
@@ -248,12 +244,7 @@ def _check_division(config: RunConfig, batch: Tree) -> None:
 
 
 def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
-  """Returns the text that the caller passes, or else loads the config's text.
-
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of those that the config names.
-      `overrides.data` is the text if it is a `Corpus`.
+  """Returns `overrides.data` if it is a `Corpus`, or loads the config's text.
 
   Raises:
     ValueError: If the text cannot be loaded, or if the vocabulary of the model
@@ -357,7 +348,8 @@ def _end_of_text(
 ) -> int | None:
   """Returns the token that ends a document; None without document masks.
 
-  Raises ValueError if the masks are set and the run cannot have them.
+  Raises ValueError if masks are set, and the text has no such token of its own,
+  or the user supplies the model.
   """
   if not config.data.document_masks:
     return None
@@ -377,10 +369,6 @@ def _end_of_text(
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
   """Returns the training batches of every replica.
 
-  Args:
-    config: Config of the run.
-    text: Text of the run (`corpus`).
-
   Raises:
     ValueError: If there is too little text, or if `data.mix` does not fit the
       parts of the text.
@@ -398,11 +386,7 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
 
 
 def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
-  """Cuts held-out tokens into the batches of an evaluation.
-
-  Args:
-    config: Config of the run.
-    tokens: Validation tokens, or judge tokens, of the text (`corpus`).
+  """Cuts validation or judge tokens into the batches of an evaluation.
 
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.

@@ -46,10 +46,7 @@ class SavedLeaf(LazyArray):
   is_shared: bool
 
   def part(self, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads the whole parameter, and returns a part of it.
-
-    Args:
-      index: Slice of every axis.
+    """Reads the whole parameter, and returns a slice of it.
 
     Raises:
       RefusedError: If the checkpoint does not have the parameter.
@@ -63,7 +60,7 @@ class SavedLeaf(LazyArray):
     return np.asarray(leaves_by_path(merged)[self.path])[index]
 
   def _read(self, part: SavedArray | None) -> Any:
-    """Reads a part of the parameter; `optax.MaskedNode` stands for no part."""
+    """Reads a part of the parameter; returns `optax.MaskedNode` for None."""
     if part is None:
       return optax.MaskedNode()
     values = part.read()

@@ -204,12 +204,6 @@ def _with_outer_optimizers(
 
   If they do not fit, a warning is logged. An average of the outer parameters
   starts anew, and a `SharedState` is returned unchanged.
-
-  Args:
-    state: First state of the run.
-    optimizers: List of the outer optimizer states of the other run, one for
-      each fragment (a part of the parameters); None if it has none.
-    source: Directory of the other run, for the warning.
   """
   if not isinstance(state, RoundState):
     return state
@@ -254,9 +248,9 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns the model, optimizers and exchange that both runs were passed.
+  """Keeps the overrides (model, optimizers, exchange) that the other run had.
 
-  Raises RefusedError if the other run was passed one that the new run lacks.
+  Raises RefusedError if the other run had one that the new run lacks.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.
@@ -279,12 +273,9 @@ def foreign_checkpoint(
 ) -> StoredCheckpoint:
   """Opens a checkpoint that another library has written.
 
-  Args:
-    expected_shape: Shape of the run's model.
-    source: Folder of the checkpoint.
-
   Raises:
-    RefusedError: If the checkpoint cannot be read, or holds another model.
+    RefusedError: If the checkpoint cannot be read, or if its model has another
+      shape than `expected_shape`.
   """
   with _refusing(source):
     checkpoint = weights.open_checkpoint(source)
@@ -377,15 +368,8 @@ def _saved_model(
 ) -> tuple[Tree, Tree]:
   """Reads the whole model of the run that a new run starts from.
 
-  Args:
-    config: Config of the new run.
-    source: Directory of the other run.
-    replicas: Replicas on whose devices the arrays are placed.
-    overrides: Overrides that the caller passes to the new run.
-
-  Returns:
-    The parameters, with adapters added to the kernels; and a list of the outer
-    optimizer states of all fragments (parts of the parameters), or None.
+  Returns the parameters, with adapters added to the kernels, and a list of the
+  outer optimizer states of all fragments (parts of the parameters), or None.
   """
   source_config = _source_config(source)
   overrides = with_trainable(
@@ -406,13 +390,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Raises RefusedError if config and checkpoint are of different runs.
-
-  Args:
-    config: Config in the directory's config.json.
-    record: Record of a checkpoint in the directory.
-    source: The directory.
-  """
+  """Raises RefusedError if config and checkpoint are of different runs."""
   saved = flat(record["config"])
   changes = changed_fields(saved, config.to_mapping(), free_on_resume())
   if changes:
@@ -430,17 +408,10 @@ def _saved_outer(
 ) -> tuple[Tree, Tree]:
   """Reads another run's newest undamaged checkpoint; changes none of its files.
 
-  Args:
-    config: Config of the other run.
-    source: Directory of the other run.
-    replicas: Replicas on whose devices the arrays are placed.
-    overrides: Overrides that the caller passed to the other run.
-
-  Returns:
-    The outer parameters, or their average if the run keeps one; and a list of
-    the outer optimizer states of all fragments (parts of the parameters). The
-    list is None for a `SharedState`, and for a rule that gives every replica
-    its own outer parameters.
+  Returns the outer parameters, or their average if the run keeps one, and a
+  list of the outer optimizer states of all fragments (parts of the parameters).
+  The list is None for a `SharedState`, and if replicas have outer parameters of
+  their own.
   """
   programs = build.programs(_on_one_device(config), overrides)
   template = _template_of(config, source, programs)

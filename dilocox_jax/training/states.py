@@ -43,12 +43,7 @@ class StopRequestedError(Exception):
   """
 
   def __init__(self, saved_at: str, stop_signal: int):
-    """Writes the message for the user.
-
-    Args:
-      saved_at: Step and directory of the saved state, for the message.
-      stop_signal: Number of the signal.
-    """
+    """Writes the message: the signal, and where the state is saved."""
     super().__init__(
       f"stopped by {signal.Signals(stop_signal).name}: saved at {saved_at}; "
       "the same command goes on from there"
@@ -77,11 +72,9 @@ class TrainingProgress:
   simulated_s: float | None = None
 
   def after(self, sent_bytes: int = 0, **changes: Any) -> "TrainingProgress":
-    """Returns a changed copy of the progress.
+    """Returns a copy with `sent_bytes` added to `total_sent_bytes`.
 
-    Args:
-      sent_bytes: Bytes to add to `total_sent_bytes`.
-      **changes: New values of other fields.
+    `changes` are new values of other fields.
     """
     total_sent_bytes = self.total_sent_bytes + sent_bytes
     return dataclasses.replace(
@@ -95,10 +88,6 @@ def first_params(programs: Programs, seed: int) -> Tree:
   They are random, or the first values of the trained part (`Adaptation.init`).
   Every shard is drawn on its device, so no device holds all parameters of a
   divided replica.
-
-  Args:
-    programs: Programs of the run.
-    seed: Integer seed of the random parameters.
   """
 
   def draw() -> Tree:
@@ -119,10 +108,8 @@ def _run_with_shared_result(
 def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   """Returns the first state of a phase that starts from given parameters.
 
-  Args:
-    programs: Programs of the run.
-    phase: "data_parallel" or "rounds".
-    params: Parameters of one replica, leaves [...].
+  The phase is "data_parallel" or "rounds". The parameters are those of one
+  replica, leaves [...].
   """
   if phase != "rounds":
     return programs.steps.init(params)
@@ -164,15 +151,10 @@ def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
 def segment_sent_bytes(
   traffic: Traffic, segment: Segment, state: TrainingState
 ) -> int:
-  """Returns the bytes that a replica sends in a segment.
+  """Returns the bytes that a replica sends in a segment, e.g. a round.
 
   If replicas return after an absence, a copy of a replica's state goes around a
   ring. Its bytes are added once, however many replicas return.
-
-  Args:
-    traffic: Counts the bytes of the exchanges.
-    segment: A part of the run, such as a round.
-    state: State after the segment.
   """
   sent_bytes = traffic.segment_bytes(segment)
   if segment.participation and segment.participation.returning:
@@ -198,9 +180,6 @@ def is_finite(state: TrainingState) -> bool:
   """Waits for a state, and returns whether all its floats are finite.
 
   All processes must call this function. All return the same result.
-
-  Args:
-    state: State of all replicas.
   """
   shards_by_device: dict[Any, list[Any]] = {}
   for leaf in jax.tree.leaves(state):

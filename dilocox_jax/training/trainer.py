@@ -139,9 +139,6 @@ class Trainer:
     Another thread may call this method. A request to one process stops all. A
     replica with a mailbox then gives up a request to its store after
     `mailbox.grace_s` seconds plus the seconds that its last exchange took.
-
-    Args:
-      stop_signal: Number of the signal that asks the run to stop.
     """
     self._stop_signal = stop_signal
     self._replicas.request_stop()
@@ -288,7 +285,7 @@ class Trainer:
         self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Logs and writes to files what the run trains."""
+    """Logs the model, data and method of the run, and writes its records."""
     run_summary.announce(
       config=self.config,
       data=self.data,
@@ -347,9 +344,7 @@ class Trainer:
   def _train(self, state: TrainingState) -> TrainingState:
     """Trains all segments that are left, and returns the state after them.
 
-    Raises:
-      StopRequestedError: If the run was asked to stop, after a save.
-      NotFiniteError: If a metric or a value to be saved is not finite.
+    Raises `StopRequestedError` after a save if the run was asked to stop.
     """
     pending: DispatchedSegment | None = None  # Its metrics are not yet read.
     while self.progress.step < self.config.total_steps:
@@ -433,12 +428,7 @@ class Trainer:
   ) -> tuple[TrainingState, DispatchedSegment]:
     """Dispatches a segment, and moves the progress and the clock on.
 
-    Args:
-      state: State before the segment. Its memory may be reused.
-      segment: A part of the run, such as a round.
-
-    Returns:
-      The state after the segment, and the segment with its metrics.
+    Returns the state after the segment, and the segment with its metrics.
     """
     batches = self.data.streams.take(segment.num_steps, self._replicas.indices)
     drifts = []
@@ -493,16 +483,8 @@ class Trainer:
     """Does everything that is due between two segments.
 
     In this order: end a warm start (data-parallel steps before the first
-    round), choose a new rank and H, evaluate, save.
-
-    Args:
-      state: State after the segment.
-      segment: Segment that has ended, and whose rows are all written.
-      stop_signal: Signal that asks the run to stop; 0 if none does. If it is
-        not 0, `StopRequestedError` is raised after a save.
-
-    Returns:
-      The state with which the next segment starts.
+    round), choose a new rank and H, evaluate, save. With a `stop_signal` above
+    0, `StopRequestedError` is raised after the save.
     """
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
@@ -529,10 +511,8 @@ class Trainer:
   ) -> None:
     """Computes and records the validation losses of a state.
 
-    Args:
-      state: State of all replicas.
-      num_steps: Inner steps of the run, if this is its last evaluation, which
-        also computes the loss on the judge text. None for all others.
+    In the last evaluation, `num_steps` is the number of inner steps of the run,
+    and the loss on the judge text is computed, too.
     """
     judging = self.data.judging if num_steps else None
     with self._reader.activity("evaluating", self._next_steps()):
@@ -551,11 +531,8 @@ class Trainer:
   def _save(self, state: TrainingState) -> None:
     """Checks a state, and starts to save it in the background.
 
-    Raises:
-      NotFiniteError: If a value of the state is not finite.
-      TrainingStoppedError: If replicas have different copies of the outer
-        state.
-      SaveError: If the disk has refused the save before.
+    Raises NotFiniteError if a value is not finite, and TrainingStoppedError if
+    replicas have different copies of the outer state.
     """
     if not states.is_finite(state):
       raise NotFiniteError(

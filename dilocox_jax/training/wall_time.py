@@ -20,11 +20,7 @@ _COMPILING = "/jax/core/compile/"
 def ready_time(arrays: Tree) -> Future[float]:
   """Returns a future of the time at which arrays are computed.
 
-  Args:
-    arrays: Arrays that a program still computes. They must not be donated.
-
-  Returns:
-    A future of seconds, as `time.perf_counter` counts them.
+  The time is in seconds of `time.perf_counter`. The arrays must not be donated.
   """
 
   def wait() -> float:
@@ -60,15 +56,12 @@ class CompileTimes:
   def seconds(self, start_s: float, end_s: float) -> float:
     """Returns for how many seconds JAX compiled within a span of time.
 
-    Example: if JAX compiles from 1 to 3 s, and in another thread from 2 to 4 s,
-    it compiles for 3 s of the span from 0 to 10 s.
+    The span is given in seconds of `time.perf_counter`. Example: if JAX
+    compiles from 1 to 3 s, and in another thread from 2 to 4 s, it compiles for
+    3 s of the span from 0 to 10 s.
 
     Compilations that ended before `start_s` are forgotten, so ask for spans in
     the order of their starts.
-
-    Args:
-      start_s: Start of the span (seconds of `time.perf_counter`).
-      end_s: End of the span (seconds of `time.perf_counter`).
     """
     with self._lock:
       self._spans = [span for span in self._spans if span[1] > start_s]
