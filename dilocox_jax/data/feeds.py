@@ -312,8 +312,8 @@ class Examples:
   def seen_at_once(self) -> Tree:
     """Returns the training examples that are checked before the run.
 
-    If the examples are arrays, they are all returned. Of a data set or a list
-    of mappings, at most 1,000 evenly spaced examples are returned.
+    If the examples are arrays, they are all returned. Of other data, at most
+    1,000 evenly spaced examples are returned.
     """
     if self.train.in_memory is not None:
       return self.train.in_memory
@@ -478,7 +478,7 @@ class Batches:
     return self._batch(replica, self._num_held_out + step)
 
   def _batch(self, replica: int, number: int) -> Tree:
-    """Reads a batch from the source by its index there, and checks it."""
+    """Reads the batch with an index in the source, and checks the batch."""
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:
       return self._first

@@ -115,8 +115,8 @@ class Drawn:
   def _find_state(self) -> tuple[Any, str, str] | None:
     """Finds the object that has a state: the iterator, or else the source.
 
-    Returns it with the names of its methods that return and set the state. None
-    if neither has a state, or if the state lacks a shuffle buffer.
+    Returns the object, and the names of its methods that return and set the
+    state. None if neither has a state, or if the state lacks a shuffle buffer.
     """
     if _has_shuffle_buffer(self._source):
       return None

@@ -98,7 +98,7 @@ def decoded(value: Any) -> Any:
 def _encoded(value: Any) -> Any:
   """Converts a part of a state to values of JSON.
 
-  Raises `_UnknownTypeError` if it has a value that cannot be restored exactly.
+  Raises `_UnknownTypeError` if the part has a value that cannot be restored.
   """
   kind = type(value)
   if value is None or kind in (bool, str):
@@ -180,7 +180,7 @@ def _has_name(dtype: np.dtype, name: str) -> bool:
 
 
 def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
-  """Returns the array from what `_encoded_array` returned."""
+  """Restores the array that `_encoded_array` has encoded."""
   # From a bytearray numpy makes an array into which the loader may write.
   raw = bytearray.fromhex(saved["hex"])
   dtype = np.dtype(saved["dtype"])
@@ -202,12 +202,12 @@ def _encoded_number(number: np.generic) -> dict[str, Any]:
 
 
 def _decoded_number(saved: Mapping[str, Any]) -> np.generic:
-  """Returns the numpy scalar from what `_encoded_number` returned."""
+  """Restores the numpy scalar that `_encoded_number` has encoded."""
   return np.asarray(_decoded_array(saved)).reshape(-1)[0]
 
 
 def _decoded_pairs(pairs: Sequence[Any]) -> dict[Any, Any]:
-  """Returns the dict from what `_encoded_pairs` returned."""
+  """Restores the dict that `_encoded_pairs` has encoded."""
   return {decoded(key): decoded(value) for key, value in pairs}
 
 

@@ -64,7 +64,8 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
 def _without_ids(columns: Columns) -> str:
   """Returns the end of an error message about columns without `input_ids`.
 
-  It names the first column of text, or else all columns, and says what to do.
+  The text names the first column of text, or else all columns, and gives
+  advice.
   """
   names = ", ".join(map(str, columns)) or "no columns"
   text_columns = [
