@@ -1,13 +1,11 @@
 """Splits a set of files into training text, validation text and judge text.
 
-A loss can be compared only with losses on the same text. So a corpus has a
-digest of its files, which is reported with every loss. Only the path of a file
-decides whether the file is held out from training. So a held-out file stays
-held out when other files are added.
+The path of a file alone decides whether the file is held out for validation. So
+a held-out file stays held out when other files are added.
 
-Users choose settings by the loss on the validation text, so this loss is lower
-than on new text. For an unbiased loss, a share of the held-out files may be set
-aside as *judge text*. Only the last evaluation of a run reads it.
+The judge text is a share of the held-out files that only a run's last
+evaluation reads. Settings are chosen by the loss on the validation text, so the
+loss on the judge text is a better estimate for new text.
 """
 
 import dataclasses
@@ -31,8 +29,8 @@ VALIDATION_FRACTION = 0.05
 class Corpus:
   """The tokens of a training, a validation and a judge text.
 
-  Only the last evaluation of a run reads the judge text. No file is in two of
-  the texts.
+  No file is in two of the texts. Only the last evaluation of a run reads the
+  judge text.
 
   Attributes:
     name: Name of the source, such as "stdlib".
@@ -40,16 +38,13 @@ class Corpus:
     validation: Validation tokens [validation_tokens], of the same dtype.
     digest: 16 hexadecimal digits that identify the content.
     vocab_size: Size of the vocabulary; every token is below this number.
-    num_files: Number of files that were read, or of documents if a file may
-      have several; 0 for a source without files.
-    bytes_per_token: Number of bytes of the validation text divided by the
-      number of its tokens. The loss in bits per byte is the loss in nats per
-      token, divided by `bytes_per_token` and by ln 2. None if the tokens are
-      not made of bytes.
+    num_files: Number of files, or of documents if a file may have several; 0 if
+      the source has no files.
+    bytes_per_token: Bytes of the validation text per token, to convert nats per
+      token to bits per byte; None if the source has no text in bytes.
     tokenizer: The tokenizer that made the tokens; None if there was none.
     parts: Number of training tokens of each part of the text (the files of one
-      glob), in the order of the training tokens. Without several globs, the
-      files are one part. Empty for a source without files.
+      glob), in order; () if the source has no files.
     judge: Tokens of the judge text; None if there is no judge text.
   """
 
@@ -74,12 +69,7 @@ class Corpus:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-  """Returns 16 hexadecimal digits that identify a set of files.
-
-  Args:
-    files: Content of each file by its relative path. Their order does not
-      matter.
-  """
+  """Returns 16 hexadecimal digits that identify files (contents by path)."""
   whole = hashlib.sha256()
   for path, content in sorted(files.items()):
     # Every hash has the same length, so {"ab": b"c"} and {"a": b"bc"} differ.
@@ -93,8 +83,7 @@ def is_held_out(path: str, validation_fraction: float) -> bool:
 
   A file is held out if the hash of its path, read as a number from 0 to 1, is
   less than the fraction. Example: "a.txt" has 0.097 and "ast.py" has 0.707.
-  With the fraction 0.1 only "a.txt" is held out; with 0.8 both are. So a larger
-  fraction holds out all files that a smaller one holds out, and more.
+  With the fraction 0.1 only "a.txt" is held out; with 0.8 both are.
 
   Args:
     path: Path relative to the root of the corpus, with forward slashes.
@@ -124,9 +113,9 @@ def from_files(
     tokenizer: Function from the training documents to a tokenizer. The default
       makes a token of each byte.
     part_of: Index of the part of the text to which a file belongs, by the name
-      of the file; 0 for files without an entry. Every part needs training text.
+      of the file; 0 for files without an entry.
     judge_fraction: Share of the held-out files that become the judge text, from
-      0 to below 1. The training text does not depend on it.
+      0 to below 1.
 
   Returns:
     A corpus whose files are joined part by part, in the order of their names.
@@ -134,9 +123,8 @@ def from_files(
     parts of the training text.
 
   Raises:
-    ValueError: If a text would be empty: the training text, the training text
-      of a part, the validation text, or the judge text if `judge_fraction` is
-      above 0. The message is one line.
+    ValueError: If the training text of a part, the validation text, or a judge
+      text that is asked for would be empty.
   """
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out_paths = [
@@ -217,14 +205,8 @@ def from_files(
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Returns whether a text is held out, by its content.
+  """Returns whether a text is among a held-out fraction, by its content.
 
-  It is held out from training for validation, or from validation for the judge
-  text. The content alone decides. So either all copies of a text are held out,
-  or none.
-
-  Args:
-    content: The text.
-    fraction: Share of the texts that is held out, 0 to 1.
+  Either all copies of a text are held out, or none.
   """
   return is_held_out(hashlib.sha256(content).hexdigest(), fraction)

@@ -4,13 +4,8 @@ A plain file is one document. In a file of JSON lines (.jsonl, .ndjson, .json)
 every line is an object, and one field of the object is the text of a document.
 A file is compressed if its name ends in .gz, .bz2, .xz or .zst.
 
-A document is text in UTF-8 without zero bytes. Any other file, such as an
-archive, is refused, because tokenizers and models are made for text.
-
-Every document has a name. The document in line 12 of a.jsonl is called
-"a.jsonl:12". For the data source "text_files", the hash of the name decides
-whether the document is held out for validation. So the documents of a single
-file are divided, too.
+A document is text in UTF-8 without zero bytes; other files are refused. Every
+document has a name, e.g. "a.jsonl:12" for line 12 of a.jsonl.
 """
 
 import bz2
@@ -35,8 +30,8 @@ class Document(NamedTuple):
 
   Attributes:
     name: Path of the file, relative to the folders before the first wildcard of
-      the glob; for JSON lines also the number of the line, from 1. If `part` is
-      not 0, it comes first. Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
+      the glob. For JSON lines, the number of the line follows, from 1. A `part`
+      above 0 comes first. Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
     content: The text in UTF-8.
     part: Index of the glob that matches the file, from 0.
   """
@@ -50,20 +45,19 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   """Lists the files that a pattern matches, in the order of their names.
 
   Names are relative to the folders before the first wildcard of the pattern.
-  With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". So
-  names stay the same if the folder is moved. Characters such as "[1]" are not
-  read as a wildcard if a file or folder of exactly this name exists. Links are
-  followed. Each file is listed once, however many links lead to it.
+  With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". Each
+  file is listed once, however many links lead to it.
 
   Args:
     pattern: Path, or glob pattern; `**` matches folders of any depth, and "~"
-      at the start is the user's home directory.
+      at the start is the user's home directory. Brackets in the name of an
+      existing file or folder are no wildcard.
 
   Returns:
     Pairs (name, path).
 
   Raises:
-    ValueError: If no file matches. The message is one line.
+    ValueError: If no file matches.
   """
   root, relative_pattern = _split_pattern(os.path.expanduser(pattern))
   names = [relative_pattern]
@@ -87,16 +81,11 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def split_globs(globs: str) -> list[str]:
-  """Splits paths and glob patterns that are joined by ";".
+  """Splits paths and glob patterns that are joined by ";": "a/*.txt; b/*.txt".
 
-  Blanks around a glob are removed, and empty globs are left out. A ";" in the
-  path of an existing file or folder does not split the path.
-
-  Args:
-    globs: For example "texts/*.txt; more/*.txt".
-
-  Returns:
-    The globs, at least one; [""] if all of them are empty.
+  Blanks around a glob are removed, and empty globs are left out. If all are
+  empty, the result is [""]. A ";" in the path of an existing file or folder
+  does not split the path.
   """
   pieces = globs.split(";")
   split = []
@@ -118,19 +107,15 @@ def read_globs(
   """Yields each file of several globs, and its documents.
 
   Args:
-    globs: Globs joined by ";". The files of each glob are a part of the text.
-      Names of documents begin with the index of their part, except in part 0:
-      "a.txt", "1/a.txt", "2/a.txt".
+    globs: Globs joined by ";". Names of documents begin with the index of their
+      glob, except for the first one: "a.txt", "1/a.txt", "2/a.txt".
     text_field: Field of a JSON line that has the text.
 
   Yields:
-    Path of a file, and an iterator over its documents. The file is only read
-    when its documents are.
+    Path of a file, and an iterator that reads its documents.
 
   Raises:
-    ValueError: If a glob matches no file, if a file cannot be read or is no
-      text in UTF-8, or if a line of JSON has no text in the field. The message
-      is one line that names the glob, or the file and the line.
+    ValueError: If a glob matches no file, or a file or line has no valid text.
   """
   # All globs are checked before the first file is read.
   files_of_parts = [matching_files(pattern) for pattern in split_globs(globs)]
@@ -146,15 +131,7 @@ def _documents(
 ) -> Iterator[Document]:
   """Yields the documents of a file.
 
-  Args:
-    name: Name of the file.
-    path: Path of the file.
-    text_field: Field of a JSON line that has the text.
-    part: Index of the glob that matches the file.
-
-  Raises:
-    ValueError: If the file cannot be read or is no text in UTF-8, or if a line
-      of JSON has no text in the field. The message is one line.
+  Raises ValueError if the file cannot be read, or if a document is no text.
   """
   where = printable(str(path))
   is_compressed = path.suffix.lower() in _OPENED_BY
@@ -182,10 +159,7 @@ def _documents(
 
 
 def _open_zstd(path: pathlib.Path, mode: str) -> Any:
-  """Opens a .zst file as `gzip.open` opens a .gz file.
-
-  The package for this format is imported here, when it is needed.
-  """
+  """Opens a .zst file as `gzip.open` opens a .gz file."""
   return extra_package("backports.zstd", str(path)).open(path, mode)
 
 
@@ -200,15 +174,7 @@ _OPENED_BY = {
 
 
 def _checked(content: bytes, where: str) -> bytes:
-  """Checks that the content of a document is text, and returns the content.
-
-  Args:
-    content: The content.
-    where: File, and for JSON lines the line, for the message.
-
-  Raises:
-    ValueError: If the content is not UTF-8, or has zero bytes.
-  """
+  """Returns the content of a document; raises ValueError unless it is text."""
   try:
     content.decode()
     if b"\0" in content:
@@ -222,15 +188,9 @@ def _checked(content: bytes, where: str) -> bytes:
 
 
 def _text_of(line: bytes, text_field: str, where: str) -> bytes:
-  """Returns the text in a line of JSON, encoded in UTF-8.
+  """Returns the text in a line of JSON, in UTF-8.
 
-  Args:
-    line: The line, a JSON object.
-    text_field: Field of the object that has the text.
-    where: File and line, for the message.
-
-  Raises:
-    ValueError: If the line is no JSON object, or the field has no such text.
+  Raises ValueError if the line has no valid text in the field `text_field`.
   """
   # Other fields of the object may have values such as NaN, which are not JSON
   # but which Python reads. They do not matter here.
@@ -253,15 +213,7 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
 def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
   """Splits a pattern before its first part that has a wildcard.
 
-  For example, "/data/texts/**/*.txt" is split into "/data/texts" and
-  "**/*.txt". A part that is the name of an existing folder counts as having no
-  wildcard. The last part always stays in the second half.
-
-  Args:
-    pattern: Path or glob pattern.
-
-  Returns:
-    The folders before the wildcard, and the rest of the pattern.
+  "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt".
   """
   root = pathlib.Path()
   remaining_parts = list(pathlib.Path(pattern).parts)

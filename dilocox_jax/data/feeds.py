@@ -4,15 +4,13 @@ There are three kinds of data:
 
 - A text is one long array of tokens. It is cut into sequences (`streams`).
 - Examples are arrays or data sets of Hugging Face, with random access (class
-  `Examples`). Like the sequences of a text, they are divided among the
-  replicas, in another order for every epoch.
+  `Examples`). They are divided among the replicas, in another order for every
+  epoch.
 - Whole batches come from a function, a data set of grain or any other iterable
   (class `Batches`).
 
-A run that continues from a checkpoint must get the batches that come next. A
-function and a data set of grain give the batch of any step. An iterator is set
-to its state in the checkpoint. If an iterator has no state, its batches are
-drawn again from the start, and those that the run has already used are dropped.
+If an iterable has no state that can be saved, a resumed run draws its batches
+again from the start, and drops those that were used before.
 """
 
 import dataclasses
@@ -69,20 +67,19 @@ def as_feed(
         iterable.
       - A mapping with the splits "train" and "validation", or "train" and
         "test". It is read as a pair.
-    reads_tokens: Whether the model reads only tokens. If the data have named
-      columns, the model then gets the column `input_ids` (`data.token_rows`).
-    batch_size: Number of rows in a batch. It is only read if `reads_tokens` is
-      set and an iterable gives single rows, which are collected to batches.
+    reads_tokens: Whether the model reads only tokens. Of named columns, it then
+      gets only `input_ids`.
+    batch_size: Number of rows that make a batch if an iterable gives single
+      rows. It is only read if `reads_tokens` is set.
 
   Returns:
     A `Corpus` for a pair of arrays of tokens, `Examples` for any other pair
     with random access, and `Batches` for a function or an iterable.
 
   Raises:
-    TypeError: If the data are of another kind. The message is one line.
-    ValueError: If arrays have different numbers of examples, if rows differ in
-      length, if values are masked, or if named columns have no tokens that can
-      be trained on. The message is one line.
+    TypeError: If the data are of another kind.
+    ValueError: If arrays differ in their number of examples, rows differ in
+      length, values are masked, or named columns have no tokens to train on.
   """
   if isinstance(data, Corpus):
     return data
@@ -129,9 +126,8 @@ def as_feed(
 def _pair_of_splits(data: Any) -> Any:
   """Returns the pair (train, validation) of a mapping of splits.
 
-  The second one is the split "validation" or, without such a split, "test".
-  Data of any other kind, and a mapping without these splits, are returned
-  unchanged.
+  Without a split "validation", the split "test" is taken. Other data are
+  returned unchanged.
   """
   if not isinstance(data, Mapping) or "train" not in data:
     return data
@@ -142,15 +138,7 @@ def _pair_of_splits(data: Any) -> Any:
 
 
 def _split_hint(data: Any) -> str:
-  """Returns the end of an error message that tells how to make two splits.
-
-  Args:
-    data: Data that are not a pair.
-
-  Returns:
-    The text; "" unless the data, or their split "train", are a data set of
-    Hugging Face.
-  """
+  """Returns advice to split a data set of Hugging Face; "" for other data."""
   if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
     data = data["train"]
   if not hasattr(data, "train_test_split"):
@@ -161,10 +149,7 @@ def _split_hint(data: Any) -> str:
 def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
   """Returns whether data are a function, or an iterable of batches.
 
-  Args:
-    data: Data of any kind.
-    reads_tokens: Whether the model reads only tokens. If so, a sequence of
-      single rows counts as examples with random access, and not as batches.
+  If `reads_tokens` is set, a sequence of single rows does not count as batches.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -195,9 +180,8 @@ class ExampleRows:
 
   Raises:
     TypeError: If the examples are of another kind, or if there are none.
-    ValueError: If arrays have different numbers of examples, if rows differ in
-      length, if values are masked, or if rows have no tokens that can be
-      trained on.
+    ValueError: If arrays differ in their number of examples, rows differ in
+      length, values are masked, or rows have no tokens to train on.
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):
@@ -244,10 +228,7 @@ class ExampleRows:
 
   @property
   def kind(self) -> str:
-    """Words for messages: "rows of 129 tokens", or "examples" for other data.
-
-    Columns that are not read are also named.
-    """
+    """Kind of the examples: "rows of 129 tokens", or "examples" for others."""
     first = self.take(np.zeros(1, int))
     is_array = isinstance(first, np.ndarray) and first.ndim == 2
     if not is_array or first.dtype.kind not in "iu":
@@ -263,14 +244,7 @@ class ExampleRows:
     return self._arrays
 
   def take(self, ids: np.ndarray) -> Tree:
-    """Returns examples by their indices.
-
-    Args:
-      ids: Indices of examples, 0 to `count` - 1, of any shape.
-
-    Returns:
-      The examples, leaves [*ids.shape, ...].
-    """
+    """Returns the examples with the indices `ids`, leaves [*ids.shape, ...]."""
     if self._table is not None:
       return narrow(numbers(self._table.take(ids)))
     if self._set is None:
@@ -282,12 +256,7 @@ class ExampleRows:
     return jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), columns)
 
   def evenly_spaced(self, number: int) -> np.ndarray:
-    """Returns the indices of evenly spaced examples.
-
-    Args:
-      number: Number of indices. If there are fewer examples, the indices of all
-        examples are returned.
-    """
+    """Returns the indices of `number` evenly spaced examples, or of all."""
     number = min(number, self.count)
     return np.arange(number) * self.count // number
 
@@ -299,9 +268,9 @@ class ExampleRows:
       most: Largest number of examples; 0: all examples.
 
     Returns:
-      A list of one or two trees. The first has all whole batches, leaves
-      [batches, B, ...]. If examples remain, the other one has them as a smaller
-      batch, leaves [1, remaining examples, ...].
+      One or two trees: all whole batches, leaves [batches, B, ...], and the
+      remaining examples, leaves [1, remaining examples, ...]. An empty one is
+      left out.
     """
     ids = self.evenly_spaced(most or self.count)
     num_in_batches = len(ids) // batch_size * batch_size
@@ -328,25 +297,23 @@ class Examples:
 
   @property
   def description(self) -> str:
-    """Description of the training examples: "1,000 rows of 129 tokens"."""
+    """The training examples in words: "1,000 rows of 129 tokens"."""
     return f"{self.train.count:,} {self.train.kind}"
 
   def example(self, batch_size: int = 1) -> Tree:
-    """Returns a batch with the shapes and dtypes of all batches.
+    """Returns the first training examples as a batch, leaves [B, ...].
 
     Args:
-      batch_size: Number of examples in the batch, B.
-
-    Returns:
-      The first training examples, leaves [B, ...].
+      batch_size: Number of examples in the batch, B. If there are fewer, they
+        are repeated.
     """
     return self.train.take(np.arange(batch_size) % self.train.count)
 
   def seen_at_once(self) -> Tree:
     """Returns the training examples that are checked before the run.
 
-    If the examples are arrays, all of them are returned. Of other data, at most
-    1,000 evenly spaced examples are returned (`_DIGESTED`).
+    If the examples are arrays, they are all returned. Of other data, at most
+    1,000 evenly spaced examples are returned.
     """
     if self.train.in_memory is not None:
       return self.train.in_memory
@@ -390,8 +357,8 @@ class Examples:
       most: Largest number of examples; 0: all examples.
 
     Returns:
-      A list of one or two trees with leaves [batches, B, ...]; the second one
-      has the examples that make no whole batch (`ExampleRows.held_out`).
+      One or two trees with leaves [batches, B, ...]. If examples remain that
+      make no whole batch, the last tree has them as a smaller batch.
     """
     return self.validation.held_out(batch_size, most)
 
@@ -399,22 +366,14 @@ class Examples:
     """Returns 16 hexadecimal digits that identify the data.
 
     They depend on the number of training examples, on at most 1,000 of these
-    examples (`_DIGESTED`), and on the batches for evaluations.
-
-    Args:
-      held_out: Batches that `held_out` returned.
+    examples, and on the result of the method `held_out`.
     """
     sample = self.train.take(self.train.evenly_spaced(_DIGESTED))
     return tree_digest([sample, *held_out], str(self.train.count))
 
 
 class _ExampleStreams:
-  """Streams of batches of examples. It implements `Streams`.
-
-  Args:
-    order: Streams of batches of indices of examples.
-    rows: The examples.
-  """
+  """Implements `Streams` for examples, in the order that `order` gives."""
 
   def __init__(self, order: ReplicaStreams, rows: ExampleRows):
     self._order = order
@@ -423,14 +382,9 @@ class _ExampleStreams:
     self.set_state = order.set_state
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
-    """Reads the next batches, and moves all replicas on by `num_steps`.
+    """Reads the next batches, leaves [replicas, num_steps, batch size, ...].
 
-    Args:
-      num_steps: Number of steps to read, with a batch of each replica.
-      replicas: Indices of the replicas to read; None: all.
-
-    Returns:
-      Examples, leaves [replicas, num_steps, batch size, ...].
+    Replicas that are not read (`replicas`; None: all are) move on, too.
     """
     return self._rows.take(self._order.take(num_steps, replicas)[..., 0])
 
@@ -438,10 +392,9 @@ class _ExampleStreams:
 class Batches:
   """Training and validation batches from a function or an iterable.
 
-  If the source is an iterable, replica m of M replicas reads the batches m,
-  m + M, m + 2 M, ... of the training batches. Without validation data, the
-  first batches of the source are used for evaluations, and training begins
-  after them.
+  Of an iterable's training batches, replica m of M replicas reads the batches
+  m, m + M, m + 2 M, ... Without validation data, the first batches of the
+  source are used for evaluations, and training begins after them.
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an
@@ -449,10 +402,9 @@ class Batches:
       give single rows.
     validation: Batches or rows for evaluations; None: the first batches of the
       source.
-    rows_per_batch: Number of rows that make a batch if an iterable gives single
-      rows. A number means that the model reads only tokens. So only the tokens
-      of batches with named columns are read. None: the model may read any data,
-      so batches are not changed.
+    rows_per_batch: Number of single rows that make a batch of tokens. If it is
+      given, only `input_ids` is read of named columns. None: batches of any
+      data, which are not changed.
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".
@@ -485,12 +437,9 @@ class Batches:
 
   @staticmethod
   def _draw_from(source: Any, rows_per_batch: int | None) -> Drawn:
-    """Returns an object that draws batches from an iterable.
+    """Returns a `Drawn` for an iterable of batches, or of single rows.
 
-    Args:
-      source: Iterable of batches, or of single rows.
-      rows_per_batch: Number of single rows that make a batch of tokens. None:
-        the items of the iterable are batches.
+    Each `rows_per_batch` rows make a batch; None: the items are batches.
     """
     if rows_per_batch is None:
       return Drawn(source)
@@ -505,24 +454,19 @@ class Batches:
   def example(self, batch_size: int = 0) -> Tree:
     """Returns the first batch, whose shapes and dtypes all batches have.
 
-    Args:
-      batch_size: Ignored, because the source decides the size of its batches.
+    The argument is ignored, because the source decides the size of a batch.
     """
     del batch_size
     return self._batch(0, 0)
 
   def seen_at_once(self) -> Tree:
-    """Returns the training data that are checked before the run.
-
-    This is only the first batch, because later batches are not drawn yet.
-    """
+    """Returns the first batch. Only this batch is checked before the run."""
     return self.example()
 
   def batch(self, replica: int, step: int, num_replicas: int) -> Tree:
     """Returns a training batch.
 
-    If the source is an iterable, the caller must ask for batches in the order
-    in which the source gives them.
+    Batches of an iterable must be read in the order in which they come.
 
     Args:
       replica: Index of the replica, m.
@@ -534,21 +478,7 @@ class Batches:
     return self._batch(replica, self._num_held_out + step)
 
   def _batch(self, replica: int, number: int) -> Tree:
-    """Reads a batch from the source, and checks it.
-
-    The first batch is remembered, so it is read only once.
-
-    Args:
-      replica: Index of the replica.
-      number: Index of the batch in the source, from 0. For a function it is the
-        argument `step`.
-
-    Raises:
-      TypeError: If a leaf of the batch is not an array of numbers.
-      ValueError: If the batch has no rows, or other shapes or dtypes than the
-        first batch. Also if the model reads tokens, and the batch has named
-        columns without tokens that can be trained on.
-    """
+    """Reads the batch with an index in the source, and checks the batch."""
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:
       return self._first
@@ -564,10 +494,7 @@ class Batches:
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
     """Returns streams of the training batches, in the order of the source.
 
-    Args:
-      num_replicas: Number of replicas, M.
-      batch_size: Ignored, because the source decides the size of its batches.
-      seed: Ignored, because the source decides the order.
+    `batch_size` and `seed` are ignored.
 
     Raises:
       ValueError: If the source has a state that cannot be saved as JSON.
@@ -587,8 +514,8 @@ class Batches:
     Args:
       batch_size: Number of rows in a batch, B. It is only read if the
         validation data are rows and not batches.
-      most: Number of examples. Batches are read until they have at least so
-        many. 0 means all; this is only possible for rows.
+      most: Number of examples, rounded up to whole batches if the validation
+        data are batches. 0: all rows; not possible for batches.
 
     Returns:
       Trees with leaves [batches, B, ...]: one tree for batches; one or two
@@ -620,22 +547,13 @@ class Batches:
   def digest(self, held_out: Iterable[Tree]) -> str:
     """Returns 16 hexadecimal digits that identify the data.
 
-    They depend on the description and on the batches for evaluations. Training
-    batches are not drawn yet, so they do not count.
-
-    Args:
-      held_out: Batches that `held_out` returned.
+    They depend on the description, and on the result of the method `held_out`.
     """
     return tree_digest(held_out, self.description)
 
 
 class _BatchStreams:
-  """Streams of the batches of a `Batches`. It implements `Streams`.
-
-  Args:
-    feed: The batches.
-    num_replicas: Number of replicas, M.
-  """
+  """Implements `Streams` for a `Batches`."""
 
   def __init__(self, feed: Batches, num_replicas: int):
     self._feed = feed
@@ -646,14 +564,9 @@ class _BatchStreams:
     self._batch_offset = 0
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
-    """Reads the next batches, and moves all replicas on by `num_steps`.
+    """Reads the next batches, leaves [replicas, num_steps, ...].
 
-    Args:
-      num_steps: Number of steps to read, with a batch of each replica.
-      replicas: Indices of the replicas to read; None: all.
-
-    Returns:
-      Batches, leaves [replicas, num_steps, ...].
+    Replicas that are not read (`replicas`; None: all are) move on, too.
     """
     chosen = range(self._num_replicas) if replicas is None else replicas
     batches_of_replica = {replica: [] for replica in sorted(chosen)}
@@ -680,12 +593,11 @@ class _BatchStreams:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Moves the streams to a saved position, which may be an earlier one.
 
-    An iterable cannot go back. If the position is an earlier one, the steps
-    from there on get the batches that come next in the iterable, and not those
-    that they had the first time.
+    Steps that are repeated get the same batches again from a function. From an
+    iterable they get the next batches, because an iterable cannot go back.
 
     Args:
-      state: What `get_state` returned for the same data.
+      state: State that `get_state` returned for the same data.
 
     Raises:
       ValueError: If the position of an iterator cannot be set.
@@ -726,9 +638,8 @@ def numbers(leaf: Any) -> np.ndarray:
 
   Raises:
     TypeError: If the leaf has values that are not numbers or booleans, or items
-      of different shapes. The message is one line.
-    ValueError: If values are masked, or if rows differ in length. The message
-      is one line.
+      of different shapes.
+    ValueError: If values are masked, or if rows of numbers differ in length.
   """
   array = _array(leaf)
   if array.dtype.kind not in "iufb" and array.dtype.name != "bfloat16":
@@ -737,16 +648,7 @@ def numbers(leaf: Any) -> np.ndarray:
 
 
 def _array(leaf: Any) -> np.ndarray:
-  """Converts a leaf of a user's data to a numpy array of any dtype.
-
-  Args:
-    leaf: An array of any library, a number, a (nested) list of numbers, or a
-      sequence of arrays.
-
-  Raises:
-    TypeError: If items differ in shape or kind.
-    ValueError: If values are masked, or if rows of numbers differ in length.
-  """
+  """Converts a leaf of a user's data to a numpy array of any dtype."""
   check_not_masked(leaf)
   if is_list_of_numbers(leaf):
     return as_rows(leaf, "rows of data")
@@ -769,8 +671,7 @@ def narrow(leaf: np.ndarray) -> np.ndarray:
   For example, JAX converts int64 to int32 unless 64-bit types are enabled.
 
   Raises:
-    ValueError: If an integer does not fit into this dtype. NumPy would change
-      it to another integer without an error.
+    ValueError: If an integer does not fit into this dtype.
   """
   dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
   if leaf.dtype.kind in "iu" and leaf.dtype != dtype and leaf.size:
@@ -787,21 +688,9 @@ def narrow(leaf: np.ndarray) -> np.ndarray:
 
 
 def _checked_batch(batch: Any, first: Tree | None, name: str) -> Tree:
-  """Checks a batch of a user's data, and converts it to arrays of numbers.
+  """Checks a batch of a user's data, and returns a copy as arrays of numbers.
 
-  Args:
-    batch: Tree of arrays or lists.
-    first: The first batch, whose shapes and dtypes the batch must have. None:
-      this is the first batch.
-    name: Name of the batch, for messages.
-
-  Returns:
-    Copies of the arrays, since the source may write new values into its arrays.
-
-  Raises:
-    TypeError: If a leaf is not an array of numbers.
-    ValueError: If the batch has no rows, or other shapes or dtypes than the
-      first batch.
+  Its shapes and dtypes must be those of `first`; None: it is the first batch.
   """
   batch = jax.tree.map(lambda leaf: narrow(np.array(numbers(leaf))), batch)
   leaves = jax.tree.leaves(batch)

@@ -1,7 +1,6 @@
 """Finds the files that a glob pattern matches, each real file once.
 
-A folder of texts may have symbolic links, as the snapshots of Hugging Face do,
-and links are followed. So a folder can contain itself, and a file can have
+Symbolic links are followed. So a folder can contain itself, and a file can have
 several names. `glob.glob` would enter a folder that contains itself forty
 times, and return forty names for each file.
 """
@@ -25,8 +24,7 @@ def names_of(pattern: str, root: pathlib.Path) -> list[str]:
 
   Args:
     pattern: Glob pattern, relative to `root`; `**` matches folders of any
-      depth. Wildcards match no hidden file or folder, unless the part of the
-      pattern between two slashes begins with a dot itself.
+      depth. A wildcard does not match a dot at the start of a name.
     root: The folder in which names are matched.
 
   Returns:
@@ -49,8 +47,8 @@ def each_file_once(
 ) -> list[tuple[str, pathlib.Path]]:
   """Returns the files among some names, each real file once.
 
-  If several names lead to a file, the first one (in alphabetical order) that
-  contains no link is chosen. If all contain links, the first one is chosen.
+  Of several names of a file, the first one (in alphabetical order) that
+  contains no link is chosen, or else the first one.
 
   Args:
     names: Names of files, folders and other things.
@@ -75,15 +73,7 @@ def each_file_once(
 
 
 def _name_without_links(names: list[str], root: pathlib.Path) -> str:
-  """Returns the first name of a file that contains no symbolic link.
-
-  Args:
-    names: All names of one file, at least one.
-    root: The folder to which the names are relative.
-
-  Returns:
-    The name; the first name if each of them contains a link.
-  """
+  """Returns the first name without a symbolic link, or else the first name."""
   if len(names) > 1:
     real_root = os.path.realpath(root)
     for name in names:
@@ -93,13 +83,9 @@ def _name_without_links(names: list[str], root: pathlib.Path) -> str:
 
 
 def _names_below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
-  """Yields the names that one part of a pattern matches in a folder.
+  """Yields the names that one part of a pattern, e.g. "*.txt", matches.
 
-  Args:
-    root: The folder to which names are relative.
-    folder: Name of the folder in which the part is matched.
-    part: A part of a pattern between two slashes, such as "**", "*.txt" or
-      "texts".
+  The part is matched in `folder`. All names are relative to `root`.
   """
   if part == "**":
     yield from _folders(root, folder)
@@ -111,15 +97,10 @@ def _names_below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
 
 
 def _folders(root: pathlib.Path, top: str) -> Iterator[str]:
-  """Yields the names of a folder and of all folders below it.
+  """Yields the names of a folder and of all folders below it, each folder once.
 
-  Hidden folders are left out. Each real folder is yielded once. Links are
-  followed last. So a folder that can be reached without a link is yielded under
-  a name without links.
-
-  Args:
-    root: The folder to which names are relative.
-    top: Name of the first folder.
+  Hidden folders below it are left out. Links are followed, but last, so that
+  folders get names without links where possible.
   """
   seen: set[Identity] = set()
   folders = [top]

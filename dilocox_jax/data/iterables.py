@@ -22,20 +22,15 @@ def _next(iterator: Iterator[Any]) -> Any:
 
 
 def _is_of_hugging_face(source: Any) -> bool:
-  """Returns whether a source is a streamed data set of Hugging Face.
-
-  The library of Hugging Face is called `datasets`. It need not be installed.
-  """
+  """Returns whether a source is a streamed data set of Hugging Face."""
   module = type(source).__module__.partition(".")[0]
   return module == "datasets" and hasattr(source, "load_state_dict")
 
 
 def _has_shuffle_buffer(source: Any) -> bool:
-  """Returns whether a source has a shuffle buffer, which its state lacks.
+  """Returns whether a streamed data set of Hugging Face has a shuffle buffer.
 
-  A streamed data set of Hugging Face that is shuffled has a buffer of examples.
-  Its state does not contain them, so they are skipped after `load_state_dict`,
-  as the docstring of `IterableDataset.load_state_dict` says.
+  The saved state of the data set lacks the examples in the buffer.
   """
   if not _is_of_hugging_face(source):
     return False
@@ -43,11 +38,9 @@ def _has_shuffle_buffer(source: Any) -> bool:
 
 
 def _is_shuffled(step: Any) -> bool:
-  """Returns whether a processing step, or one before it, has a shuffle buffer.
+  """Returns whether a step, or a step before it, has a shuffle buffer.
 
-  Args:
-    step: A step of a streamed data set of Hugging Face, such as map or shuffle.
-      Its attributes `ex_iterable` and `ex_iterables` are the steps before it.
+  A step is a processing step of a data set, such as map or shuffle.
   """
   if "BufferShuffled" in type(step).__name__:
     return True
@@ -63,13 +56,12 @@ def _is_shuffled(step: Any) -> bool:
 class Drawn:
   """Draws batches from an iterable, and counts them.
 
-  The caller asks for a batch by its number, which must not be lower than in the
-  call before. At the end of the iterable, its batches are repeated. An iterator
-  cannot begin again, so an error is raised at its end.
+  At the end of the iterable, its batches are repeated. An iterator cannot begin
+  again.
 
   Args:
     source: The iterable.
-    draw: Function that draws the next batch from an iterator of `source`. It
+    draw: Function that draws the next batch from an iterator of `source`, and
       returns None at the end.
   """
 
@@ -85,11 +77,11 @@ class Drawn:
     """Returns a batch by its number. Batches before it are drawn and dropped.
 
     Args:
-      number: Index of the batch, from 0. If it is the index of the call before,
-        the same batch is returned again.
+      number: Index of the batch, from 0, not lower than in the call before. The
+        index of the call before gives the same batch again.
 
     Raises:
-      ValueError: If the source ends and cannot begin again.
+      ValueError: If the source ends, and a new pass over it gives no batch.
     """
     while self._count <= number:
       batch = self._draw(self._iterator)
@@ -102,8 +94,7 @@ class Drawn:
   def _begin_again(self) -> Tree:
     """Begins another pass over the source, and returns its first batch.
 
-    Raises:
-      ValueError: If the source gives no batch any more.
+    Raises ValueError if the source gives no batch any more.
     """
     said = f"the data ended after {self._count} batches"
     if _is_of_hugging_face(self._source):
@@ -124,10 +115,8 @@ class Drawn:
   def _find_state(self) -> tuple[Any, str, str] | None:
     """Finds the object that has a state: the iterator, or else the source.
 
-    Returns:
-      The object, and the names of its methods that return and set the state.
-      None if neither object has a state, or if the state lacks a shuffle buffer
-      (`_has_shuffle_buffer`).
+    Returns the object, and the names of its methods that return and set the
+    state. None if neither has a state, or if the state lacks a shuffle buffer.
     """
     if _has_shuffle_buffer(self._source):
       return None
@@ -138,14 +127,12 @@ class Drawn:
     return None
 
   def check_state(self) -> None:
-    """Checks before a run whether the position of the iterable can be saved.
+    """Logs a warning if the position in the iterable cannot be saved.
 
-    If the iterable has no state, a warning is logged: a run that continues from
-    a checkpoint will draw all batches from the start again.
+    A resumed run then draws all batches from the start again.
 
     Raises:
-      ValueError: If the iterable has a state that cannot be saved as JSON. The
-        message is one line.
+      ValueError: If the iterable has a state that JSON cannot hold unchanged.
     """
     if self.get_state() is None:
       logging.getLogger(__name__).warning(
@@ -157,13 +144,11 @@ class Drawn:
   def get_state(self) -> dict[str, Any] | None:
     """Returns the position in the iterable, as values of JSON.
 
-    Returns:
-      The position for `set_state`. None if the iterable has no state, or if its
-      state lacks a shuffle buffer.
+    The result is None if the iterable has no state, or if its state lacks a
+    shuffle buffer.
 
     Raises:
-      ValueError: If JSON cannot hold the state unchanged. The message is one
-        line.
+      ValueError: If JSON cannot hold the state unchanged.
     """
     stateful = self._find_state()
     if stateful is None:
@@ -173,10 +158,10 @@ class Drawn:
     return {"count": self._count, "passes": self._passes, "iterator": state}
 
   def set_state(self, saved: Mapping[str, Any]) -> None:
-    """Moves the iterable to a saved position.
+    """Moves the iterable to a position that `get_state` returned.
 
     Args:
-      saved: Position that `get_state` returned for data of the same type.
+      saved: Position in data of the same type; not None.
 
     Raises:
       ValueError: If this iterable has no state, or if its state lacks a shuffle

@@ -1,10 +1,8 @@
 """Writes the state of a user's iterator as JSON, and restores it unchanged.
 
-JSON has no tuples, bytes, sets or arrays, turns keys into text, and knows one
-kind of number. A data loader that gets a list for its tuple, or "3" for 3, may
-continue with other data without an error. So a value of a type that JSON lacks
-is written as an object with its kind and its content. Every dict is written in
-this way, too:
+JSON has no tuples, bytes, sets or arrays, and turns keys into text. So a value
+of a type that JSON lacks, and every dict, is written as an object with its kind
+and its content:
 
     3               3
     (3, None)       {"kind": "tuple", "value": [3, null]}
@@ -13,10 +11,8 @@ this way, too:
     np.int16(3)     {"kind": "number", "value": {"dtype": "<i2", "shape": [],
                       "hex": "0300"}}
 
-A value of any other type is refused, and the message says where it is in the
-state. A subclass of a known type is also refused, because its value would come
-back as a value of the base class. Nothing is pickled, because loading a pickled
-file may execute code in it.
+A value of any other type, also of a subclass, is refused. Nothing is pickled,
+because loading a pickled file may execute code in it.
 """
 
 import collections
@@ -36,7 +32,7 @@ _INT_BITS = 53
 
 
 class _UnknownTypeError(Exception):
-  """Raised if a value of a state cannot be saved. It says where the value is.
+  """Raised if a value of a state cannot be saved.
 
   Args:
     what: Words for the value, e.g. "a array.array".
@@ -59,8 +55,7 @@ def encoded(state: Any, owner: str) -> Any:
     owner: Name of the iterator's type, for the message.
 
   Raises:
-    ValueError: If the state has a value that cannot be restored exactly. The
-      message is one line.
+    ValueError: If the state has a value that cannot be restored exactly.
   """
   try:
     return _encoded(state)
@@ -81,8 +76,7 @@ def decoded(value: Any) -> Any:
   """Restores the state of an iterator. It reverses `encoded`.
 
   Args:
-    value: Value that `encoded` returned, perhaps after it was written as JSON
-      and read again.
+    value: Value that `encoded` returned, or a copy of it read from JSON.
 
   Raises:
     ValueError: If a part has a kind that this version of the package does not
@@ -104,8 +98,7 @@ def decoded(value: Any) -> Any:
 def _encoded(value: Any) -> Any:
   """Converts a part of a state to values of JSON.
 
-  Raises:
-    _UnknownTypeError: If the part has a value that cannot be saved.
+  Raises `_UnknownTypeError` if the part has a value that cannot be restored.
   """
   kind = type(value)
   if value is None or kind in (bool, str):
@@ -151,15 +144,9 @@ def _in_short(value: Any) -> str:
 
 
 def _at(path: str, value: Any) -> Any:
-  """Converts a part of a state to values of JSON.
+  """Converts a part of a state, as `_encoded` does.
 
-  Args:
-    path: Where the part is in the value around it, e.g. "[3]".
-    value: The part.
-
-  Raises:
-    _UnknownTypeError: If the part has a value that cannot be saved. `path` is
-      added in front of the error's path.
+  If that fails, `path` (e.g. "[3]") is put in front of the path in the error.
   """
   try:
     return _encoded(value)
@@ -170,9 +157,8 @@ def _at(path: str, value: Any) -> Any:
 def _encoded_array(array: np.ndarray) -> dict[str, Any]:
   """Returns dtype, shape and bytes of an array, as values of JSON.
 
-  Raises:
-    _UnknownTypeError: If the array has Python objects, or a dtype that numpy
-      does not find by its name.
+  Raises `_UnknownTypeError` if the array has Python objects, or a dtype that
+  numpy does not find by its name.
   """
   # The first name has the byte order, e.g. "<i4". A type of another library
   # has only the second name, e.g. "bfloat16".
@@ -194,7 +180,7 @@ def _has_name(dtype: np.dtype, name: str) -> bool:
 
 
 def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
-  """Returns the array from what `_encoded_array` returned."""
+  """Restores the array that `_encoded_array` has encoded."""
   # From a bytearray numpy makes an array into which the loader may write.
   raw = bytearray.fromhex(saved["hex"])
   dtype = np.dtype(saved["dtype"])
@@ -205,8 +191,7 @@ def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
 def _encoded_number(number: np.generic) -> dict[str, Any]:
   """Returns dtype, shape and bytes of a numpy scalar, as values of JSON.
 
-  Raises:
-    _UnknownTypeError: If the scalar would be restored with another type.
+  Raises `_UnknownTypeError` if the scalar would come back with another type.
   """
   saved = _encoded_array(np.asarray(number))
   # On some machines two types have the same dtype, e.g. np.int64 and
@@ -217,12 +202,12 @@ def _encoded_number(number: np.generic) -> dict[str, Any]:
 
 
 def _decoded_number(saved: Mapping[str, Any]) -> np.generic:
-  """Returns the numpy scalar from what `_encoded_number` returned."""
+  """Restores the numpy scalar that `_encoded_number` has encoded."""
   return np.asarray(_decoded_array(saved)).reshape(-1)[0]
 
 
 def _decoded_pairs(pairs: Sequence[Any]) -> dict[Any, Any]:
-  """Returns the dict from what `_encoded_pairs` returned."""
+  """Restores the dict that `_encoded_pairs` has encoded."""
   return {decoded(key): decoded(value) for key, value in pairs}
 
 

@@ -7,15 +7,12 @@ tokenizer's file, and an index that describes the other files:
     train.bin  validation.bin  tokenizer.json  index.json
 
 Every document ends with the tokenizer's token `end_of_text`. The hash of a
-document's content decides whether the document is held out for validation. So
-copies of a document are never in both splits.
+document's content decides whether the document is held out for validation.
 
-The index has a digest of each file, and a digest of itself. The first process
-that maps a folder reads all files and compares them with their digests, at 0.9
-GB/s on one CPU core (measured). The process then writes an empty file
-`.checked.HASH`, so that later processes need not compare again. HASH depends on
-the inode number, size and times of each file. So the files of a copied or
-changed folder are compared again.
+The first process that maps a folder compares all files with their digests in
+the index, at 0.9 GB/s on one CPU core (measured), and then writes an empty file
+`.checked.HASH`. Later processes that find this file compare nothing. HASH
+depends on the inode number, size and times of each file.
 """
 
 import contextlib
@@ -103,17 +100,11 @@ class Index:
     return np.min_scalar_type(self.vocab_size - 1).newbyteorder("<")
 
   def text_digest(self) -> str:
-    """Returns the SHA-256 of `vocab_size` and `files`.
-
-    In an index that is not damaged, the field `digest` has this value.
-    """
+    """Computes the SHA-256 of the fields `vocab_size` and `files`."""
     return _hash_of([self.vocab_size, sorted(self.files.items())])
 
   def own_digest(self) -> str:
-    """Returns the SHA-256 of all fields but `index_digest`.
-
-    In an index that is not damaged, the field `index_digest` has this value.
-    """
+    """Computes the SHA-256 of all fields but `index_digest`."""
     return _hash_of(dataclasses.asdict(self) | {"index_digest": ""})
 
 
@@ -130,8 +121,7 @@ def write(
 ) -> Generator[Index, None, None]:
   """Writes documents as tokens into a folder.
 
-  Files get their names only when all documents are written. So after an
-  interrupted call the folder has no such files, and the next call begins again.
+  The files appear in the folder only when all documents are written.
 
   Args:
     folder: Folder to write to. It is created if it is missing.
@@ -146,7 +136,7 @@ def write(
 
   Raises:
     ValueError: If one of the files to write exists already, or if a split would
-      have no document. The message is one line.
+      have no document.
   """
   index = Index(tokenizer.vocab_size, tokenizer.name, tokenizer.end_name)
   folder.mkdir(parents=True, exist_ok=True)
@@ -195,14 +185,7 @@ def write(
 def _count(
   index: Index, document: Document, split: str, num_tokens: int
 ) -> None:
-  """Adds the counts of a document to an index.
-
-  Args:
-    index: The index.
-    document: The document.
-    split: Split of the document, "train" or "validation".
-    num_tokens: Number of tokens of the document, with its `end_of_text`.
-  """
+  """Adds a document and its number of tokens to the counts of an index."""
   index.documents += 1
   index.tokens[split] += num_tokens
   # The end of a document counts as one byte.
@@ -216,19 +199,15 @@ def _count(
 def map_corpus(folder: str) -> Corpus:
   """Maps the tokens of a folder into memory.
 
-  The files are compared with their digests, unless an earlier process has done
-  so.
+  The files are first compared with their digests, unless an earlier process has
+  done so.
 
   Args:
     folder: Folder that `write` has filled.
 
-  Returns:
-    The corpus. Its tokens are read from the files when they are used.
-
   Raises:
     ValueError: If the folder has no tokens, if a file is damaged, or if the
-      tokenizer needs the extra `text`, which is not installed. The message is
-      one line.
+      tokenizer needs the extra `text`, which is not installed.
   """
   path = pathlib.Path(os.path.expanduser(folder))
   index = _read_index(path / INDEX)
@@ -266,15 +245,7 @@ def map_corpus(folder: str) -> Corpus:
 
 
 def _read_index(path: pathlib.Path) -> Index:
-  """Reads the index of a folder.
-
-  Args:
-    path: Path of the index.
-
-  Raises:
-    ValueError: If there is no index, or the index is damaged. The message is
-      one line.
-  """
+  """Reads the index of a folder; raises ValueError if missing or damaged."""
   require(
     os.path.isfile(path),
     f"{path.parent} holds no tokens that experiments.prepare_data finished",
@@ -294,11 +265,7 @@ def _read_index(path: pathlib.Path) -> Index:
 
 
 def _check_index(index: Index) -> None:
-  """Checks that an index is unchanged and consistent.
-
-  Raises:
-    ValueError: If a field was changed, or if fields contradict each other.
-  """
+  """Raises an error if an index was changed, or if its fields disagree."""
   is_unchanged = index.index_digest == index.own_digest()
   require(is_unchanged, "its fields are not those that were written")
   within_limits("vocab_size", index.vocab_size, at_least=1, at_most=2**32)
@@ -324,28 +291,16 @@ def _check_index(index: Index) -> None:
 
 
 def _check_counts(name: str, counts: Sequence[Any]) -> None:
-  """Checks that all counts in a field of the index are integers above 0.
-
-  Args:
-    name: Name of the field, for the message.
-    counts: The counts.
-
-  Raises:
-    ValueError: If a count is less than 1.
-    TypeError: If a count is not an integer.
-  """
+  """Raises an error unless each count of a field is an integer above 0."""
   for count in counts:
     within_limits(name, of_type(name, count, int), at_least=1)
 
 
 def _check_stamp(folder: pathlib.Path) -> None:
-  """Checks the stamp: a file that names the program which made the folder.
+  """Raises ValueError if the stamp is damaged, or names another program.
 
-  The tokens can be read without the stamp. But a damaged stamp is a sign that
-  other files may be damaged, too. A folder without a stamp is accepted.
-
-  Raises:
-    ValueError: If the stamp is damaged, or names another program.
+  The stamp is a file that names the program which made the folder. A folder
+  without a stamp is accepted.
   """
   stamp = folder / files.STAMP
   if not stamp.exists():
@@ -361,15 +316,7 @@ def _check_stamp(folder: pathlib.Path) -> None:
 def _check_files(folder: pathlib.Path, index: Index) -> None:
   """Compares all files with their digests, unless this was done before.
 
-  Afterwards it writes the file `.checked.HASH`. If this file is there already,
-  nothing is compared.
-
-  Args:
-    folder: The folder of tokens.
-    index: Its index.
-
-  Raises:
-    ValueError: If a file is damaged. The message is one line.
+  Raises ValueError if a file is damaged.
   """
   marker = folder / f"{_CHECKED}{_state_hash(folder, index)}"
   if marker.is_file() and not marker.is_symlink():
@@ -394,20 +341,9 @@ def _check_files(folder: pathlib.Path, index: Index) -> None:
 
 
 def _state_hash(folder: pathlib.Path, index: Index) -> str:
-  """Returns a hash that changes if a file is changed or copied.
+  """Returns 16 hexadecimal digits that change if a file is changed or copied.
 
-  The hash depends on the inode number, size and times of each file. A copy has
-  another inode, even if it keeps the time of the last change.
-
-  Args:
-    folder: The folder of tokens.
-    index: Its index.
-
-  Returns:
-    16 hexadecimal digits.
-
-  Raises:
-    ValueError: If a file cannot be read. The message is one line.
+  They depend on `digest` and on the inode number, size and times of each file.
   """
   state: list[Any] = [index.digest]
   for name in sorted(index.files):
@@ -433,17 +369,10 @@ def _state_hash(folder: pathlib.Path, index: Index) -> str:
 def _check_file(
   path: pathlib.Path, digest: str, dtype: np.dtype | None, vocab_size: int
 ) -> None:
-  """Checks that a file is unchanged, and that its tokens are in the vocabulary.
+  """Raises ValueError if a file was changed, or has a token that is too high.
 
-  Args:
-    path: The file.
-    digest: SHA-256 of the content that was written.
-    dtype: Dtype of the tokens; None: the file has no tokens.
-    vocab_size: Size of the vocabulary.
-
-  Raises:
-    ValueError: If the file cannot be read, if it was changed, or if a token is
-      `vocab_size` or higher. The message is one line.
+  `digest` is the SHA-256 of the content that was written. With a `dtype`, the
+  file has tokens, which must be below `vocab_size`.
   """
   content_hash = hashlib.sha256()
   highest_token = -1

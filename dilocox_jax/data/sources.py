@@ -1,8 +1,8 @@
 """Loads the text of each data source that a config can name (`data.source`).
 
-The default source is the source code of Python's standard library: real text
-that every machine has without a download. To add a source, write a function
-that returns a `Corpus`, and call `register_source`.
+The default source is the source code of Python's standard library, which every
+machine has. To add a source, write a function that returns a `Corpus`, and call
+`register_source`.
 """
 
 import hashlib
@@ -51,9 +51,7 @@ _LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
 def register_source(name: str, load: Callable[..., Corpus]) -> None:
-  """Registers a data source under a name, which configs may use.
-
-  The field of a config is `data.source`.
+  """Registers a data source under a name that configs may use (`data.source`).
 
   Args:
     name: The name, e.g. "text_files".
@@ -62,8 +60,7 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
       have a default.
 
   Raises:
-    ValueError: If the name is taken, or if an argument without a default is not
-      in `SETTINGS`.
+    ValueError: If the name is taken, or an argument breaks this rule.
   """
   for argument in inspect.signature(load).parameters.values():
     if argument.default is inspect.Parameter.empty:
@@ -74,9 +71,7 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
 def reads(source: str, setting: str) -> bool:
   """Returns whether a data source has a setting as an argument.
 
-  Args:
-    source: Name of a source. For an unknown name the result is False.
-    setting: Name of a setting in `SETTINGS`.
+  For a source that is not registered, the result is False.
   """
   load = SOURCES.get(source)
   return load is not None and setting in inspect.signature(load).parameters
@@ -87,10 +82,8 @@ def load_corpus(source: str, **settings: Any) -> Corpus:
 
   Args:
     source: Name of a registered source, e.g. "stdlib".
-    **settings: Values of the settings in `SETTINGS`. `tokenizer` is a function
-      from training documents to a tokenizer (`tokenizers.choose`). The others
-      are fields of the section `data` of a config. Settings that the source
-      does not have are ignored.
+    **settings: Values of the settings in `SETTINGS`, by name. Settings that the
+      source does not have are ignored.
 
   Raises:
     ValueError: If the source is unknown, if it has too little text, or if the
@@ -111,24 +104,18 @@ def stdlib(
 ) -> Corpus:
   """Reads the standard library of the Python that runs this program.
 
-  This is about 8 MB of real text. The text and its digest differ between
-  versions of Python. Files that cannot be read are skipped.
+  This is about 8 MB of text, which differs between versions of Python. Tests,
+  generated files, installed packages and some other files are left out.
 
   Args:
     validation_fraction: Share of the files that is held out for validation,
       above 0 and below 1.
-    tokenizer: Function from the training documents to a tokenizer. The default
-      makes a token of each byte.
+    tokenizer: Function from the training documents to a tokenizer.
     judge_fraction: Share of the held-out files that become the judge text,
       which only the last evaluation of a run reads, from 0 to below 1.
 
-  Returns:
-    The tokens of the modules of the standard library. Tests, generated files
-    and packages that were installed later are left out.
-
   Raises:
-    ValueError: If the training text, the validation text, or a judge text that
-      is asked for would be empty.
+    ValueError: If a text would be empty.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   files = {}
@@ -154,7 +141,7 @@ def text_files(
   text_field: str = TEXT_FIELD,
   judge_fraction: float = 0.0,
 ) -> Corpus:
-  """Reads every file that a pattern matches (`documents.read_globs`).
+  """Reads every file that a pattern matches.
 
   If there is only one document, it is cut at ends of lines into at most a
   hundred documents, so that some of them can be held out.
@@ -164,19 +151,14 @@ def text_files(
       joined by ";". The files of each pattern are a part of the text.
     validation_fraction: Share of the documents that is held out for validation,
       above 0 and below 1.
-    tokenizer: Function from the training documents to a tokenizer. The default
-      makes a token of each byte.
+    tokenizer: Function from the training documents to a tokenizer.
     text_field: Name of the field with the text, in a file of JSON lines.
     judge_fraction: Share of the held-out documents that become the judge text,
       which only the last evaluation of a run reads, from 0 to below 1.
 
-  Returns:
-    The tokens of the files.
-
   Raises:
     ValueError: If no file matches, if a file cannot be read, or if a text would
-      be empty: the training text of a pattern, the validation text, or a judge
-      text that is asked for. The message is one line.
+      be empty.
   """
   files = {}
   part_of = {}
@@ -198,15 +180,9 @@ def text_files(
 
 
 def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
-  """Cuts a document at ends of lines into at most a hundred pieces.
+  """Cuts a document at ends of lines into at most a hundred pieces by name.
 
-  Args:
-    name: Name of the document.
-    text: Content of the document.
-
-  Returns:
-    The pieces by name. Example: the piece "a.txt:31" begins at line 31 of
-    "a.txt".
+  The piece "a.txt:31" begins at line 31 of "a.txt".
   """
   lines = text.splitlines(keepends=True)
   num_lines = max(1, math.ceil(len(lines) / 100))  # Lines of a piece.
@@ -220,11 +196,7 @@ def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
 def _stdlib_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the paths of the modules of Python's standard library.
 
-  Folders in `_LEFT_OUT`, Python's own build folders ("config-...") and files
-  whose names begin with an entry of `_LEFT_OUT_FILES` are left out.
-
-  Args:
-    root: Folder of the standard library.
+  Folders and files are left out as `_LEFT_OUT` and `_LEFT_OUT_FILES` say.
   """
   for folder, subfolders, names in os.walk(root):
     # os.walk reads this list again, so it skips the folders that are removed.
@@ -251,28 +223,21 @@ def synthetic(
   vocab_size: int = 64,
   validation_fraction: float = VALIDATION_FRACTION,
 ) -> Corpus:
-  """Draws text of known entropy from a first-order Markov chain.
+  """Draws text from a Markov chain with an entropy of 7/4 bits per token.
 
-  No model can have a lower loss on this text than 7/4 bits, or 1.213 nats, per
-  token.
+  So no model can have a lower expected loss on it than 1.213 nats per token.
 
   A token t is followed by one of the four tokens p[t], p[t+1], p[t+2], p[t+3]
   with the probabilities 1/2, 1/4, 1/8, 1/8. Here p is a shuffle of the
-  vocabulary, and indices wrap around. Every token is followed, and preceded,
-  with the same four probabilities, so all tokens are equally frequent. The
-  random bits come from a standard hash of the seed (SHAKE-256). So the text is
-  the same on every machine and with every version of Python and numpy.
+  vocabulary, and indices wrap around. The random bits are a hash of the seed,
+  so the text is the same on every machine.
 
   Args:
-    seed: Integer seed of the shuffle and of both streams.
+    seed: Integer seed of the shuffle and of both texts.
     num_tokens: Number of training tokens.
     vocab_size: Number of different tokens, 4 or more.
     validation_fraction: Number of validation tokens divided by the number of
       training tokens.
-
-  Returns:
-    A corpus whose training and validation text are independent draws from the
-    same chain.
   """
   sort_keys = np.frombuffer(
     _random_bytes(f"{seed}/chain", 8 * vocab_size), "<u8"
@@ -302,17 +267,9 @@ def _random_bytes(key: str, num_bytes: int) -> bytes:
 
 
 def _draw(shuffled_tokens: list[int], key: str, num_tokens: int) -> np.ndarray:
-  """Draws a stream of tokens from the Markov chain of `synthetic`.
+  """Draws tokens from the Markov chain of `synthetic`.
 
-  Args:
-    shuffled_tokens: Shuffle p of the vocabulary. A token t is followed by p[t],
-      p[t+1], p[t+2] or p[t+3].
-    key: Key of the random bytes.
-    num_tokens: Number of tokens to draw.
-
-  Returns:
-    The tokens, [num_tokens], as uint8 or, if the vocabulary is too large for
-    it, as int32.
+  The shuffle p is `shuffled_tokens`. The key decides the random bytes.
   """
   vocab_size = len(shuffled_tokens)
   start = int.from_bytes(_random_bytes(f"{key}/start", 8), "big")

@@ -2,12 +2,10 @@
 
 The batch of a step depends only on the seed and the step. So a run that is
 killed and resumed, or that runs in another number of processes, reads the same
-batches. A stream is a `MapDataset` of grain, which has random access. A
-checkpoint has to keep only one number, the step.
+batches, and a checkpoint keeps only the step.
 
-A run is evaluated on the validation part of its text: on some sequences of that
-part, or on all of it. The sequences are the same at every evaluation, so that
-the losses of two evaluations can be compared.
+The file also has the validation batches, which are the same at every
+evaluation, so that the losses of two evaluations can be compared.
 """
 
 import dataclasses
@@ -40,7 +38,7 @@ class Streams(Protocol):
     """Reads the next batches, and moves all replicas on by `num_steps`.
 
     Args:
-      num_steps: Number of steps to read, with a batch of each replica.
+      num_steps: Number of batches to read of each replica.
       replicas: Indices of the replicas to read; None: all.
 
     Returns:
@@ -55,7 +53,7 @@ class Streams(Protocol):
     """Moves the streams to a saved position.
 
     Args:
-      state: What `get_state` returned for streams of the same data.
+      state: State that `get_state` returned for streams of the same data.
 
     Raises:
       ValueError: If the data come from an iterator whose position cannot be
@@ -71,9 +69,8 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
   Args:
     mix: Value of the config's field `data.mix`. "": all replicas read the whole
-      text, whatever parts it has. "own": replica m reads part m modulo the
-      number of parts. "0.7,0.3": weights of two parts. "0.9,0.1;0.1,0.9":
-      weights for each replica.
+      text. "own": replica m reads part m modulo the number of parts. "0.7,0.3":
+      weights of two parts. "0.9,0.1;0.1,0.9": weights for each replica.
     num_replicas: Number of replicas, M.
     num_parts: Number of parts of the text.
 
@@ -81,8 +78,8 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
     Weights [M][num_parts]; None for the mix "".
 
   Raises:
-    ValueError: If `mix` is none of these, or has weights for another number of
-      parts or replicas, or if "own" would leave a part without a replica.
+    ValueError: If `mix` is none of these, does not fit the number of parts or
+      replicas, or if "own" would leave a part without a replica.
   """
   if not mix:
     return None
@@ -134,13 +131,11 @@ class ReplicaStreams:
 
   Example: ten sequences and M = 3 replicas. Replica 0 owns 0, 3, 6, 9; replica
   1 owns 1, 4, 7; replica 2 owns 2, 5, 8. In batches of two, replica 1 may read
-  [4, 1], [7 | 7], [4, 1], where "|" is the end of its first epoch. A batch may
-  go on across the end of an epoch, so no sequence is dropped.
+  [4, 1], [7 | 7], [4, 1], where "|" is the end of its first epoch.
 
   With a mix, the sequences of each part of the text are divided in this way
   among the replicas that give the part a weight above 0. A replica takes turns
-  between the parts. In any long piece of its stream, the numbers of sequences
-  of the parts are in the proportion of its weights.
+  between the parts, in the proportion of its weights.
 
   Args:
     tokens: Training tokens.
@@ -207,13 +202,7 @@ class ReplicaStreams:
     self._step = 0
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
-    """Returns an endless stream of the numbers of a replica's sequences.
-
-    Args:
-      replica: Index of the replica.
-      mix: Weights of the parts for each replica, [M][parts].
-      seed: Seed of the run.
-    """
+    """Returns an endless stream of the numbers of a replica's sequences."""
     weights = []
     streams = []
     for part, weight in enumerate(mix[replica]):
@@ -238,17 +227,9 @@ class ReplicaStreams:
   def take(
     self, num_steps: int, replicas: Sequence[int] | None = None
   ) -> Int32[np.ndarray, "replicas steps batch sequence"]:
-    """Reads the next batches, and moves all replicas on by `num_steps`.
+    """Reads the next batches, [replicas, num_steps, batch_size, L + 1].
 
-    Replicas that are not read move on, too. So processes that run different
-    replicas stay at the same step.
-
-    Args:
-      num_steps: Number of steps to read, with a batch of each replica.
-      replicas: Indices of the replicas to read; None: all.
-
-    Returns:
-      Tokens [replicas, num_steps, batch_size, sequence_length + 1].
+    Replicas that are not read (`replicas`; None: all are) move on, too.
 
     Raises:
       ValueError: If a token id does not fit into int32.
@@ -266,12 +247,7 @@ class ReplicaStreams:
     )
 
   def _batch(self, replica: int, step: int) -> np.ndarray:
-    """Returns the tokens of a batch, [batch_size, sequence_length + 1].
-
-    Args:
-      replica: Index of the replica.
-      step: Number of the step, from 0.
-    """
+    """Returns the tokens of one batch, [batch_size, sequence_length + 1]."""
     sequences = np.asarray(self._batches_by_replica[replica][step])
     parts = np.searchsorted(self._part_starts, sequences, side="right") - 1
     width = self._windows.shape[1]
@@ -285,38 +261,25 @@ class ReplicaStreams:
     return batch
 
   def get_state(self) -> dict[str, int]:
-    """Returns the step as a value of JSON. It is equal in all processes."""
+    """Returns the step as a value of JSON."""
     return {"step": self._step}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Moves the streams to a saved step.
-
-    The state has only the step. So a run that is resumed must itself compare
-    its config and the digest of its text with those of the saved run.
-
-    Args:
-      state: What `get_state` returned for streams with the same arguments.
-    """
+    """Moves the streams to the step in a state that `get_state` returned."""
     self._step = int(state["step"])
 
 
 def _readers(mix: Mix, part: int) -> list[int]:
-  """Returns the indices of the replicas that read a part of the text.
-
-  Args:
-    mix: Weights of the parts for each replica, [M][parts].
-    part: Index of the part.
-  """
+  """Returns the indices of the replicas that read a part of the text."""
   return [replica for replica, weights in enumerate(mix) if weights[part]]
 
 
 def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
   """Cuts tokens into sequences of L + 1 tokens, which do not overlap.
 
-  A shorter rest at the end is dropped. A sequence may begin in one file and end
-  in the next. Example with L = 4: sequence 0 has the tokens 0 to 4, and
-  sequence 1 the tokens 5 to 9. In sequence 0 the model reads the tokens 0 to 3
-  and predicts 1 to 4. Token 5 is never predicted.
+  A shorter rest at the end is dropped. Example with L = 4: sequence 0 has the
+  tokens 0 to 4, and sequence 1 the tokens 5 to 9. In sequence 0 the model reads
+  the tokens 0 to 3 and predicts 1 to 4. Token 5 is never predicted.
 
   Args:
     tokens: Token ids [number of tokens].
@@ -331,13 +294,7 @@ def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
 
 
 def as_int32(tokens: np.ndarray) -> np.ndarray:
-  """Converts token ids to int32.
-
-  numpy alone would change a larger id without an error: 2**32 + 5 would become
-  the id 5.
-
-  Args:
-    tokens: Token ids, integers of any dtype and shape.
+  """Converts token ids of any integer dtype to int32.
 
   Raises:
     ValueError: If an id does not fit into int32.
@@ -355,17 +312,9 @@ def as_int32(tokens: np.ndarray) -> np.ndarray:
 
 
 def _order_seed(seed: int, replica: int, part: int) -> int:
-  """Returns the seed (32 bits) of the order in which a replica reads a part.
-
-  The seed is a hash, so the seeds of two replicas are far apart. Grain adds the
-  number of the epoch to the seed. If two replicas had the seeds s and s + 1,
-  replica 1 would have in epoch 0 the order that replica 0 has in epoch 1.
-
-  Args:
-    seed: Seed of the run.
-    replica: Index of the replica.
-    part: Index of the part of the text.
-  """
+  """Returns the seed (32 bits) of the order in which a replica reads a part."""
+  # Grain adds the epoch to the seed. With the seeds s and s + 1, one replica
+  # would read in epoch 1 the order that the other reads in epoch 0.
   name = f"{seed}/{replica}" + (f"/{part}" if part else "")
   return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
@@ -378,8 +327,7 @@ class WholePass:
   predicted exactly once. The last batches may have fewer sequences, or one
   shorter sequence. Example with 10 tokens, L = 2 and B = 3: a batch [1, 3, 3]
   predicts the tokens 1 to 6, a batch [1, 1, 3] the tokens 7 and 8, and a batch
-  [1, 1, 2] the token 9. The loss of the text is the mean of the three losses
-  with the weights 6, 2 and 1.
+  [1, 1, 2] the token 9.
 
   Attributes:
     tokens: Validation tokens, [number of tokens].
@@ -408,11 +356,7 @@ class WholePass:
       yield self._batch(rest[None])
 
   def _batch(self, indices: np.ndarray) -> np.ndarray:
-    """Returns a batch of tokens, int32 [1, sequences, tokens].
-
-    Args:
-      indices: Indices of the tokens in the text, [sequences, tokens].
-    """
+    """Returns the tokens at `indices` as a batch, with a first axis of 1."""
     return as_int32(self.tokens[indices][None])
 
 
@@ -425,9 +369,8 @@ def held_out_batches(
 ) -> Iterable[np.ndarray]:
   """Returns the validation batches, which are the same at every evaluation.
 
-  If not all sequences are read, the chosen ones are evenly spaced, so that they
-  represent the whole text. Example: 8 of 1000 sequences are 0, 125, 250, ...,
-  875.
+  If not all sequences are read, the chosen ones are evenly spaced. Example: 8
+  of 1000 sequences are 0, 125, 250, ..., 875.
 
   Args:
     tokens: Validation tokens, [number of tokens].
@@ -437,8 +380,8 @@ def held_out_batches(
       batches. 0: the whole text is read (`WholePass`).
 
   Returns:
-    Arrays of token ids [batches, sequences, tokens], int32: a single array
-    [batches, B, L + 1], or the arrays of `WholePass`.
+    Token ids, int32: a list with one array [batches, B, L + 1], or a
+    `WholePass` over arrays [1, sequences, tokens].
 
   Raises:
     ValueError: If there is no whole batch or no token to predict, or if a token

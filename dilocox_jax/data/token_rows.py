@@ -1,10 +1,9 @@
 """Reads token ids from named columns, as data sets of Hugging Face have them.
 
-A row has its tokens in the column `input_ids`. Libraries add the columns
-`attention_mask` and `labels`. In packed text these two columns are redundant:
-the mask is 1 everywhere, and each label is the token itself. Rows with another
-mask or other labels are refused, because the loss of a language model here
-reads neither column, and would train on padding. Other columns are not read.
+A row has its tokens in the column `input_ids`. The columns `attention_mask` and
+`labels` are only checked: rows with padding, or with labels that are not the
+tokens themselves, are refused, because the loss of a language model here reads
+neither column. Other columns are not read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
 
   Raises:
     ValueError: If there is no column `input_ids`, rows differ in length, a row
-      has padding, or labels are not the tokens. The message is one line.
+      has padding, or labels are not the tokens.
   """
   require(IDS in batch, f"{what} {_without_ids(batch)}")
   ids = as_rows(batch[IDS], f"rows of {IDS}")
@@ -65,8 +64,8 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
 def _without_ids(columns: Columns) -> str:
   """Returns the end of an error message about columns without `input_ids`.
 
-  The text names a column that has text or, if there is none, all columns. It
-  also says what to do.
+  The text names the first column of text, or else all columns, and gives
+  advice.
   """
   names = ", ".join(map(str, columns)) or "no columns"
   text_columns = [
@@ -95,15 +94,9 @@ def _is_text(values: Any) -> bool:
 
 
 def check_not_masked(values: Any) -> None:
-  """Refuses masked arrays of numpy, of which some values are masked.
+  """Raises ValueError if data are a numpy array with masked values.
 
   A model gets no mask, so it would be trained on the masked values.
-
-  Args:
-    values: Any data. Only masked arrays of numpy are checked.
-
-  Raises:
-    ValueError: If a value is masked.
   """
   is_masked = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
   require(
@@ -121,8 +114,7 @@ def as_rows(values: Any, what: str) -> np.ndarray:
     what: Words for the rows in messages, e.g. "rows of a batch".
 
   Raises:
-    ValueError: If the rows differ in length, or values are masked. The message
-      is one line.
+    ValueError: If the rows differ in length, or values are masked.
   """
   check_not_masked(values)
   try:
@@ -143,8 +135,7 @@ def as_rows(values: Any, what: str) -> np.ndarray:
 def is_sequence(data: Any) -> bool:
   """Returns whether data have a length and items by number, like a list.
 
-  The result is False for mappings, texts, arrays and data sets of grain. (A
-  data set of grain has a length, but its items are batches.)
+  The result is False for mappings, texts, arrays and data sets of grain.
   """
   if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
     return False
@@ -177,20 +168,16 @@ def is_sequence_of_rows(data: Any) -> bool:
 
 
 def read_by_number(data: Any) -> list[Any]:
-  """Returns the items of a sequence as a list.
+  """Returns the items 0 to len(data) - 1 of a sequence as a list.
 
-  It reads the items 0 to len(data) - 1. `list(data)` may instead read until
-  `__getitem__` raises IndexError, and a user's sequence may never raise it.
+  `list(data)` may read until `__getitem__` raises IndexError, and a user's
+  sequence may never raise it.
   """
   return [data[number] for number in range(len(data))]
 
 
 def is_table(data: Any) -> bool:
-  """Returns whether data are a table of pandas, Polars or PyArrow.
-
-  Tables are refused: in some of these libraries their items are columns, and in
-  others rows. A data set of Hugging Face does not count as a table.
-  """
+  """Returns whether data are a table of pandas, Polars or PyArrow."""
   has_columns = hasattr(data, "columns") or hasattr(data, "column_names")
   return has_columns and not hasattr(data, "with_format")
 
@@ -208,18 +195,13 @@ class TokenTable:
   ):
     """Reads and checks the first row and the last row.
 
-    The last row often differs in length: it has the tokens that were left over
-    when a text was cut into rows.
-
     Args:
       read: Function from numbers of rows to the columns of these rows.
       count: Number of rows.
       what: Words for the rows in messages, e.g. "the data set".
 
     Raises:
-      ValueError: If there is no column `input_ids`, if the two rows differ in
-        length or have padding, or if their labels are not their tokens
-        (`token_ids`).
+      ValueError: If `token_ids` refuses the two rows, e.g. for two lengths.
       TypeError: If there are no rows.
     """
     if not count:
@@ -232,15 +214,10 @@ class TokenTable:
     token_ids(first_and_last, what)
 
   def take(self, ids: np.ndarray) -> np.ndarray:
-    """Returns rows of tokens [*ids.shape, tokens].
-
-    Args:
-      ids: Numbers of rows, of any shape.
+    """Returns the rows with the numbers `ids`, tokens [*ids.shape, tokens].
 
     Raises:
-      ValueError: If there is no column `input_ids`, if the rows differ in
-        length or have padding, or if their labels are not their tokens
-        (`token_ids`).
+      ValueError: If `token_ids` refuses the rows, e.g. for different lengths.
     """
     columns = self._read(ids.reshape(-1).tolist())
     tokens = token_ids(columns, self._what)
@@ -250,17 +227,11 @@ class TokenTable:
 def token_table(data: Any) -> TokenTable | None:
   """Returns a reader of rows of tokens, for data whose rows have named columns.
 
-  Args:
-    data: Any data.
-
-  Returns:
-    The reader for a data set of Hugging Face that has a length, or for a
-    sequence of mappings; None for other data.
+  None is returned for data that are neither a data set of Hugging Face with a
+  length nor a sequence of mappings that are single rows.
 
   Raises:
-    ValueError: If there is no column `input_ids`, if the first and the last row
-      differ in length or have padding, or if their labels are not their tokens
-      (`token_ids`). The message is one line.
+    ValueError: If `token_ids` refuses the first and the last row.
     TypeError: If a data set has no rows.
   """
   if hasattr(data, "column_names") and hasattr(data, "__len__"):
@@ -281,10 +252,9 @@ def unread_columns(columns: Iterable[str]) -> list[str]:
 
 
 def is_row(item: Any) -> bool:
-  """Returns whether an item is a mapping that holds a single row.
+  """Returns whether an item is a mapping that holds a single row, not a batch.
 
-  It is False for a mapping that holds a batch of rows. A mapping without
-  `input_ids`, or with no tokens, counts as a row.
+  A mapping without `input_ids`, or with no tokens, counts as a row.
   """
   if not isinstance(item, Mapping):
     return False
@@ -293,12 +263,7 @@ def is_row(item: Any) -> bool:
 
 
 def _columns_of(rows: Sequence[Columns]) -> Columns:
-  """Converts a list of rows to columns by name.
-
-  Args:
-    rows: Rows, at least one. Each is a mapping from the name of a column to the
-      row's entry there. All rows have the columns of the first one.
-  """
+  """Converts a list of rows, which are mappings, to columns by name."""
   return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -316,8 +281,8 @@ def next_batch(iterator: Iterator[Any], batch_size: int) -> Any:
     no whole batch are dropped. An item of another kind is returned unchanged.
 
   Raises:
-    ValueError: If an item has other tokens than `token_ids` accepts, or rows of
-      a batch differ in length.
+    ValueError: If `token_ids` refuses an item, or rows of a batch differ in
+      length.
   """
   item = _tokens_of_item(next(iterator, None))
   if not isinstance(item, np.ndarray) or item.ndim != 1:
@@ -332,11 +297,9 @@ def next_batch(iterator: Iterator[Any], batch_size: int) -> Any:
 
 
 def _tokens_of_item(item: Any) -> Any:
-  """Returns the tokens of an item as an array.
+  """Returns the tokens of a mapping or of a list of numbers as an array.
 
-  Args:
-    item: An item of an iterator. If it is neither a mapping nor a list of
-      numbers, it is returned unchanged.
+  Any other item is returned unchanged.
   """
   if isinstance(item, Mapping):
     return token_ids(item)

@@ -1,12 +1,11 @@
 """Turns documents into tokens: bytes, byte-pair encoding, or a user's file.
 
 The tokenizer of bytes needs no package. The other tokenizers need the extra
-`text` (`pip install 'dilocox_jax[text]'`), which is imported when it is used.
-"The library" in this module is the package `tokenizers` of that extra.
+`text` (`pip install 'dilocox_jax[text]'`). "The library" in this module is the
+package `tokenizers` of that extra.
 
-A tokenizer has a digest, because two losses per token can be compared only if
-both runs had the same tokenizer. With two tokenizers, compare the losses in
-bits per byte.
+Losses per token can be compared only between runs with one tokenizer. With two
+tokenizers, compare the losses in bits per byte.
 """
 
 import contextlib
@@ -95,8 +94,7 @@ def choose(
 ) -> MakeTokenizer:
   """Returns a function that makes a tokenizer from training documents.
 
-  The function raises ValueError if the tokenizer cannot be trained or read
-  (`trained_bpe`, `from_file`).
+  The function raises ValueError if the tokenizer cannot be trained or read.
 
   Args:
     name: "bytes", "bpe" (trained on the documents), or the path of a
@@ -120,9 +118,7 @@ def choose(
 def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
   """Joins the tokens of documents, with `end_of_text` between two documents.
 
-  Args:
-    tokenizer: The tokenizer that encodes the documents.
-    documents: The documents, at least one.
+  There must be at least one document.
   """
   end = np.asarray([tokenizer.end_of_text], tokenizer.dtype)
   parts: list[Tokens] = []
@@ -133,12 +129,9 @@ def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
 
 
 def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
-  """Returns the tokenizer whose tokens are bytes.
+  """Returns the tokenizer whose tokens are bytes. The argument is not read.
 
   A newline is put between two documents.
-
-  Args:
-    documents: Not used. They are an argument of every `MakeTokenizer`.
   """
   del documents
 
@@ -163,8 +156,7 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
 def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   """Trains a tokenizer by byte-level byte-pair encoding.
 
-  There is a token for each of the 256 bytes, so any text can be encoded. The
-  same documents give the same tokenizer.
+  There is a token for each of the 256 bytes, so any text can be encoded.
 
   Args:
     documents: Training documents in UTF-8.
@@ -203,10 +195,9 @@ def from_file(path: str, end_of_text: str = "") -> Tokenizer:
       name, such as "<|endoftext|>", that the file has.
 
   Raises:
-    ValueError: If there is no such file, if the file is no tokenizer, is
-      damaged, has no token for the end of a document, or has a pattern that
-      would take for ever, or if the extra `text` is not installed. The message
-      is one line.
+    ValueError: If the file is missing, is no tokenizer, is damaged, has no
+      token for the end of a document, or has a regular expression that is too
+      slow, or if the extra `text` is not installed.
   """
   file = pathlib.Path(path).expanduser()
   problem = "a folder" if file.is_dir() else "no such file"
@@ -221,12 +212,9 @@ def from_file(path: str, end_of_text: str = "") -> Tokenizer:
 
 
 def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
-  """Logs a warning if encoding and decoding changes documents.
+  """Logs a warning if encoding and decoding changes a document.
 
-  Args:
-    tokenizer: The tokenizer. A tokenizer.json often changes blanks or letters.
-      "bytes" and "bpe" never do, so they are not checked.
-    documents: Documents to try, e.g. a sample of all.
+  The tokenizers "bytes" and "bpe" change nothing, so they are not tried.
   """
   if tokenizer.name in (BYTES, BPE):
     return
@@ -248,11 +236,7 @@ def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
 
 @contextlib.contextmanager
 def _one_line(name: str) -> Iterator[None]:
-  """Turns any error in a `with` statement into a ValueError of one line.
-
-  Args:
-    name: Name of the tokenizer, for the message.
-  """
+  """Turns any error in a `with` statement into a ValueError of one line."""
   try:
     yield
   except Exception as error:
@@ -263,15 +247,7 @@ def _one_line(name: str) -> Iterator[None]:
 def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
   """Returns the tokenizer that the text of a tokenizer.json describes.
 
-  Args:
-    name: Name of the tokenizer: "bpe" or the path of the file.
-    text: Content of the file.
-    end_name: Name of the token between two documents; "": the first usual name
-      that the tokenizer has.
-
-  Raises:
-    ValueError: If the text does not describe a tokenizer, or if the tokenizer
-      is refused (`from_file`). The message is one line.
+  Raises ValueError if the text describes none, or `from_file` would refuse it.
   """
   library = extra_package("tokenizers", "data.tokenizer")
   with _one_line(name):
@@ -325,16 +301,8 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
   """Returns the number that is one above the highest token number.
 
-  Some lower numbers may have no token: up to 1,000 of them (`_UNUSED`), or up
-  to a tenth of the number of tokens if this is more.
-
-  Args:
-    name: Name of the tokenizer, for messages.
-    numbers: The number of each token.
-
-  Raises:
-    ValueError: If two tokens have the same number, or if more numbers than
-      these have no token.
+  Raises ValueError if two tokens have one number, or if more than 1,000 lower
+  numbers, and more than a tenth of the number of tokens, have no token.
   """
   by_number: dict[int, str] = {}
   for token, number in sorted(numbers.items()):
@@ -356,21 +324,10 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
 
 
 def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
-  """Refuses regular expressions whose time grows exponentially with a text.
+  """Raises ValueError if the time of a regular expression grows exponentially.
 
   An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So the
-  texts "a!", "aa!", "aaa!" and so on are encoded and decoded until one of them
-  takes too long. As the time only doubles from one text to the next, the
-  slowest text takes about twice the limit. Other characters than "a" are tried,
-  too. With usual patterns, all texts together take next to no time.
-
-  Args:
-    name: Name of the tokenizer, for the message.
-    text: Content of the tokenizer.json.
-    tokenizer: The tokenizer of the library.
-
-  Raises:
-    ValueError: If a text takes too long, or if the library raises an error.
+  texts "a!", "aa!", "aaa!" and so on, also of other characters, are tried.
   """
   patterns = _patterns(json_object(text, name, is_ours=False))
   if not patterns:
@@ -395,11 +352,9 @@ def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
 
 
 def _patterns(value: Any) -> list[str]:
-  """Returns the regular expressions of a tokenizer.json, in order.
+  """Returns all regular expressions in the JSON value of a tokenizer.json.
 
-  Args:
-    value: The JSON value, or a value inside it. A regular expression is the
-      field "Regex" of an object at any depth.
+  A regular expression is the field "Regex" of an object at any depth.
   """
   patterns = []
   inner_values = []
@@ -415,16 +370,10 @@ def _patterns(value: Any) -> list[str]:
 
 
 def _end_of_text(name: str, end_name: str, tokenizer: Any) -> int:
-  """Returns the number of the token that is put between two documents.
+  """Returns the number of the token between two documents, by its name.
 
-  Args:
-    name: Name of the tokenizer, for messages.
-    end_name: Name of the token; "": the first entry of `_ENDS_OF_TEXT` that the
-      tokenizer has.
-    tokenizer: The tokenizer of the library.
-
-  Raises:
-    ValueError: If the tokenizer has no such token.
+  The name "" stands for the first entry of `_ENDS_OF_TEXT` that exists. Raises
+  ValueError if there is no such token.
   """
   names = [end_name] if end_name else _ENDS_OF_TEXT
   for token in names:
@@ -448,11 +397,7 @@ def _end_of_text(name: str, end_name: str, tokenizer: Any) -> int:
 
 
 def _decode_utf8(document: bytes) -> str:
-  """Returns the text of a document.
-
-  Raises:
-    ValueError: If the document is not UTF-8. The message is one line.
-  """
+  """Returns the text of a document; raises ValueError if it is not UTF-8."""
   try:
     return document.decode()
   except UnicodeDecodeError as error:

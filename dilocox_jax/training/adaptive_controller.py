@@ -1,19 +1,15 @@
 """Chooses the rank and H of the rounds while a run is under way.
 
 The rank is that of the codec `low_rank`, and H is the number of inner steps of
-a round.
+a round. Without adaptive compression, both are always those of the config.
 
-Without adaptive compression, all rounds have the rank and H of the config. With
-it, the controller measures the *energy rank* of the averaged updates in every
-round: how many singular values hold a given share of an update's squared norm
-(`plan.adaptive`). After `adaptive.window_rounds` rounds, the policy chooses the
-rank and H of the next rounds from these measurements.
+With it, the controller measures the *energy rank* of the averaged updates in
+every round: how many singular values hold a given share of an update's squared
+norm (`plan.adaptive`). After every `adaptive.window_rounds` rounds, the policy
+chooses the next rank and H from these measurements.
 
 A fragment is a part of the parameters. It is averaged as a whole, once in each
 round. A segment is a part of the run, such as a round.
-
-Every checkpoint contains the measurements and the choices. So a run that was
-stopped and continued makes the same choices as a run that was never stopped.
 """
 
 import dataclasses
@@ -36,20 +32,13 @@ from dilocox_jax.training.states import TrainingState
 class AdaptiveController:
   """Holds the rank and H of a run's rounds, and changes them during the run.
 
-  The property `plan` is the plan of the run with the current H. It changes when
-  the controller chooses another H.
-
   Attributes:
     setting: Current rank and H of the rounds.
     is_adaptive: Whether the setting may change.
   """
 
   def __init__(self, programs: Programs):
-    """Starts with the rank and H of a run's programs and plan.
-
-    Args:
-      programs: Programs of the run's first rounds.
-    """
+    """Starts with the rank and H of a run's programs."""
     self._first = programs
     self._policy = programs.policy
     self._rounds = {self._policy.first: programs.rounds}
@@ -62,10 +51,7 @@ class AdaptiveController:
 
   @property
   def rounds(self) -> Rounds:
-    """Programs of rounds with the current rank and H.
-
-    The programs of a setting are built once and then reused.
-    """
+    """Programs of rounds with the current rank and H."""
     if self.setting not in self._rounds:
       first_rounds = self._first.rounds
       traffic = self.traffic
@@ -80,7 +66,7 @@ class AdaptiveController:
 
   @property
   def traffic(self) -> Traffic:
-    """Computes the bytes that rounds with the current rank and H send."""
+    """Counter of the bytes that rounds with the current rank and H send."""
     first_traffic = self._first.traffic
     codec = with_rank(first_traffic.codec, self.setting.rank)
     return dataclasses.replace(
@@ -91,11 +77,10 @@ class AdaptiveController:
   def plan(self) -> RunPlan:
     """Plan of the run with the current H.
 
-    After a change of H, an update that the last round sent may not be applied
-    yet, and the new schedule must apply it. So the plan treats the last round
-    as if it had the new H too. Example: if H changes from 8 to 5 at step 24,
-    the new schedule starts at step 24 - 5 = 19. Its round 0 then ends at step
-    24, where the update was sent.
+    After a change of H, the plan treats the last round as if it had the new H,
+    too, because its update may not be applied yet. Example: if H changes from 8
+    to 5 at step 24, the new schedule starts at step 24 - 5 = 19, so that its
+    round 0 ends at step 24.
     """
     plan = self._first.plan.at_interval(self.setting.sync_interval)
     if self._since is None:
@@ -106,13 +91,8 @@ class AdaptiveController:
   def observe(self, drifts: Sequence[Drift]) -> None:
     """Records the energy ranks of the updates that a segment has averaged.
 
-    The energy rank of an update is the number of singular values that hold a
-    given share of its squared norm, as the mean over the update's matrices.
-    Without adaptive compression nothing is recorded.
-
-    Args:
-      drifts: What the replicas recorded about each exchange of the segment. The
-        field `observed` has the arrays from which ranks are measured.
+    They are measured from the field `observed` of each drift. Without adaptive
+    compression nothing is recorded.
     """
     if not self.is_adaptive:
       return
@@ -144,9 +124,8 @@ class AdaptiveController:
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
     """Chooses a new rank and H, and returns the state for the next rounds.
 
-    If H changes, the schedule of sends and applies starts anew (`plan`), and
-    the step of the schedule that the state counts is set to fit. All processes
-    must call this method.
+    In the state, only the counter `step` changes. All processes must call this
+    method.
 
     Args:
       state: State after the segment.
@@ -162,10 +141,9 @@ class AdaptiveController:
     )
 
   def choose_setting(self, segment: Segment) -> None:
-    """Chooses the rank and H of the next rounds, and forgets all measurements.
+    """Chooses the rank and H of the rounds after a segment that has just ended.
 
-    Args:
-      segment: Segment that has just ended.
+    All measurements are then forgotten.
     """
     setting = self._policy.next_setting(self._measured, self._bytes_of)
     if setting.sync_interval != self.setting.sync_interval:
@@ -174,13 +152,7 @@ class AdaptiveController:
     self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    """Returns the bytes that a replica sends in a round with a given rank.
-
-    Every fragment is sent once.
-
-    Args:
-      rank: Rank of the low-rank codec.
-    """
+    """Returns the bytes that a replica sends in a round with a given rank."""
     traffic = self._first.traffic
     return message_bytes(with_rank(traffic.codec, rank), traffic.shapes)
 
@@ -193,11 +165,7 @@ class AdaptiveController:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores choices and measurements from a checkpoint.
-
-    Args:
-      state: A result of `get_state`.
-    """
+    """Restores choices and measurements that `get_state` returned."""
     self.setting = RoundSetting(**state["choice"])
     self._since = state["since"]
     self._measured = list(state["measured"])

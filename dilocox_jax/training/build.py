@@ -4,8 +4,7 @@ The model, the inner step, the exchange and the outer step take plain arguments
 and do not know the config. This module reads the config and connects them.
 `model_functions` does the same for the model, and `run_text` for the data.
 
-A runtime is one program of JAX, perhaps in several processes. A fragment is a
-part of the parameters that the replicas average as a whole.
+A runtime is one program of JAX, perhaps in several processes.
 """
 
 import dataclasses
@@ -60,9 +59,8 @@ class Programs:
   Attributes:
     model: Functions of the model. Evaluations use its loss.
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
-      replica (nats a token), for use under `Replicas.map`. With a loss of the
-      user, batches are trees [N, B, ...]. If some parameters are frozen, the
-      function has one more argument, `frozen`.
+      replica (nats a token). With a loss of the user, batches are trees
+      [N, B, ...]. With frozen parameters, `frozen` is one more argument.
     schedule: Function from the inner step to the learning rate. It returns NaN
       if the user supplied an inner optimizer, which has its own rate.
     steps: Programs of data-parallel steps of all replicas.
@@ -71,7 +69,7 @@ class Programs:
     traffic: Counter of the bytes that the first rounds send.
     policy: Chooses rank and H of the rounds after the first ones.
     aggregator_of: Function from a codec to the aggregator that uses it, an
-      object that averages what replicas send.
+      object that averages the messages of the replicas.
   """
 
   model: LossModel
@@ -101,13 +99,10 @@ class Programs:
 
   @functools.cached_property
   def evaluate_each(self) -> Any:
-    """The compiled function (params, batches) -> losses of all replicas.
+    """The compiled function (params, batches) -> losses [M] of all replicas.
 
-    The parameters have leaves [M, ...], and the losses have the shape [M], in
-    nats a token. Every replica evaluates its own parameters on all batches, so
-    nothing is sent. Batches are token ids [N, B, L + 1]: N batches of B
-    sequences of L + 1 tokens. With a loss of the user, they are trees
-    [N, B, ...].
+    The parameters have leaves [M, ...]. Every replica evaluates its own
+    parameters on all batches, which are those of `evaluate`.
     """
     return self._evaluation_program(params_axis=0, losses_axis=0)
 
@@ -116,13 +111,8 @@ class Programs:
   ) -> Callable:
     """Returns the compiled function (params, batches) -> losses.
 
-    It passes frozen parameters on, if there are any.
-
-    Args:
-      params_axis: 0 if the parameters have a replica axis in front; None if all
-        replicas have the same parameters.
-      losses_axis: 0 for losses [M]; None for one loss, which all replicas
-        share.
+    An axis is 0 for parameters or losses with a replica axis in front, and None
+    for those that all replicas share.
     """
     frozen = self.rounds.frozen
     replicas = self.rounds.replicas
@@ -141,15 +131,9 @@ class Programs:
 
 
 def _aggregator_of(config: RunConfig) -> Callable[[Codec], Aggregator]:
-  """Builds the function from a codec to the aggregator that uses it.
+  """Returns a function from a codec to the aggregator that uses it.
 
-  Args:
-    config: Config of a run whose replicas share a runtime.
-
-  Returns:
-    A function (codec) -> `Aggregator`, which averages what replicas send. It
-    has the exchange settings of the config. If `exchange.max_norm_ratio` is
-    set, it leaves out replicas whose norm is too large.
+  The aggregator averages the replicas' messages as `config.exchange` says.
   """
   exchange = config.exchange
   mean_of = functools.partial(
@@ -171,15 +155,9 @@ def run_exchange(
 ) -> LocalExchange | MailboxExchange:
   """Builds the exchange that averages over the replicas of a run.
 
-  Args:
-    config: Config of the run.
-    overrides: Objects in place of what the config names.
-
-  Returns:
-    The exchange of the overrides, if there is one. Otherwise an exchange with
-    the codec and the settings of the config. Exception: if the config names a
-    mailbox and the overrides have none, the result can only read what a run has
-    saved, and exchanges nothing.
+  It is the exchange of the overrides or, if they have none, that of the config.
+  If the config names a mailbox and the overrides have no exchange, the result
+  can only read a saved run, and exchanges nothing.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange
@@ -201,11 +179,9 @@ def programs(
 ) -> Programs:
   """Builds the model, the optimizers and all programs of a run.
 
-  There are programs for data-parallel steps and programs for rounds.
-
   Args:
     config: Config of the run.
-    overrides: Objects in place of what the config names.
+    overrides: Objects in place of those that the config names.
     end_of_text: Token after which attention starts anew; None: attention sees
       the whole sequence.
     platform: Kind of devices that the programs are for, e.g. "tpu". None means
@@ -215,10 +191,9 @@ def programs(
 
   Raises:
     ValueError: If there are too few devices, if a device lacks the memory kind
-      of the config, or if optax lacks an optimizer of the config. Also if the
-      model cannot be divided as the config says, among devices or into
-      fragments. Also if the config lets replicas be absent or slow in some
-      rounds, and the user supplies an exchange or each replica keeps outer
+      of the config, if optax lacks an optimizer of the config, or if the model
+      cannot be divided among devices or into fragments. Also if replicas may be
+      absent or slow, and an exchange is passed in or each replica has outer
       parameters of its own.
   """
   if devices:
@@ -340,38 +315,22 @@ def programs(
 def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
-  All processes of a run return the same value, even if their devices differ,
-  because they run one program.
-
-  Args:
-    config: Config of the run.
-    devices: Devices to compile for; None means JAX's devices. If the config has
-      `mesh.gather="auto"`, the memory of JAX's devices decides. The memory of
-      devices that are passed in is not known, which gives "stage".
-
-  Returns:
-    "stage" (all layers of the stage at once) or "layer" (one after the other).
+  "stage" means all layers of the stage at once, "layer" one after the other.
+  All processes return the same value.
   """
   is_open = config.mesh.gather == "auto" and config.mesh.num_stages > 1
   if devices is not None or not is_open:
     return chosen_gather(config)
+  # All processes run one program, so the smallest memory decides for all.
   memory_bytes = min(map(device_bytes, jax.local_devices()))
   least_bytes = min(coordinator_store.allgather(memory_bytes))
   return chosen_gather(config, least_bytes)
 
 
 def _needs_thread(config: RunConfig) -> bool:
-  """Whether a second thread dispatches exchanges (`rounds.exchange_thread`).
-
-  The config can say so. With `mesh.exchange_dispatch="auto"` a thread is used
-  between processes on CPUs, because XLA does not overlap transfers with steps
-  there. On TPUs and GPUs XLA overlaps them, and inside one process there is no
-  link. A thread is not used either if the outer state is in the memory of the
-  host (`mesh.outer_memory`).
-
-  Args:
-    config: Config of the run.
-  """
+  """Whether a second thread dispatches exchanges (`rounds.exchange_thread`)."""
+  # XLA overlaps transfers with steps on TPUs and GPUs, but not on CPUs. Inside
+  # one process there is no link.
   mesh = config.mesh
   if mesh.exchange_dispatch != "auto":
     return mesh.exchange_dispatch == "thread"
@@ -384,10 +343,7 @@ def _with_average(
 ) -> optax.GradientTransformation:
   """Lets an optimizer keep a running average of the parameters.
 
-  Args:
-    optimizer: The optimizer.
-    power: Power of the average (`outer.average_power`). If it is 0, the
-      optimizer is returned unchanged.
+  With a `power` of 0, the optimizer is returned unchanged.
   """
   if not power:
     return optimizer
@@ -399,10 +355,7 @@ def outer_step(
 ) -> OuterStep:
   """Builds the outer step: exchange, outer optimizer and apply rule.
 
-  Args:
-    config: Config of the run.
-    overrides: Objects in place of what the config names.
-    aggregator: Averages a fragment over the replicas.
+  The aggregator averages a fragment (a part of the parameters) over replicas.
   """
   outer = config.outer
   optimizer = overrides.outer_optimizer
@@ -420,14 +373,8 @@ def outer_optimizer(
 ) -> optax.GradientTransformation:
   """Builds the outer optimizer that a config names.
 
-  With `outer.average_power`, it also keeps an average of the parameters. A
-  schedule-free optimizer keeps an average of its own.
-
-  Args:
-    config: Config of the run.
-    learning_rate: Rate of the first outer step, in place of
-      `outer.learning_rate`, e.g. a traced scalar. With `outer.schedule=
-      "constant"` it is the rate of all outer steps.
+  With `outer.average_power`, it also keeps an average of the parameters. The
+  argument `learning_rate`, which may be traced, replaces `outer.learning_rate`.
   """
   outer = config.outer
   rate = learning_rate
@@ -452,8 +399,7 @@ def outer_optimizer(
 def platform_name() -> str:
   """Returns the kind of JAX's devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm".
 
-  JAX calls GPUs of NVIDIA and of AMD "gpu". The two must be told apart, because
-  only GPUs of NVIDIA have cuDNN.
+  JAX itself calls GPUs of NVIDIA and of AMD "gpu".
   """
   name = jax.default_backend()
   if name == "gpu":

@@ -10,16 +10,13 @@ turn:
                                         step, 12, and the SHA-256 of the others
   12/                                   complete: Orbax has renamed the folder
 
-If the process is killed, the folder stays in one of these states. The next
-start removes a folder in the first or second state. So a folder whose name is
-only a number is complete. If its files do not have the digests in
-`digests.json`, the disk damaged the files later, or somebody copied another
-checkpoint there. Then the run goes on from an older checkpoint.
+The next start of a killed run removes a folder in the first or second state. If
+a complete folder's files do not have the digests in `digests.json`, the run
+goes on from an older checkpoint.
 
 The checkpoint of a finished run has the number of its last step plus one.
 Example: a run of 60 steps that stops before its flush, the exchanges that end a
-run, saves checkpoint 60. When the run has ended, it saves checkpoint 61. So no
-save replaces another.
+run, saves checkpoint 60. When the run has ended, it saves checkpoint 61.
 """
 
 import contextlib
@@ -115,16 +112,14 @@ class Checkpoints:
     """Opens the directory, and creates it unless it is read-only.
 
     Args:
-      directory: Folder that holds one folder for each checkpoint. The name of a
-        checkpoint's folder is its step.
+      directory: Folder that holds one folder for each checkpoint, named by its
+        step.
       keep: Number of newest checkpoints to keep.
-      read_only: Whether nothing in the directory may change, for example
-        because it belongs to another run.
+      read_only: Whether nothing in the directory may change.
 
     Raises:
       RefusedError: If `read_only` is False, and the directory is a file or a
-        symbolic link, or something in it is a symbolic link. Orbax would follow
-        a link, and write and delete there.
+        symbolic link, or something in it is a symbolic link.
     """
     self._read_only = read_only
     if read_only:
@@ -154,9 +149,7 @@ class Checkpoints:
     """Starts a save in the background and returns.
 
     If an earlier save is still being written, this call waits for it first. An
-    existing checkpoint of the same step is kept. Such a checkpoint exists if a
-    replica has lost the other replicas of its mailbox, has started again, and
-    reaches the step a second time.
+    existing checkpoint of the same step is kept.
 
     Args:
       step: Name of the checkpoint: the number of finished inner steps, or one
@@ -175,16 +168,13 @@ class Checkpoints:
     self._check_links()
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
+      # A replica that joined its mailbox again may reach a step a second time.
       if step in saved_steps(self._directory):
         return
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def _check_links(self) -> None:
-    """Creates the directory if it is missing, and refuses links in it.
-
-    Raises:
-      RefusedError: If the directory or something in it is a symbolic link.
-    """
+    """Creates the directory if it is missing, and refuses links in it."""
     folder = self._directory
     with _refusing_links(folder):
       files.folder_below(folder.parent, folder.name)
@@ -198,10 +188,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _wording_disk_errors(self) -> Iterator[None]:
-    """Turns an error of the disk into a `SaveError` of one line.
-
-    Orbax writes in the background, so it raises the error in the next call.
-    """
+    """Turns an error of the disk into a `SaveError` of one line."""
     try:
       yield
     except Exception as error:
@@ -218,10 +205,7 @@ class Checkpoints:
       ) from error
 
   def _write_digests(self) -> None:
-    """Writes the digests of a save. Orbax calls it when all files are written.
-
-    Only the main process writes them.
-    """
+    """Writes the digests of a save whose other files are all written."""
     if not processes.is_main():
       return
     # At most one save runs at a time.
@@ -244,9 +228,8 @@ class Checkpoints:
   def what_is_kept(self) -> str:
     """Names the newest checkpoint, after a save in the background has ended.
 
-    Returns:
-      A text for messages, e.g. "the checkpoint of step 12 is kept", or "no
-      checkpoint was saved yet".
+    The result is "the checkpoint of step 12 is kept", or "no checkpoint was
+    saved yet".
     """
     # If the save failed, older checkpoints are still there.
     with contextlib.suppress(SaveError):
@@ -254,11 +237,7 @@ class Checkpoints:
     return self._describe_newest()
 
   def _describe_newest(self) -> str:
-    """Names the newest complete checkpoint, without waiting for a save.
-
-    Example: "the checkpoint of step 12 is kept". If there is none: "no
-    checkpoint was saved yet".
-    """
+    """Names the newest complete checkpoint, without waiting for a save."""
     steps = saved_steps(self._directory)
     if not steps:
       return "no checkpoint was saved yet"
@@ -282,9 +261,8 @@ class Checkpoints:
       or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If an undamaged checkpoint does not fit the template. Also
-        if all checkpoints are damaged and the directory is not read-only,
-        because the run would start again and delete all rows of metrics.
+      RefusedError: If an undamaged checkpoint does not fit the template, or if
+        all checkpoints are damaged and the directory is not read-only.
     """
     step = self._find_newest()
     if step is None:
@@ -297,7 +275,7 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
-    Newer ones are set aside, as by `restore`. All processes must call this
+    Damaged ones are moved, as by `restore`. All processes must call this
     method.
 
     Args:
@@ -327,17 +305,10 @@ class Checkpoints:
     return jax.tree.unflatten(jax.tree.structure(like), arrays), record
 
   def _find_newest(self) -> int | None:
-    """Finds the newest undamaged checkpoint, and sets newer ones aside.
+    """Returns the step of the newest undamaged checkpoint, or None.
 
-    All processes must call this function.
-
-    Returns:
-      The step of the checkpoint. The result is None if there is no checkpoint,
-      or if the directory is read-only and all checkpoints are damaged.
-
-    Raises:
-      RefusedError: If all checkpoints are damaged and the directory is not
-        read-only.
+    Newer ones are moved away. If all are damaged, the result is None only in a
+    read-only directory; otherwise `RefusedError` is raised.
     """
     self._manager.wait_until_finished()
     # The main process chooses the checkpoint and moves damaged ones, so that
@@ -354,14 +325,10 @@ class Checkpoints:
     return step
 
   def _newest_undamaged(self) -> tuple[int | None, str]:
-    """Finds the newest undamaged checkpoint, and sets newer ones aside.
+    """Returns the step of the newest undamaged checkpoint and "".
 
-    Returns:
-      A step and a description of a damage:
-
-      - The step of the newest undamaged checkpoint and "".
-      - None and the damage of the newest checkpoint, if all are damaged.
-      - None and "", if there is no checkpoint.
+    If all are damaged: None and the damage of the newest. Without checkpoints:
+    None and "".
     """
     damages: dict[int, str] = {}
     for step in reversed(saved_steps(self._directory)):
@@ -374,15 +341,9 @@ class Checkpoints:
     return None, next(iter(damages.values()), "")
 
   def _set_aside(self, step: int, reason: str) -> None:
-    """Moves a damaged checkpoint away, so that its step can be saved again.
+    """Moves a damaged checkpoint to "broken_checkpoints", and logs a warning.
 
-    It is moved to "broken_checkpoints" beside the directory, and replaces an
-    earlier one of this step there. In a read-only directory the checkpoint
-    stays. A warning is logged in both cases.
-
-    Args:
-      step: Step of the checkpoint.
-      reason: What is damaged, for the warning.
+    In a read-only directory it stays. `reason` says what is damaged.
     """
     path = self._directory / str(step)
     if not self._read_only:
@@ -397,18 +358,9 @@ class Checkpoints:
     )
 
   def _state(self, step: int, like: Tree) -> Tree:
-    """Reads the arrays of a checkpoint.
+    """Reads the arrays of a checkpoint into a tree like `like`.
 
-    Args:
-      step: Step of the checkpoint.
-      like: Tree of the shapes, types and shardings of the state.
-
-    Returns:
-      A tree like `like`, with the arrays of the checkpoint.
-
-    Raises:
-      RefusedError: If the names, shapes or types of the arrays in the
-        checkpoint are not those of `like`.
+    Raises `RefusedError` if names, shapes or types of the arrays differ.
     """
     leaves_by_name = _leaves(like)
     try:
@@ -434,17 +386,7 @@ class Checkpoints:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:
-    """Reads one item of a checkpoint.
-
-    Args:
-      step: Step of the checkpoint.
-      name: `ARRAYS` or `RECORD`.
-      args: Arguments of Orbax that tell how the item is read, e.g.
-        `ocp.args.JsonRestore()`.
-
-    Returns:
-      A dict of arrays by name for `ARRAYS`; the values of JSON for `RECORD`.
-    """
+    """Reads an item of a checkpoint: `ARRAYS` (arrays by name) or `RECORD`."""
     composite = ocp.args.Composite(**{name: args})
     return self._manager.restore(step, args=composite)[name]
 
@@ -460,14 +402,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
-  """Turns a `NotADirectoryError` into a `RefusedError` that names the path.
-
-  `files.folder_below` raises a `NotADirectoryError` for a symbolic link, and
-  for anything else that is no folder.
-
-  Args:
-    path: The path that cannot be written, for the message.
-  """
+  """Turns a `NotADirectoryError` into a `RefusedError` that names the path."""
   try:
     yield
   except NotADirectoryError as error:
@@ -480,11 +415,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
   """Returns the steps of the complete checkpoints in a folder, ascending.
 
   A checkpoint is a subfolder whose name is its step. Everything else in the
-  folder is ignored, e.g. a file with the name "12" or a folder with the name
-  "012".
-
-  Args:
-    directory: Folder with one subfolder for each checkpoint.
+  folder is ignored.
   """
   names = [path.name for path in directory.glob("*") if path.is_dir()]
   numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
@@ -492,24 +423,14 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
-  """Returns the leaves of a state by name (`_named_leaves`).
-
-  Leaves of zero size are left out, because Orbax refuses them.
-
-  Args:
-    state: Tree of arrays.
-  """
+  """Returns the leaves of a state by name, without leaves of zero size."""
   return {name: leaf for name, leaf in _named_leaves(state) if leaf.size}
 
 
 def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
   """Returns all leaves with their names, such as "0002['params']['scale']".
 
-  A name is the number of the leaf in the flattened tree, and its key path, in
-  which "|" stands for "/".
-
-  Args:
-    state: Tree of arrays, or of their shapes and types.
+  A name is the number of the leaf in the flattened tree, and its key path.
   """
   paths_and_leaves, _ = jax.tree.flatten_with_path(state)
   named_leaves = []
@@ -520,17 +441,9 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 
 
 def _damage(checkpoint: pathlib.Path) -> str:
-  """Describes what is wrong with the files of a checkpoint.
+  """Describes the first damage of a checkpoint's files; "" if there is none.
 
-  A file that was not saved with the checkpoint also counts as a damage, unless
-  it is hidden. So does a checkpoint in the folder of another step.
-
-  Args:
-    checkpoint: Folder of the checkpoint.
-
-  Returns:
-    The first damage, e.g. "arrays/d/1 is damaged or missing"; "" if there is
-    none.
+  An added file, and a copy of another step's folder, also count.
   """
   try:
     manifest = json_file(checkpoint / _DIGESTS)
@@ -554,11 +467,7 @@ def _damage(checkpoint: pathlib.Path) -> str:
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
   """Returns the SHA-256 of every file in the subfolders of a checkpoint.
 
-  Args:
-    checkpoint: Folder of the checkpoint. Files directly in it are left out.
-
-  Returns:
-    Digests in hexadecimal, by the file's path relative to the folder.
+  Digests are hexadecimal, by the file's path relative to the folder.
   """
   digests = {}
   for path in sorted(checkpoint.glob("*/**/*")):
@@ -570,31 +479,14 @@ def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
 
 
 def _has_no_traceback(record: logging.LogRecord) -> bool:
-  """Drops log records with a traceback, as a filter of the logging module.
-
-  If a save fails, each background thread of Orbax logs a traceback. Orbax also
-  raises the error in its next call, and the run ends with one line
-  (`SaveError`). The 200 lines of tracebacks would hide this line.
-
-  Args:
-    record: The record.
-
-  Returns:
-    False if the record has a traceback.
-  """
+  """Returns whether a log record has no traceback, for a filter of logs."""
   return not record.exc_info
 
 
 def _is_of_disk(error: BaseException | None) -> bool:
-  """Whether an error, or one of its causes, comes from the operating system.
-
-  The library that writes the arrays (TensorStore) raises a ValueError instead
-  of an OSError. Its text contains the system's code, e.g.
-  "[os_error_code='28']" for a full disk.
-
-  Args:
-    error: The error; None counts as an error of another kind.
-  """
+  """Whether an error, or one of its causes, comes from the operating system."""
+  # TensorStore, which writes the arrays, raises a ValueError whose text has the
+  # system's code, e.g. "[os_error_code='28']" for a full disk.
   while error:
     if isinstance(error, OSError) or "os_error_code=" in str(error):
       return True

@@ -4,10 +4,9 @@ A drift says how far the replicas were from their mean in an exchange, in which
 they average a fragment (a part of the parameters). A segment is a part of a run
 that is dispatched as a whole, such as a round.
 
-Processes may be connected by a slow link, and the plan counts only the bytes of
-exchanges. So no function of this module sends parameters from one process to
-another, with one exception: if every replica has outer parameters of its own,
-an evaluation averages them. `_sent_bytes` counts the bytes of this average.
+No function of this module sends parameters between processes, with one
+exception: if every replica has outer parameters of its own, an evaluation
+averages them. `_sent_bytes` counts the bytes of this average.
 """
 
 import logging
@@ -53,14 +52,13 @@ def losses(
       reads. None: this is not the last evaluation, or there is no such text.
 
   Returns:
-    The losses, and the bytes that a replica sent to compute them
-    (`_sent_bytes`). The losses are floats:
+    The losses, and the bytes that a replica sent to compute them. The losses
+    are floats:
 
     - "outer_loss": loss of the outer parameters, or of their average if the run
-    keeps one (`params_to_keep`).
-    - "mean_loss": loss of the mean of the replicas' parameters. It is None
-    during rounds if there are several processes, which would have to send their
-    parameters.
+    keeps one.
+    - "mean_loss": loss of the mean of the replicas' parameters; None during
+    rounds if there are several processes.
     - "replica_loss": loss of replica 0. If all replicas share their parameters
     (`SharedState`), this and "mean_loss" are the loss of these parameters.
     - "judge_loss": loss on `judging`, of the parameters of "outer_loss". It is
@@ -99,13 +97,9 @@ def losses(
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   """Returns the parameters that a run evaluates and exports.
 
-  They are the outer parameters, or the average of the outer parameters over the
-  steps if the run keeps one. If gradients are averaged, as in a warm start, all
-  replicas share their parameters, and these (or their average) are returned.
-
-  Args:
-    programs: Programs of the run.
-    state: State of all replicas.
+  They are the outer parameters. In a `SharedState` they are the parameters that
+  all replicas share. If the run averages either over the steps, they are this
+  average.
   """
   if isinstance(state, SharedState):
     return parameters_to_keep(state.optimizer, state.params)
@@ -115,13 +109,8 @@ def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
 def _sent_bytes(programs: Programs, state: TrainingState) -> int:
   """Returns the bytes that a replica sends to others in an evaluation.
 
-  An evaluation sends bytes only if there are several processes and each replica
-  has outer parameters of its own. The replicas then average these parameters
-  in fp32, by an AllReduce.
-
-  Args:
-    programs: Programs of the run.
-    state: State of all replicas.
+  It sends bytes only if there are several processes and each replica has outer
+  parameters of its own, which the replicas then average in fp32.
   """
   is_shared = isinstance(state, SharedState) or programs.rounds.outer.is_shared
   if is_shared or jax.process_count() == 1:
@@ -139,13 +128,7 @@ def _mean_loss(
 ) -> float:
   """Returns the mean loss over all held-out batches, in nats a prediction.
 
-  Every predicted token, or example, has the same weight.
-
-  Args:
-    programs: Programs of the run.
-    evaluate: Function (params, batches [N, B, ...]) -> mean loss of them.
-    params: Parameters to evaluate.
-    validation: Trees of held-out batches, leaves [N, B, ...].
+  The function `evaluate` returns the mean loss of batches [N, B, ...].
   """
   total_loss = 0.0
   num_predicted = 0
@@ -159,24 +142,16 @@ def _mean_loss(
 
 @jax.jit
 def _first(tree: Tree) -> Tree:
-  """Returns the values of replica 0.
-
-  Args:
-    tree: Tree with leaves [M, ...].
-  """
+  """Returns the values of replica 0 from a tree with leaves [M, ...]."""
   return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def check_losses(metrics: StepMetrics, segment: Segment) -> None:
-  """Checks that the metrics of a segment's steps are finite.
-
-  Args:
-    metrics: Losses and gradient norms, [M, num_steps], on the host.
-    segment: The segment that was run.
+  """Checks that the losses and gradient norms of a segment are finite.
 
   Raises:
-    NotFiniteError: One line that names the earliest step at which a value is
-      not finite, and the first replica with such a value at this step.
+    NotFiniteError: If a value is not finite. The message names the first step
+      with such a value, and a replica.
   """
   is_bad = ~np.isfinite(np.stack(metrics)).all(axis=0)
   if is_bad.any():
@@ -190,13 +165,8 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 def applied_events(segment: Segment) -> list[Event]:
   """Returns the exchanges whose means a segment applies, in order.
 
-  Args:
-    segment: A part of the run, such as a round. It consists of windows, of
-      which each applies at most one exchange.
-
-  Returns:
-    For each exchange an `Event`, which names the fragment (a part of the
-    parameters) and the steps at which it was sent and is applied.
+  For each exchange, an `Event` names the fragment (a part of the parameters)
+  and the steps at which it was sent and is applied.
   """
   return [window.applied for window in segment.windows if window.applied]
 
@@ -238,24 +208,19 @@ def check_drifts(
   steps: Sequence[int],
   participation: RoundParticipation | None = None,
 ) -> None:
-  """Checks that every replica sent finite values.
+  """Checks that every replica sent finite values in exchanges.
 
-  The mean leaves out a replica whose values are not finite. A rule that resets
-  replicas would then hide that this replica has diverged. So the norm of what
-  each replica sent is checked (`Drift.own_squared`).
-
-  With `exchange.max_norm_ratio` a filter rejects a replica whose norm is too
-  large or not finite, and the replica counts as one that sent zeros. This is no
-  error, and is logged (`Drift.is_left_out`).
+  If a filter (`exchange.max_norm_ratio`) has rejected a replica, this is only
+  logged.
 
   Args:
-    exchanges: For every exchange, norms of what each replica sent, on the host.
+    exchanges: For every exchange, norms of the replicas' values, on the host.
     steps: Inner step of the run at which each exchange was sent.
     participation: Says which replicas take part in each exchange; None: all do.
 
   Raises:
-    NotFiniteError: One line that names the replica and the step. Replicas that
-      take no part are not checked.
+    NotFiniteError: If the norm of a replica that takes part is not finite. The
+      message names the replica and the step.
   """
   participants = _participants(exchanges, participation)
   for step, drift, takes_part in zip(
@@ -279,11 +244,7 @@ def check_drifts(
 
 
 def _is_left_out(drift: Drift) -> np.ndarray:
-  """Returns which replicas were left out of a mean without an error, [M].
-
-  Args:
-    drift: Norms of what each replica sent in an exchange, on the host.
-  """
+  """Returns which replicas a mean leaves out without an error, [M]."""
   if drift.is_left_out is not None:
     return np.asarray(drift.is_left_out)
   if np.size(drift.own_squared) == 1:
@@ -296,15 +257,7 @@ def _is_left_out(drift: Drift) -> np.ndarray:
 def _participants(
   exchanges: Sequence[Drift], participation: RoundParticipation | None
 ) -> list[np.ndarray]:
-  """Returns which replicas take part in each exchange.
-
-  Args:
-    exchanges: For every exchange, norms of what each replica sent.
-    participation: Says which replicas take part in each exchange; None: all do.
-
-  Returns:
-    An array of booleans [M] for every exchange.
-  """
+  """Returns which replicas take part in each exchange, booleans [M]."""
   if participation:
     return participation.participants
   return [np.ones(np.shape(drift.own_squared), bool) for drift in exchanges]
@@ -315,8 +268,6 @@ def drift_rows(
 ) -> list[dict[str, Any]]:
   """Returns the drifts of a segment as rows for `metrics.jsonl`.
 
-  A drift says how far the replicas were from the mean in an exchange.
-
   Args:
     segment: The part of the run that was run, such as a round.
     exchanges: Drift of every exchange that the segment applies, on the host.
@@ -325,7 +276,7 @@ def drift_rows(
 
   Returns:
     One row for each applied exchange: the fragment, the step at which it was
-    sent, norms and cosines, and what the aggregator recorded. An exchange to
+    sent, norms and cosines, and observations of the aggregator. An exchange to
     which no replica contributed has no row.
   """
   participants = _participants(exchanges, segment.participation)
@@ -359,20 +310,10 @@ def _observed_columns(
 ) -> dict[str, Any]:
   """Returns the columns of a row for the values that an aggregator observed.
 
-  The host computes the ranks of a low-rank update from the eigenvalues of its
-  Gram matrices. For large updates only some matrices are observed
-  (`codecs.low_rank.grams`).
-
-  Args:
-    observed: Observed values by name. Arrays with three axes are Gram matrices.
-    energy_share: Share of an update's squared norm that its energy rank must
-      hold (`plan.adaptive`).
-
-  Returns:
-    "observed": the values that are no Gram matrices, as lists by name. "rank":
-    mean number of columns of the low-rank factors. "energy_rank": how many
-    singular values hold the share, as the mean over all matrices. A column
-    without values is missing.
+  Arrays with three axes are Gram matrices of low-rank updates. They give
+  "rank", the mean number of columns of the factors, and "energy_rank", how many
+  singular values hold `energy_share`. The other values are in "observed", by
+  name.
   """
   columns: dict[str, Any] = {}
   values_by_name = {

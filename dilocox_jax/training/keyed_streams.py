@@ -15,14 +15,7 @@ class KeyedStreams:
   """Streams of batches with random keys, for a loss that draws random numbers.
 
   The class has the methods of `data.streams.Streams`, and each batch is a
-  `KeyedBatch`. The keys depend on the seed, the replica and the step alone. So
-  a run that goes on from a checkpoint draws what it would have drawn without a
-  pause.
-
-  Args:
-    streams: Streams of the batches.
-    num_replicas: Number of replicas, M.
-    seed: Seed of the keys.
+  `KeyedBatch`. The keys depend on the seed, the replica and the step alone.
   """
 
   def __init__(self, streams: Streams, num_replicas: int, seed: int):
@@ -33,11 +26,7 @@ class KeyedStreams:
     self.get_state = streams.get_state
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on at a position, as `Streams.set_state` does.
-
-    Args:
-      state: Result of `get_state` for streams of the same data.
-    """
+    """Moves the streams to a position that `get_state` returned."""
     self._streams.set_state(state)
     self._step = int(state["step"])
 
@@ -45,7 +34,7 @@ class KeyedStreams:
     """Reads the next batches, and moves all replicas on by `num_steps`.
 
     Args:
-      num_steps: Number of steps to read, a batch of each replica for a step.
+      num_steps: Number of batches to read of each replica.
       replicas: Indices of the replicas to read; None: all.
 
     Returns:
@@ -68,15 +57,6 @@ class KeyedStreams:
 
 
 def row_keys(seed: int, replica: int, step: int, batch_size: int) -> np.ndarray:
-  """Draws a random key of JAX for each row of a batch, as uint32 [B, 2].
-
-  The two numbers of a key are its data (`jax.random.key_data`).
-
-  Args:
-    seed: Seed of the run.
-    replica: Index of the replica.
-    step: Inner step, from 0.
-    batch_size: Number of rows, B.
-  """
+  """Draws a random key of JAX for each row of a batch, as uint32 [B, 2]."""
   generator = np.random.default_rng([seed, replica, step])
   return generator.integers(2**32, size=(batch_size, 2), dtype=np.uint32)

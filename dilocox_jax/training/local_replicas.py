@@ -2,9 +2,7 @@
 
 A runtime is one program of JAX, perhaps in several connected processes.
 
-The trainer goes through its plan in the same way with all replicas or with one
-replica that exchanges messages through a mailbox. It asks an object for
-everything that differs between the two: `LocalReplicas`, or
+The trainer uses `LocalReplicas`, or for one replica with a mailbox
 `mailbox_replica.MailboxReplica`, which has the same methods.
 """
 
@@ -25,8 +23,8 @@ from dilocox_jax.trees import Tree
 class LocalReplicas:
   """All replicas of a run, which live in this runtime.
 
-  It has the methods of `mailbox_replica.MailboxReplica`. Most of them do
-  nothing here.
+  Most methods do nothing here. Only `MailboxReplica`, which has the same
+  methods, needs them.
 
   Attributes:
     config: Config of the run.
@@ -37,20 +35,11 @@ class LocalReplicas:
   is_behind = False
 
   def __init__(self, config: RunConfig):
-    """Stores the config.
-
-    Args:
-      config: Config of the run.
-    """
+    """Stores the config."""
     self.config = config
 
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
-    """Returns the overrides of a run unchanged: the config names the exchange.
-
-    Args:
-      overrides: The caller's objects in place of what the config names.
-      text_digest: Digest of the training text.
-    """
+    """Returns the overrides unchanged: the config names the exchange."""
     del text_digest
     return overrides
 
@@ -62,15 +51,7 @@ class LocalReplicas:
     optimizer: Tree,
     batch: Tree,
   ) -> None:
-    """Stores the rounds of the run. The other arguments are not read.
-
-    Args:
-      rounds: First rounds of the run.
-      traffic: Counter of the bytes that these rounds send.
-      params: Shapes and types of the parameters.
-      optimizer: Shapes and types of the inner optimizer's state.
-      batch: Shapes and types of a batch of one inner step, leaves [B, ...].
-    """
+    """Stores the rounds of the run. The other arguments are not read."""
     del traffic, params, optimizer, batch
     self._rounds = rounds
 
@@ -80,12 +61,7 @@ class LocalReplicas:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Does nothing: replicas in one runtime need not join a run.
-
-    Args:
-      values: Config of the run, with its sections.
-      override_names: Names of the overrides that the user supplies.
-    """
+    """Does nothing: replicas in one runtime need not join a run."""
 
   def open(
     self,
@@ -93,14 +69,7 @@ class LocalReplicas:
     resume_step: int | None,
     log: RunLog | None,
   ) -> None:
-    """Does nothing: these replicas write no rows of their own.
-
-    Args:
-      workdir: The run directory.
-      resume_step: Inner step of the restored checkpoint; None: none was
-        restored.
-      log: Log of the run; None: it has none.
-    """
+    """Does nothing: these replicas write no rows of their own."""
 
   @property
   def indices(self) -> Sequence[int]:
@@ -108,25 +77,12 @@ class LocalReplicas:
     return self._rounds.replicas.own
 
   def join(self, state: RoundState, total_steps: int) -> RoundState | None:
-    """Returns None: no replica joins a run in one runtime late.
-
-    Args:
-      state: The first state of the run.
-      total_steps: Inner steps of the run.
-    """
+    """Returns None: no replica joins a run in one runtime late."""
     del state, total_steps
     return None
 
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
-    """Is never called, because these replicas are never behind.
-
-    Args:
-      state: State before the segment.
-      segment: A part of the run, such as a round.
-
-    Raises:
-      AssertionError: Always.
-    """
+    """Raises AssertionError, because these replicas are never behind."""
     raise AssertionError("replicas in one runtime are never behind")
 
   def request_stop(self) -> None:
@@ -136,11 +92,7 @@ class LocalReplicas:
     """Does nothing. The trainer calls this method after the last inner step."""
 
   def record(self, step: int) -> str:
-    """Records nothing, and returns "" as the note for the progress line.
-
-    Args:
-      step: Finished inner steps.
-    """
+    """Records nothing, and returns "" as the note for the progress line."""
     del step
     return ""
 
@@ -149,8 +101,4 @@ class LocalReplicas:
     return None
 
   def set_state(self, state: Mapping[str, Any] | None) -> None:
-    """Does nothing: these replicas have saved nothing in a checkpoint.
-
-    Args:
-      state: Result of `get_state`, which is None.
-    """
+    """Does nothing: these replicas have saved nothing in a checkpoint."""

@@ -3,11 +3,9 @@
 A mailbox is a folder or a bucket in which the programs leave messages for each
 other. Its place is also called the store.
 
-The trainer goes through the same plan as with all replicas, but with one
-replica. This module has what differs: the exchange through the mailbox
-(docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
-a replica that was absent skips the segments that the others finished without
-it.
+The file has the exchange through the mailbox (docs/mailbox/how_to.md), how a
+late joiner finds its step of the plan, and how a replica that was absent skips
+the segments (parts of the run, such as rounds) that it missed.
 """
 
 import dataclasses
@@ -65,14 +63,8 @@ def mailbox_config(
 ) -> RunConfig:
   """Returns the config with `exchange.collective` set to "mailbox".
 
-  Args:
-    config: Config of the user.
-    address: Mailbox of the run, and name of the replica; None: the user gave
-      none, which is an error.
-    overrides: The caller's objects in place of what the config names.
-
   Raises:
-    ValueError: If there is no address, if the user supplies an exchange, or if
+    ValueError: If the address is None, if the user supplies an exchange, or if
       the config names another collective.
   """
   require(
@@ -102,12 +94,8 @@ def mailbox_exchange(
 ) -> MailboxExchange:
   """Returns the exchange of a run whose replicas use a mailbox.
 
-  Args:
-    config: Config of the run.
-    address: Mailbox of the run, and name of the replica. None gives an exchange
-      that can read what a run has saved, but can exchange nothing.
-    text_digest: Digest of the training text, which must be equal in all
-      replicas.
+  The digest of the text must be equal in all replicas. Without an address, the
+  exchange can read a saved run, but can exchange nothing.
   """
   settings = config.exchange
   if address is None:
@@ -136,12 +124,7 @@ class MailboxReplica:
   """
 
   def __init__(self, config: RunConfig, address: MailboxAddress):
-    """Stores config and address; connects to nothing yet.
-
-    Args:
-      config: Config of the run (`mailbox_config`).
-      address: Mailbox of the run, and name of the replica.
-    """
+    """Stores config and address; connects to nothing yet."""
     self.config = config
     self.name = address.name
     self._address = address
@@ -151,15 +134,7 @@ class MailboxReplica:
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
     """Builds the exchange of the mailbox, and returns the overrides with it.
 
-    The exchange object sends messages through the mailbox.
-
-    Args:
-      overrides: The caller's objects in place of what the config names.
-      text_digest: Digest of the training text, which must be equal in all
-        replicas.
-
-    Returns:
-      The overrides with the new exchange.
+    The digest of the text must be equal in all replicas.
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
@@ -177,17 +152,12 @@ class MailboxReplica:
   ) -> None:
     """Checks and stores the rounds of the run.
 
-    Args:
-      rounds: Rounds with the exchange of `with_exchange`.
-      traffic: Counts the bytes that these rounds send.
-      params: Shapes and types of the parameters.
-      optimizer: Shapes and types of the inner optimizer's state.
-      batch: Shapes and types of a batch of one inner step, leaves [B, ...].
+    The last three arguments are shapes and types: of the parameters, of the
+    inner optimizer's state, and of a batch of one inner step.
 
     Raises:
-      ValueError: One line, if the code of a step communicates over the replica
-        axis, which a program with one replica does not have (`rounds.alone`),
-        or if `mailbox.store_bytes` is too low for this plan.
+      ValueError: If the code of a step communicates over the replica axis, or
+        if `mailbox.store_bytes` is too low for this plan.
     """
     _ = rounds.runtime  # This tells the client how the replica is divided.
     rounds.check_alone(params, optimizer, batch)
@@ -221,8 +191,8 @@ class MailboxReplica:
     Place, name and secret must be equal. Only process 0 needs the secret.
 
     Raises:
-      RefusedError: One line, in every process, if something differs or if
-        process 0 cannot read the secret.
+      RefusedError: In every process, if something differs or if process 0
+        cannot read the secret.
     """
     address = self._address
     try:
@@ -250,10 +220,6 @@ class MailboxReplica:
   ) -> None:
     """Joins the run, or starts it if no replica has.
 
-    Args:
-      values: Config of the run, with its sections.
-      override_names: Names of the overrides that the user supplies.
-
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
         name, the secret or the address of the mailbox is wrong.
@@ -277,7 +243,7 @@ class MailboxReplica:
     Args:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint; later rows of the file
-        are deleted. None: no checkpoint was restored, so the file starts empty.
+        are deleted. None: the file starts empty.
       log: Gets every row of the file, too; None: there is no log.
     """
     self._log = log
@@ -288,30 +254,19 @@ class MailboxReplica:
 
   @property
   def indices(self) -> Sequence[int]:
-    """Index of this replica among the M replicas of the plan, in a list.
-
-    The mailbox gives each replica a number (its seat). The index is this number
-    modulo M.
-    """
+    """Index of this replica among the M replicas of the plan, in a list."""
     return [self._client.seat % self.config.mesh.num_replicas]
 
   @property
   def is_behind(self) -> bool:
     """Whether the others have finished the next exchange without this replica.
 
-    The replica then has to skip the segment that leads to this exchange, e.g. a
-    round. Otherwise the others are told to wait for it, if it was away.
+    If they have not, this property also tells them to wait for this replica.
     """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Joins the run, if it has begun without this replica.
-
-    It begins again if the others delete what it is reading.
-
-    Args:
-      state: The first state of the run.
-      total_steps: Inner steps of the run.
 
     Returns:
       The state with which this replica continues. Its `step` says how many
@@ -329,14 +284,8 @@ class MailboxReplica:
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
     """Runs sends and applies of a segment, but none of its inner steps.
 
-    The exchanges are recorded (`record`).
-
-    Args:
-      state: State of this replica before the segment.
-      segment: A part of the run, such as a round.
-
-    Returns:
-      State of this replica after the segment.
+    A segment is a part of the run, such as a round. The state after it is
+    returned.
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps
@@ -345,10 +294,7 @@ class MailboxReplica:
     return state
 
   def end(self) -> None:
-    """Stops writing snapshots, since nobody can join after the last step.
-
-    A snapshot is a state from which a replica that joins late would start.
-    """
+    """Stops writing snapshots, the states from which late joiners start."""
     self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:
@@ -356,10 +302,7 @@ class MailboxReplica:
     return self._client.get_state()
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Restores the state of the exchange from a checkpoint.
-
-    Args:
-      state: What `get_state` returned when the checkpoint was saved.
+    """Restores the state of the exchange that `get_state` returned.
 
     Raises:
       RefusedError: If the checkpoint belongs to another run than the store.
@@ -370,11 +313,7 @@ class MailboxReplica:
       raise RefusedError(str(error)) from error
 
   def _write(self, row: dict[str, Any]) -> None:
-    """Writes a row to the file of exchanges, and to the log if there is one.
-
-    Args:
-      row: Values by column.
-    """
+    """Writes a row to the file of exchanges, and to the log if there is one."""
     self._rows.append(row)
     if self._log:
       self._log.write(plain(row))
@@ -382,13 +321,9 @@ class MailboxReplica:
   def record(self, step: int) -> str:
     """Records the exchanges that have ended since the last call.
 
-    Args:
-      step: Finished inner steps.
-
     Returns:
       A note for the progress line: the number of replicas in the last exchange,
-      and the mean number of requests to the store for each exchange. If no
-      exchange has ended, it has the number of all requests since the last call.
+      and the mean number of requests to the store for each exchange.
     """
     events = self._client.settled
     self._client.settled = []
@@ -408,12 +343,7 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs who took part in an exchange, if it differs from the one before.
-
-    Args:
-      event: Number of the exchange.
-      members: Names of the replicas whose messages the exchange averages.
-    """
+    """Logs the replicas of an exchange, if they differ from the one before."""
     if sorted(members) == self._last_members:
       return
     names = ", ".join(members) or "nobody"
@@ -424,16 +354,7 @@ class MailboxReplica:
 def _digest_of_secret(
   secret: bytes | str | os.PathLike[str], key: str
 ) -> tuple[str, str]:
-  """Returns a digest by which processes compare their secrets.
-
-  Args:
-    secret: The secret, or its file.
-    key: Key of the digest, which all processes have.
-
-  Returns:
-    The digest and "". If there is no secret, or it cannot be read: "" and the
-    reason.
-  """
+  """Returns a keyed digest of a secret, or "" and why it cannot be read."""
   if not isinstance(secret, bytes):
     try:
       secret = read_secret(secret)

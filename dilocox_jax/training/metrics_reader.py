@@ -2,8 +2,8 @@
 
 A segment is a part of a run, such as a round. The trainer dispatches segments
 without waiting, and this module reads their metrics later. It stops the run if
-a value is not finite. If there are several processes, all of them read and
-check the metrics, so that they stop together. Only one process writes.
+a value is not finite. All processes read and check the metrics, so that they
+stop together. Only one process writes.
 
 The wall time of a run is divided between the rows of its timings. A row of a
 segment ends when the devices have computed the metrics of the segment, even if
@@ -42,9 +42,8 @@ from dilocox_jax.training.wall_time import CompileTimes
 class LearningRates:
   """Values of a learning rate schedule, on the host.
 
-  The rates of many steps are computed at once. A schedule computes on a device,
-  which works on segments that were dispatched before. So the rate of a single
-  step would be ready only after these segments.
+  The rates of many steps are computed at once, because a device computes them
+  only after all segments that were dispatched before.
   """
 
   _STEPS = 65_536  # Steps of a block. Their rates take 256 kB.
@@ -61,11 +60,7 @@ class LearningRates:
     self.at(0)
 
   def at(self, step: int) -> float:
-    """Returns the learning rate of an inner step.
-
-    Args:
-      step: Number of the inner step, from 0.
-    """
+    """Returns the learning rate of an inner step, counted from 0."""
     block_number, offset = divmod(step, self._STEPS)
     if block_number != self._block_number:
       start = block_number * self._STEPS
@@ -84,13 +79,12 @@ class DispatchedSegment:
     segment: A part of the run, such as a round.
     progress: Progress of the run after the segment.
     metrics: Losses and gradient norms [M, num_steps], still on the devices.
-    drifts: For every exchange that the segment applies, norms of what the
-      replicas sent (`Drift`); still on the devices.
+    drifts: For every exchange that the segment applies, norms of the replicas'
+      messages (`Drift`); still on the devices.
     ready_s: Time at which the devices have computed metrics and drifts
       (`wall_time.ready_time`).
-    waits: Spans in which the segment waited for exchanges, as pairs (begin,
-      end) on the clock of `time.perf_counter`, in seconds; None if they are not
-      known.
+    waits: Spans (begin, end) in which the segment waited for exchanges, in
+      seconds of `time.perf_counter`; None if they are not known.
     note: A text for the progress line; may be "".
   """
 
@@ -108,8 +102,7 @@ class MetricsReader:
 
   Attributes:
     reads_at_once: Whether the caller must read a segment (a part of the run,
-      such as a round) as soon as it is dispatched. This is so if a dispatch
-      waits for exchanges, or if the bytes on a network link are counted.
+      such as a round) as soon as it is dispatched.
   """
 
   def __init__(
@@ -131,8 +124,7 @@ class MetricsReader:
         logs.
       progress: Progress of the run before the first segment.
       is_resumed: Whether a checkpoint was restored.
-      log: A log that has been opened. It gets every row, too; None: there is no
-        log.
+      log: An open log that gets every row, too; None: there is no log.
       console: Terminal or notebook of a progress bar; None: progress is logged
         in lines.
     """
@@ -166,21 +158,17 @@ class MetricsReader:
   def compiling(
     self, segment: Segment
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows, inside a `with` block, that a segment's programs are compiled.
-
-    Args:
-      segment: A part of the run, such as a round.
-    """
+    """Shows, inside a `with` block, that a segment's programs are compiled."""
     steps = f"steps {segment.start + 1:,} to {segment.stop:,}"
     return self.activity("compiling", f"{steps} of {self._total_steps:,}")
 
   def activity(
     self, name: str, then: str
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows, inside a `with` block, what the run does and for how long.
+    """Shows, inside a `with` block, the run's activity and its duration.
 
     Args:
-      name: What the run does, e.g. "evaluating".
+      name: Name of the activity, e.g. "evaluating".
       then: What comes next, e.g. "step 31 of 600".
     """
     if self._display:
@@ -207,11 +195,10 @@ class MetricsReader:
       simulated_s: Simulated time of the run so far (seconds); None: the run
         simulates no time.
       tokens: Tokens that all replicas saw in this time.
-      waits: Spans in which the run waited for exchanges, as pairs (begin, end)
-        on the clock of `time.perf_counter`, in seconds; None: they are not
-        known.
-      ended_s: Time at which the event ended, on the clock of
-        `time.perf_counter`, in seconds; None means now.
+      waits: Spans (begin, end) in which the run waited for exchanges, in
+        seconds of `time.perf_counter`; None: they are not known.
+      ended_s: Time at which the event ended, in seconds of `time.perf_counter`;
+        None means now.
     """
     start_s = self._recorded_s
     if ended_s is None:
@@ -241,10 +228,6 @@ class MetricsReader:
     """Returns for how long the run waited for exchanges (seconds).
 
     The time in which JAX compiled meanwhile does not count.
-
-    Args:
-      waits: Spans of waiting, as pairs (begin, end) on the clock of
-        `time.perf_counter`, in seconds.
     """
     return math.fsum(
       end_s - start_s - self._compile_times.seconds(start_s, end_s)
@@ -252,12 +235,7 @@ class MetricsReader:
     )
 
   def _record_compiling(self, step: int, compile_s: float) -> None:
-    """Records a time to compile, and leaves it out of the displayed speed.
-
-    Args:
-      step: Finished inner steps.
-      compile_s: Time to compile (seconds).
-    """
+    """Records a time to compile, and leaves it out of the displayed speed."""
     if self._display:
       self._display.leave_out(compile_s)
     self._recorder.record_timing(step=step, event="compile", wall_s=compile_s)
@@ -271,8 +249,8 @@ class MetricsReader:
     """Checks and records validation losses.
 
     Args:
-      losses: Losses by name, in nats a token, as `evaluation.losses` returns
-        them. A loss that was not computed is None.
+      losses: Losses by name, in nats a token (`evaluation.losses`); None for a
+        loss that was not computed.
       progress: Progress of the run.
       num_steps: Inner steps of the whole run, if this is its last evaluation;
         None if the run goes on.
@@ -303,18 +281,16 @@ class MetricsReader:
     step: int,
     participation: RoundParticipation | None = None,
   ) -> None:
-    """Checks that all values that replicas sent in the flush are finite.
-
-    The flush is the exchanges that end a run.
+    """Checks that all values of the flush, the last exchanges, are finite.
 
     Args:
-      drifts: Norms of what the replicas sent, for each exchange of the flush;
+      drifts: Norms of the replicas' messages, for each exchange of the flush;
         still on the devices.
       step: Inner steps of the run.
       participation: Says which replicas take part in the flush; None: all do.
 
     Raises:
-      NotFiniteError: One line that names the replica and the step.
+      NotFiniteError: If a value is not finite.
     """
     exchanges = arrays_to_host(drifts)
     evaluation.check_drifts(exchanges, [step] * len(exchanges), participation)
@@ -326,8 +302,8 @@ class MetricsReader:
       dispatched: A segment with its metrics, on the devices.
 
     Returns:
-      For every exchange that the segment applies, norms of what the replicas
-      sent (`Drift`), on the host.
+      For every exchange that the segment applies, norms of the replicas'
+      messages (`Drift`), on the host.
 
     Raises:
       NotFiniteError: If a loss, a gradient or a sent pseudo-gradient is not

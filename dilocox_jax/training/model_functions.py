@@ -42,8 +42,7 @@ def run_division(config: RunConfig, supplied: LossModel | None) -> Division:
     supplied: Model of the user; None means the model of the config.
 
   Raises:
-    ValueError: One line, if the parameters of the user's model cannot be
-      divided among the devices of the config.
+    ValueError: If the user's model cannot be divided as the config says.
   """
   if supplied is None or not config.mesh.is_divided:
     return config.division
@@ -161,11 +160,7 @@ def model_functions(
 
 
 def _check_heads(config: RunConfig) -> None:
-  """Raises ValueError unless tensor shards divide the attention heads evenly.
-
-  Args:
-    config: Config of the run.
-  """
+  """Raises ValueError unless tensor shards can divide the attention heads."""
   num_shards = config.mesh.num_tensor_shards
   shape = config.model.shape
   for name, count in (
@@ -186,19 +181,10 @@ def _whole_model_functions(
   micro_batches: int,
   stacked_by: str,
 ) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
-  """Builds model, gradient and evaluation of a replica without pipeline stages.
+  """Returns the results of `model_functions` without pipeline stages.
 
-  Args:
-    evaluated: Model with the loss of evaluations.
-    loss: Loss of training.
-    trainable: The part of the model that is trained; None means all of it.
-    micro_batches: Parts of a batch whose gradients are accumulated.
-    stacked_by: "map" if replicas on one device take their steps in turn, "vmap"
-      if they take them together.
-
-  Returns:
-    The model, its gradient and its evaluation, as `model_functions` describes
-    them.
+  Replicas on one device take their steps in turn if `stacked_by` is "map", and
+  together if it is "vmap".
   """
   if trainable:
     gradient, evaluation = _partial_functions(
@@ -220,16 +206,8 @@ def _partial_functions(
 ) -> tuple[Gradient, Callable[..., Scalar]]:
   """Builds gradient and evaluation if only a part of the model is trained.
 
-  Args:
-    model: Whole model, with the loss of evaluations.
-    loss: Loss of training, a function (params of the whole model, batch).
-    trainable: The part that is trained. It joins the trained and the frozen
-      part to a whole model.
-    micro_batches: Parts of a batch whose gradients are accumulated.
-
-  Returns:
-    The gradient (params, batch, frozen) -> (loss, gradients), and the
-    evaluation (params, batches, frozen) -> mean loss.
+  Both functions get the trained part as `params` and the rest as `frozen`. The
+  model has the loss of evaluations, and `loss` is that of training.
   """
   join = trainable.join
 
@@ -247,11 +225,7 @@ def _partial_functions(
 
 
 def _mean_over_batches(loss: Loss) -> Loss:
-  """Returns a function (params, batches [N, B, ...]) -> mean loss of N batches.
-
-  Args:
-    loss: Function (params, batch [B, ...]) -> loss.
-  """
+  """Turns the loss of one batch into the mean loss of batches [N, B, ...]."""
 
   def mean(params: Tree, batches: Tree) -> Scalar:
     # `map` runs the batches in turn, so memory holds the logits of one batch.
@@ -265,16 +239,8 @@ def _divided_functions(
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica with pipeline stages.
 
-  Args:
-    config: Config of the run.
-    cut_model: Function from the weight of the z-loss (`config.model.z_loss`) to
-      the model, cut into embedding, blocks and loss.
-    gather: When data shards collect the layers of a pipeline stage: "stage" or
-      "layer" (`inner.sharded`).
-
-  Returns:
-    The gradient (params, batch [B, L + 1]) -> (loss, gradients), and the
-    evaluation (params, batches [N, B, L + 1]) -> mean loss.
+  `cut_model` gives the cut model for a weight of the z-loss. `gather` says when
+  data shards collect the layers of a stage: "stage" or "layer".
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -308,12 +274,7 @@ def _divided_functions(
 
 
 def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
-  """Returns a function (params, batch) -> loss of a replica on data shards.
-
-  Args:
-    config: Config of the run.
-    cut_model: The model, cut into embedding, blocks and loss.
-  """
+  """Returns a function (params, batch) -> loss of a replica on data shards."""
   division = config.division
   stage_loss = sharded.loss_by_layer(cut_model, config.mesh.remat)
   loss = sharded.sharded_loss(
@@ -335,13 +296,7 @@ def _cut_model(
 ) -> CutModel:
   """Cuts a model into embedding, blocks and loss.
 
-  Args:
-    config: Config of the run, which says which tables are divided.
-    model: The whole model.
-    end_of_text: Token after which attention starts anew. None: attention reads
-      the whole sequence.
-    chunk_tokens: Tokens whose logits are computed at once; 0 means all.
-    z_loss: Weight of the z-loss, the mean of log(sum(exp(logits)))^2.
+  The logits of `chunk_tokens` tokens are computed at once; 0 means all.
   """
   tables = config.division.divided_tables(config.model.shape)
   head = "embed/embedding" if config.model.shape.tied_head else "head/kernel"

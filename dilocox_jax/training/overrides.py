@@ -14,7 +14,7 @@ from dilocox_jax.rounds.exchanges import MailboxExchange
 
 @dataclasses.dataclass(frozen=True)
 class Overrides:
-  """Objects that take the place of what the config of a run names.
+  """Objects that take the place of those that the config of a run names.
 
   A field that is None leaves the choice to the config.
 
@@ -42,8 +42,7 @@ class Overrides:
   def names(self) -> list[str]:
     """Names of the fields that are set, for the record of the run.
 
-    If only a part of the model is trained, the list has the digest of the
-    frozen weights instead of "trainable".
+    For "trainable", the list has the digest of the frozen weights instead.
     """
     names = []
     for name, override in vars(self).items():

@@ -1,7 +1,7 @@
 """Shows how far a run is, as lines of a log or as a bar in a terminal.
 
-Lines and bar also say what the run is doing now and for how long. The first
-program of a large model may compile for many minutes.
+Lines and bar also name the activity of the run, such as compiling, and its
+duration.
 """
 
 import contextlib
@@ -35,44 +35,28 @@ _REFRESHES_PER_S = 4
 class Speed:
   """Computes the speed of a run, and the time until its end.
 
-  Both are computed from the whole run so far, without the time to compile. A
-  single round would tell little: on a CPU the next round may have ended before
-  the host reads the metrics of this one.
+  Both are computed from the whole run so far, without the time to compile.
   """
 
   def __init__(self, total_steps: int, start_progress: TrainingProgress):
-    """Starts to measure time.
-
-    Args:
-      total_steps: Inner steps of the run.
-      start_progress: Progress of the run before the first update.
-    """
+    """Starts to measure time, from `start_progress` on."""
     self._total_steps = total_steps
     self._start_progress = start_progress
     self._start_s = time.monotonic()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves the time of a compilation out of the speed of the run.
-
-    Args:
-      seconds: Duration of the compilation (seconds).
-    """
+    """Leaves the seconds of a compilation out of the speed of the run."""
     self._start_s += seconds
 
   def tokens_per_s(self, progress: TrainingProgress) -> float:
-    """Returns how many tokens all replicas together train on in a second.
-
-    Args:
-      progress: Progress of the run now.
-    """
+    """Returns how many tokens all replicas together train on in a second."""
     tokens = progress.tokens - self._start_progress.tokens
     return tokens / (time.monotonic() - self._start_s)
 
   def minutes_left(self, progress: TrainingProgress) -> float:
     """Returns the minutes until the last step, at the mean speed so far.
 
-    Args:
-      progress: Progress of the run now, at least one step after the start.
+    At least one step must have been finished since the start.
     """
     num_steps = progress.step - self._start_progress.step
     step_s = (time.monotonic() - self._start_s) / num_steps
@@ -115,13 +99,7 @@ class ProgressLog:
   def __init__(
     self, title: str, total_steps: int, start_progress: TrainingProgress
   ):
-    """Starts to measure time; logs nothing yet.
-
-    Args:
-      title: Name of the run's method.
-      total_steps: Inner steps of the run.
-      start_progress: Progress of the run before the first update.
-    """
+    """Starts to measure time; logs nothing yet."""
     self._title = title
     self._total_steps = total_steps
     self._speed = Speed(total_steps, start_progress)
@@ -133,21 +111,15 @@ class ProgressLog:
     """Does nothing. A `ProgressBar` has to release the terminal here."""
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves the time of a compilation out of the speed of the run.
-
-    Args:
-      seconds: Duration of the compilation (seconds).
-    """
+    """Leaves the seconds of a compilation out of the speed of the run."""
     self._speed.leave_out(seconds)
 
   def activity(
     self, name: str, then: str
   ) -> contextlib.AbstractContextManager[None]:
-    """Logs every 30 seconds what the run does, inside a `with` block.
+    """Logs the run's activity every 30 seconds, inside a `with` block.
 
-    Args:
-      name: What the run does, e.g. "compiling".
-      then: What comes next, e.g. "steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
     """
 
     def log(seconds: float) -> None:
@@ -158,13 +130,7 @@ class ProgressLog:
     return repeating(log, _LOG_S)
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Logs how far the run is, and how long it will take, if a line is due.
-
-    Args:
-      progress: Progress of the run.
-      loss: Mean loss since the last update.
-      note: A text to add to the line; may be "".
-    """
+    """Logs step, loss, speed and the time left, if a line is due."""
     step = progress.step
     now_s = time.monotonic()
     has_many_steps = step - self._logged_step >= _LOG_SHARE * self._total_steps
@@ -188,26 +154,15 @@ class ProgressLog:
 
 
 class _Status(ProgressColumn):
-  """A column of the progress bar that shows the result of a function.
-
-  The function is called each time the bar is drawn.
-  """
+  """A column of the progress bar that shows the result of a function."""
 
   def __init__(self, status: Callable[[], str]):
-    """Stores the function.
-
-    Args:
-      status: Function that returns the text to show.
-    """
+    """Stores the function, which is called each time the bar is drawn."""
     super().__init__()
     self._status = status
 
   def render(self, task: Task) -> Text:
-    """Returns the text to show.
-
-    Args:
-      task: Task of the bar; not read.
-    """
+    """Returns the text to show."""
     del task
     return terminal(self._status())
 
@@ -225,14 +180,7 @@ class ProgressBar:
     start_progress: TrainingProgress,
     console: Console,
   ):
-    """Starts to measure time, and shows the bar.
-
-    Args:
-      title: Name of the run's method.
-      total_steps: Inner steps of the run.
-      start_progress: Progress of the run before the first update.
-      console: Terminal or notebook of the bar.
-    """
+    """Starts to measure time, and shows the bar."""
     self._title = title
     self._speed = Speed(total_steps, start_progress)
     self._result = ""  # Loss, speed and time left.
@@ -264,20 +212,14 @@ class ProgressBar:
     self._exit_stack.close()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves the time of a compilation out of the speed of the run.
-
-    Args:
-      seconds: Duration of the compilation (seconds).
-    """
+    """Leaves the seconds of a compilation out of the speed of the run."""
     self._speed.leave_out(seconds)
 
   @contextlib.contextmanager
   def activity(self, name: str, then: str) -> Iterator[None]:
-    """Shows what the run does and for how long, inside a `with` block.
+    """Shows the run's activity and its duration, inside a `with` block.
 
-    Args:
-      name: What the run does, e.g. "compiling".
-      then: What comes next, e.g. "steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
     """
     self._activity_start_s = time.monotonic()
     self._then = then
@@ -288,13 +230,7 @@ class ProgressBar:
       self._activity = ""
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Moves the bar, and shows loss, speed and the time left.
-
-    Args:
-      progress: Progress of the run.
-      loss: Mean loss since the last update.
-      note: A text to add; may be "".
-    """
+    """Moves the bar, and shows loss, speed and the time left."""
     speed = self._speed.tokens_per_s(progress)
     minutes_left = self._speed.minutes_left(progress)
     self._result = (
@@ -305,11 +241,7 @@ class ProgressBar:
     self._bar.update(self._task, completed=progress.step)
 
   def _status(self) -> str:
-    """Returns the text behind the bar.
-
-    It says what the run is doing, e.g. that it evaluates. If no activity is
-    under way, it says the last loss, the speed and the time left.
-    """
+    """Returns the text behind the bar: the activity, or else loss and speed."""
     if not self._activity:
       return self._result
     seconds = time.monotonic() - self._activity_start_s
@@ -320,10 +252,7 @@ class ProgressBar:
 def _log_lines_to(stream, replaced_streams) -> Iterator[None]:
   """Lets log handlers write to another stream, inside a `with` block.
 
-  Args:
-    stream: The stream to write to.
-    replaced_streams: Only handlers that write to one of these streams are
-      changed.
+  Only handlers that write to one of `replaced_streams` are changed.
   """
   changed_handlers = {}
   handlers = [
@@ -354,14 +283,7 @@ def progress_display(
   start_progress: TrainingProgress,
   console: Console | None,
 ) -> ProgressDisplay:
-  """Returns a bar if there is a console for it, or else a log of lines.
-
-  Args:
-    title: Name of the run's method.
-    total_steps: Inner steps of the run.
-    start_progress: Progress of the run before the first update.
-    console: Terminal or notebook of a bar; None: there is none.
-  """
+  """Returns a bar if there is a console for it, or else a log of lines."""
   if console is None:
     return ProgressLog(title, total_steps, start_progress)
   return ProgressBar(title, total_steps, start_progress, console)

@@ -1,9 +1,7 @@
 """Continues a run from its checkpoint.
 
 A checkpoint of a run with other settings is refused, because the rows of
-metrics before and after it would belong to different runs. A directory that
-holds a run without a checkpoint is refused too if a new run would delete
-results there.
+metrics before and after it would belong to different runs.
 """
 
 import logging
@@ -36,8 +34,7 @@ def check_nothing_is_lost(
 
   - The directory has the config and the text of this run. Only fields that may
     change when a run continues may differ (`config.free_on_resume`).
-  - The folder of checkpoints exists. A run creates it before its first row, so
-    if it is missing, someone removed it.
+  - The folder of checkpoints exists.
   - There is no report, which a run writes at its end.
 
   All processes must call this function, before `Checkpoints` creates a folder.
@@ -61,16 +58,7 @@ def check_nothing_is_lost(
 def _lost_run(
   values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Describes the results that a new run would delete, and what to do.
-
-  Args:
-    values: Config of the run that is to start, with its sections.
-    workdir: A directory without checkpoints.
-    corpus_digest: Digest of the text of the run that is to start.
-
-  Returns:
-    A message of one line; "" if no results would be lost.
-  """
+  """Describes the results that a new run would delete; "" if there are none."""
   files = [
     name for name in (CONFIG, RECORD, METRICS) if (workdir / name).exists()
   ]
@@ -94,15 +82,9 @@ def _lost_run(
 def _other_run(
   values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Describes how the run in a directory differs from the run that is to start.
+  """Describes how a directory's run differs from the run that is to start.
 
-  Args:
-    values: Config of the run that is to start, with its sections.
-    workdir: A directory that holds a run.
-    corpus_digest: Digest of the text of the run that is to start.
-
-  Returns:
-    A part of a message; "" if the two runs do not differ.
+  The result is a part of a message; "" if the two runs do not differ.
   """
   try:
     digest = json_file(workdir / RECORD)["corpus_digest"]
@@ -127,22 +109,16 @@ def resumed_state(
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Reads the newest undamaged checkpoint of this run.
 
-  Args:
-    values: Config that the user gives now, with its sections.
-    programs: Programs of the run.
-    checkpoints: Checkpoints of the run directory.
-    corpus_digest: Digest of the text as it is now.
-    overrides: Objects that the caller passes now in place of what the config
-      names.
+  The config (`values`), the text and the overrides must be those with which the
+  checkpoint was saved.
 
   Returns:
     The state, and the record of the checkpoint, the JSON values that were saved
     with the state. None if there is no checkpoint.
 
   Raises:
-    RefusedError: If the checkpoint belongs to a run with another config, text
-      or other overrides, if it has other arrays than this run, or if all
-      checkpoints are damaged.
+    RefusedError: If the checkpoint has another config, text, overrides or
+      arrays than this run, or if all checkpoints are damaged.
   """
 
   def template(record: dict[str, Any]) -> TrainingState:
@@ -162,13 +138,9 @@ def resumed_state(
 
 
 def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
-  """Restores a run's clock from a checkpoint.
+  """Restores a run's clock from `saved`, the clock's state in a checkpoint.
 
-  A run keeps the clock with which it began.
-
-  Args:
-    clock: Clock that the user gives now; None: no clock.
-    saved: State of the clock in the checkpoint; None if the run had no clock.
+  For a run without a clock, both arguments are None.
 
   Raises:
     RefusedError: If only one of the two is None, or if their clusters or the
@@ -190,13 +162,7 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint has another config or text.
-
-  Args:
-    values: Config that the user gives now, with its sections.
-    corpus_digest: Digest of the text as it is now.
-    record: Record of the checkpoint.
-  """
+  """Raises RefusedError if a checkpoint has another config or text."""
   digest = record["corpus_digest"]
   changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:
@@ -216,14 +182,9 @@ def _check_same_run(
 def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   """Refuses to continue a run with other overrides than it began with.
 
-  Overrides are objects in place of what a config names. Only their names are
-  compared, and the digest of the frozen weights if only a part of the model is
-  trained. The name "data" is left out, because the digest of the text is
-  compared instead.
-
-  Args:
-    record: Record of the run or of a checkpoint.
-    overrides: Overrides that the caller passes now.
+  Overrides are objects in place of those that a config names. Only the names of
+  the fields that are set, such as "model", and the digest of frozen weights are
+  compared. "data" is left out, because the digest of the text is compared.
 
   Raises:
     RefusedError: If the names of the overrides differ.
@@ -247,14 +208,8 @@ def _changes(
 ) -> list[str]:
   """Returns the differences between a saved run and a run that continues it.
 
-  Example of a difference: "seed: 0 -> 1". Fields that may change when a run
-  continues (`free_on_resume`) are not compared.
-
-  Args:
-    saved: Config of the saved run, with its sections.
-    saved_digest: Digest of the saved run's text.
-    values: Config of the run that is to continue, with its sections.
-    corpus_digest: Digest of the text of the run that is to continue.
+  Example: "seed: 0 -> 1". Fields that may change when a run continues
+  (`free_on_resume`) are not compared.
   """
   # If a field is newer than the saved run, the run had the field's default.
   saved_fields = flat(RunConfig().to_mapping()) | flat(saved)

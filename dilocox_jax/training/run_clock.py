@@ -10,8 +10,7 @@ class Clock(Protocol):
   """Simulated time of a run on a cluster.
 
   The trainer advances the clock after every segment (a part of the run, such as
-  a round) and records the time that the clock returns. Nothing else reads the
-  clock, so no loss can depend on a link.
+  a round) and records the time. Training never reads the clock.
   `api.simulation_setup` makes a clock from the description of a cluster.
 
   Attributes:
@@ -53,10 +52,7 @@ class Clock(Protocol):
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores the clock from a checkpoint.
-
-    Args:
-      state: A result of `get_state`.
+    """Restores the clock from a state that `get_state` returned.
 
     Raises:
       ValueError: If the state is that of a clock with another cluster or other

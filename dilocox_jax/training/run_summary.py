@@ -1,8 +1,6 @@
-"""Logs and records what a run trains, before its first step.
+"""Logs and records the model, data and method of a run before its first step.
 
-A user who starts a run of hours or days should see at once whether it is the
-right one. So the log names the model, the devices, the text, the method and the
-bytes.
+So a user sees at once whether a run of hours or days is the right one.
 """
 
 import logging
@@ -33,18 +31,7 @@ def record(
   command: str,
   is_resumed: bool,
 ) -> None:
-  """Writes `config.json` and `run.json`, the records of the run.
-
-  Args:
-    config: Config of the run.
-    data: Data of the run.
-    overrides: The caller's objects in place of what the config names.
-    clock: Simulated clock of the run; None: it has none.
-    workdir: The run directory.
-    programs: Programs of the run.
-    command: Command line that started the run.
-    is_resumed: Whether a checkpoint was restored.
-  """
+  """Writes `config.json` and `run.json`, the records of the run."""
   run: dict = {
     "bytes_per_token": data.bytes_per_token,
     "corpus_digest": data.digest,
@@ -78,13 +65,7 @@ def announce(
 ) -> None:
   """Logs the model, the devices, the data, the method and the bytes of a run.
 
-  Args:
-    config: Config of the run.
-    data: Data of the run.
-    overrides: The caller's objects in place of what the config names.
-    plan: Current plan of the run.
-    traffic: Counter of the bytes of the current rounds.
-    step: Inner steps that were done before; 0 if the run does not continue.
+  If the run continues, `step` is its number of finished inner steps.
   """
   log = logging.getLogger(__name__)
   model = config.model.label
@@ -124,11 +105,7 @@ def announce(
 
 
 def _replicas_and_devices(config: RunConfig) -> str:
-  """Names the replicas and their devices, e.g. "2 replicas on 1 device (cpu)".
-
-  Args:
-    config: Config of the run.
-  """
+  """Names the replicas and their devices: "2 replicas on 1 device (cpu)"."""
   replicas = _with_plural(config.mesh.num_replicas, "replica")
   if config.uses_mailbox:
     replicas = f"one of {replicas}, which meet in a store,"
@@ -138,12 +115,7 @@ def _replicas_and_devices(config: RunConfig) -> str:
 
 
 def _with_plural(number: int, noun: str) -> str:
-  """Returns a number with a noun, e.g. "1 device" or "2 devices".
-
-  Args:
-    number: The number.
-    noun: The noun in the singular. Its plural must end in "s".
-  """
+  """Returns a number with a noun, e.g. "1 device" or "2 devices"."""
   if number == 1:
     return f"{number} {noun}"
   return f"{number} {noun}s"
@@ -152,13 +124,7 @@ def _with_plural(number: int, noun: str) -> str:
 def _method_and_bytes(
   config: RunConfig, plan: RunPlan, traffic: Traffic
 ) -> str:
-  """Names the method, its schedule and codec, and the bytes that it sends.
-
-  Args:
-    config: Config of the run.
-    plan: Current plan of the run.
-    traffic: Counts the bytes of the current rounds.
-  """
+  """Names the method, its schedule and codec, and the bytes that it sends."""
   method = plan.method
   codec = config.exchange.codec
   if method.exchanged == "gradient":

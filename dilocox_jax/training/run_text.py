@@ -46,8 +46,8 @@ class RunData:
       inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
-    batch: Shapes and types of one replica's batch of an inner step, leaves [B,
-      ...].
+    batch: Shapes and types of one replica's batch of an inner step, leaves
+      [B, ...].
     text: The text; None if the data is not a text.
     judging: Batches for the last evaluation only, leaves [N, B, ...]; None:
       there are none.
@@ -80,14 +80,10 @@ class RunData:
 def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
   """Loads the data of a run: the user's data, or the text of the config.
 
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of what the config names.
-
   Raises:
-    ValueError: One line, if there is no data or too little, if the data have
-      tokens that are not in the model's vocabulary, or if the config's section
-      `data` does not fit the data or the model that the caller passes.
+    ValueError: If there is too little data, if tokens are not in the model's
+      vocabulary, or if the config's section `data` does not fit the data or the
+      model that the caller passes.
   """
   data = _run_data(config, overrides)
   if overrides.model is None or not overrides.model.draws_random:
@@ -102,15 +98,7 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
 
 
 def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
-  """Returns the data of a run, without keys for a loss that draws numbers.
-
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of what the config names.
-
-  Raises:
-    ValueError: As `run_data`.
-  """
+  """Returns the data of a run, without keys for a loss that draws numbers."""
   if overrides.data is not None and not isinstance(overrides.data, Corpus):
     return _feed_data(config, overrides, overrides.data)
   text = corpus(config, overrides)
@@ -138,11 +126,7 @@ def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
 
 
 def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
-  """Returns shape [B, L + 1] and type of a replica's batch of token ids.
-
-  Args:
-    config: Config of the run.
-  """
+  """Returns shape [B, L + 1] and type of a replica's batch of token ids."""
   shape = (config.data.batch_size, config.data.sequence_length + 1)
   return jax.ShapeDtypeStruct(shape, np.int32)
 
@@ -150,16 +134,7 @@ def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
 def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
   """Returns the data of a run that the user supplies, if they are not a text.
 
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of what the config names.
-    feed: The user's data: examples with random access, or batches.
-
-  Raises:
-    ValueError: One line, if training and validation batches have different
-      forms, if the model cannot read them, or if a batch cannot be divided into
-      micro-batches and data shards. Also if the config has a setting for texts
-      (`data.judge_fraction`, `data.document_masks`).
+  Raises ValueError if the model or the config does not fit the data.
   """
   require(
     not config.data.judge_fraction,
@@ -207,12 +182,6 @@ def _check_sequences(
   """Raises ValueError unless the run's model can read the rows of a batch.
 
   The length of the rows is checked only for a model of the config.
-
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of what the config names.
-    batch: Batch, which must be token ids [B, L + 1].
-    name: Name of the batch for messages.
   """
   check_token_batch(batch, name)
   if overrides.model is not None:
@@ -232,10 +201,6 @@ def _check_same_form(train: Tree, validation: Tree) -> None:
 
   The form of an array is its kind (booleans, integers or floats) and its number
   of axes.
-
-  Args:
-    train: A training batch, leaves [B, ...].
-    validation: Validation batches, leaves [N, B, ...].
   """
   train_leaves = leaves_by_path(train)
   validation_leaves = leaves_by_path(validation)
@@ -254,11 +219,7 @@ def _check_same_form(train: Tree, validation: Tree) -> None:
 
 
 def _form(example: np.ndarray) -> str:
-  """Describes an example, e.g. "integers with 1 axis in an example".
-
-  Args:
-    example: Array of one example, without a batch axis.
-  """
+  """Describes an example, e.g. "integers with 1 axis in an example"."""
   kinds = {"b": "booleans", "i": "integers", "u": "integers"}
   kind = kinds.get(example.dtype.kind, "floats")
   axes = "axis" if example.ndim == 1 else "axes"
@@ -266,13 +227,9 @@ def _form(example: np.ndarray) -> str:
 
 
 def _check_division(config: RunConfig, batch: Tree) -> None:
-  """Raises ValueError unless micro-batches and data shards can divide a batch.
+  """Raises ValueError unless a batch divides into micro-batches and shards.
 
   Data shards are the devices of a replica that read different rows.
-
-  Args:
-    config: Config of the run.
-    batch: Shapes of a training batch, leaves [B, ...].
   """
   accumulate_steps = config.inner.accumulate_steps
   num_data_shards = config.mesh.num_data_shards
@@ -287,17 +244,11 @@ def _check_division(config: RunConfig, batch: Tree) -> None:
 
 
 def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
-  """Returns the text that the caller passes, or else loads the config's text.
-
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of what the config names.
-      `overrides.data` is the text if it is a `Corpus`. If it is None or data of
-      another kind, the text of the config is loaded.
+  """Returns `overrides.data` if it is a `Corpus`, or loads the config's text.
 
   Raises:
     ValueError: If the text cannot be loaded, or if the vocabulary of the model
-      is smaller than the vocabulary of the text. The message is one line.
+      is smaller than the vocabulary of the text.
     TokenError: If a token of the text is not in the text's vocabulary.
   """
   text = overrides.data
@@ -326,12 +277,7 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
 def _reads_tokens(overrides: Overrides) -> bool:
   """Returns whether the batches of a run must be tokens.
 
-  The result is True for a model of the config, and for a supplied model with
-  logits. A supplied model without logits has its own loss, which may read any
-  data.
-
-  Args:
-    overrides: The caller's objects in place of what the config names.
+  They must, unless the model is supplied and has no logits.
   """
   return overrides.model is None or overrides.model.logits is not None
 
@@ -341,18 +287,8 @@ def _known_tokens(
 ) -> Vocabulary:
   """Returns the token ids that the run's model knows: 0 to the largest one.
 
-  A supplied model knows as many tokens as it has logits, or fewer if a table in
-  which it looks up tokens has fewer rows.
-
-  Args:
-    config: Config of the run.
-    overrides: The caller's objects in place of what the config names. A model
-      among them must have logits.
-    sequences_shape: Shape [B, L] of the tokens that the model reads: B
-      sequences of L tokens.
-
-  Raises:
-    ValueError: If the model returns something else than logits.
+  A supplied model, which must have logits, knows as many tokens as it has
+  logits, or fewer if a table in which it looks up tokens has fewer rows.
   """
   model = overrides.model
   if model is None:
@@ -373,11 +309,7 @@ def _known_tokens(
 def _check_tokens(text: Corpus) -> None:
   """Raises TokenError if a text has tokens that are not in its vocabulary.
 
-  Of a mapped file only the first token is checked, because reading all of it
-  would take minutes.
-
-  Args:
-    text: The text.
+  Only the first token of a mapped file is checked.
   """
   vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
   for split in ("train", "validation", "judge"):
@@ -398,7 +330,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
     seed: Seed of the run. Of the built-in sources only "synthetic" uses it.
 
   Raises:
-    ValueError: One line, if the text cannot be loaded.
+    ValueError: If the text cannot be loaded.
   """
   settings = {
     name: value
@@ -416,15 +348,8 @@ def _end_of_text(
 ) -> int | None:
   """Returns the token that ends a document; None without document masks.
 
-  Args:
-    config: Config of the run.
-    text: Text of the run (`corpus`); None: the data are not a text.
-    overrides: The caller's objects in place of what the config names.
-
-  Raises:
-    ValueError: If `data.document_masks` is set, and there is no text, or its
-      tokens are bytes, or the user supplies the model. Bytes have no token of
-      their own for the end of a document.
+  Raises ValueError if masks are set, and the text has no such token of its own,
+  or the user supplies the model.
   """
   if not config.data.document_masks:
     return None
@@ -444,10 +369,6 @@ def _end_of_text(
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
   """Returns the training batches of every replica.
 
-  Args:
-    config: Config of the run.
-    text: Text of the run (`corpus`).
-
   Raises:
     ValueError: If there is too little text, or if `data.mix` does not fit the
       parts of the text.
@@ -465,16 +386,12 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
 
 
 def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
-  """Cuts held-out tokens into the batches of an evaluation.
-
-  Args:
-    config: Config of the run.
-    tokens: Validation tokens, or judge tokens, of the text (`corpus`).
+  """Cuts validation or judge tokens into the batches of an evaluation.
 
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
     If an evaluation reads all tokens (`evaluation.num_sequences=0`), the last
-    arrays have fewer and shorter sequences.
+    arrays have fewer or shorter sequences.
 
   Raises:
     ValueError: If there are too few tokens for one batch.

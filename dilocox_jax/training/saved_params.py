@@ -1,8 +1,8 @@
 """Reads the parameters of a run's checkpoint leaf by leaf.
 
 A checkpoint holds the parameters and moments of all replicas, which may take
-ten times as much memory as the model. An export needs only the outer
-parameters, and only one leaf of them at a time.
+ten times as much memory as the model. An export needs only one leaf of the
+outer parameters at a time.
 """
 
 import dataclasses
@@ -32,9 +32,8 @@ class SavedLeaf(LazyArray):
     shape: Shape of the parameter.
     dtype: Type of the parameter, as numpy names it.
     view: Joins the fragments (parts of the parameters) to whole leaves.
-    parts: The part of the parameter in every fragment; None where a fragment
-      has no part of it. If gradients were averaged when the checkpoint was
-      saved, there is one part, the whole parameter.
+    parts: The part of the parameter in every fragment, or the whole parameter
+      in a list; None where a fragment has no part of it.
     is_shared: Whether all replicas have the same parameters. If not, the parts
       begin with an axis [M], and the mean over it is read.
   """
@@ -47,10 +46,7 @@ class SavedLeaf(LazyArray):
   is_shared: bool
 
   def part(self, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads the whole parameter, and returns a part of it.
-
-    Args:
-      index: Slice of every axis.
+    """Reads the whole parameter, and returns a slice of it.
 
     Raises:
       RefusedError: If the checkpoint does not have the parameter.
@@ -64,15 +60,7 @@ class SavedLeaf(LazyArray):
     return np.asarray(leaves_by_path(merged)[self.path])[index]
 
   def _read(self, part: SavedArray | None) -> Any:
-    """Reads a part of the parameter.
-
-    Args:
-      part: The part; None if the fragment has no part of the parameter.
-
-    Returns:
-      The values. For None, an `optax.MaskedNode`, which `FragmentView.merge`
-      expects in place of a missing leaf.
-    """
+    """Reads a part of the parameter; returns `optax.MaskedNode` for None."""
     if part is None:
       return optax.MaskedNode()
     values = part.read()
@@ -89,8 +77,8 @@ def saved_leaves(programs: Programs, state: TrainingState) -> dict[str, Any]:
     state: State of the checkpoint, with a `SavedArray` in place of each array.
 
   Returns:
-    A nested dict with a `SavedLeaf` for each outer parameter. If the run keeps
-    an average of the outer parameters, the leaves are those of the average.
+    A nested dict with a `SavedLeaf` for each outer parameter, or for its
+    average if the run keeps one.
   """
   view = programs.rounds.view
   if isinstance(state, SharedState):

@@ -53,11 +53,11 @@ def with_trainable(
 
   Args:
     config: Config of the run.
-    overrides: The caller's objects in place of what the config names. If they
-      have a trained part already, they are returned unchanged.
-    trainable: Function from the path of a leaf to whether the leaf is trained
-      (`models.adapters.adapt`); None means the adapters of the config, or the
-      whole model if the config has none.
+    overrides: The caller's objects in place of those that the config names. If
+      they have a trained part already, they are returned unchanged.
+    trainable: Function from the path of a leaf to whether the leaf is trained;
+      None means the adapters of the config, or the whole model if the config
+      has none.
 
   Returns:
     The overrides with the trained part. If the whole model is trained, the
@@ -94,14 +94,7 @@ def with_trainable(
 
 
 def _on_one_device(config: RunConfig) -> RunConfig:
-  """Returns the config of a run with all replicas on one device.
-
-  It serves to read a checkpoint, or to draw parameters, on a machine that may
-  not have as many devices as the run.
-
-  Args:
-    config: Config of the run.
-  """
+  """Returns the config of a run with all replicas on one device."""
   mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
   return dataclasses.replace(config, mesh=mesh)
 
@@ -114,20 +107,20 @@ def first_state(
 ) -> TrainingState:
   """Returns the state before the first step.
 
-  If the run starts from another run (`checkpoint.init_from`), it takes over the
-  other run's outer parameters and, if the shapes fit, the state of the other
-  run's outer optimizer. From a checkpoint of another library it takes the
-  parameters. If only a part of the model is trained, `init_from` names the
-  frozen part, so the trained part starts as `Adaptation.init` says.
+  A run can start from another run (`checkpoint.init_from`). It then takes over
+  the outer parameters and, if the shapes fit, the state of the outer optimizer.
+  From a checkpoint of another library it takes the parameters. If only a part
+  of the model is trained, `init_from` names the frozen part, so the trained
+  part starts as `Adaptation.init` says.
 
   Args:
     config: Config of the run.
     programs: Programs of the run.
     phase: First phase of the run: "rounds", or "data_parallel" if the run
       begins with steps that average gradients.
-    overrides: The caller's objects in place of what the config names. If a
-      model, an optimizer or an exchange was passed to the other run, it must be
-      passed here, too.
+    overrides: The caller's objects in place of those that the config names. A
+      model, an optimizer or an exchange that the other run got must be among
+      them.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
@@ -151,14 +144,9 @@ def first_state(
 
 
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
-  """Raises RefusedError unless parameters fit the run's model.
+  """Raises RefusedError unless parameters of another run fit the run's model.
 
   They must have the same paths, shapes and types.
-
-  Args:
-    programs: Programs of the run.
-    params: Parameters of another run.
-    source: Directory of the other run, for the message.
   """
   model_params = jax.eval_shape(programs.model.init, jax.random.key(0))
   model_kinds = kinds_by_path(model_params)
@@ -177,14 +165,7 @@ def _checkpoint_of_other_library(
 ) -> StoredCheckpoint:
   """Opens a checkpoint of another library, and checks that it fits the run.
 
-  Args:
-    config: Config of the run. Its model must be the model of the checkpoint.
-    source: Folder of the checkpoint.
-    overrides: The caller's objects in place of what the config names.
-
-  Raises:
-    RefusedError: If the overrides have a model, or if the checkpoint cannot be
-      read or holds another model than the config's.
+  Raises RefusedError if it does not fit, or if the overrides have a model.
   """
   if overrides.model is not None:
     raise RefusedError(
@@ -197,11 +178,7 @@ def _checkpoint_of_other_library(
 
 @contextlib.contextmanager
 def _refusing(source: pathlib.Path) -> Iterator[None]:
-  """Turns a ValueError into a RefusedError that names `checkpoint.init_from`.
-
-  Args:
-    source: Value of the config's field `checkpoint.init_from`.
-  """
+  """Turns a ValueError into a RefusedError that names the config's field."""
   try:
     yield
   except ValueError as error:
@@ -211,11 +188,7 @@ def _refusing(source: pathlib.Path) -> Iterator[None]:
 def _is_of_other_library(source: pathlib.Path) -> bool:
   """Whether a folder is a checkpoint that another library has written.
 
-  Args:
-    source: The folder.
-
-  Raises:
-    RefusedError: If the folder has a config.json that cannot be read.
+  Raises RefusedError if the folder has a config.json that cannot be read.
   """
   try:
     return weights.is_checkpoint(source)
@@ -227,20 +200,10 @@ def _is_of_other_library(source: pathlib.Path) -> bool:
 def _with_outer_optimizers(
   state: TrainingState, optimizers: Tree, source: object
 ) -> TrainingState:
-  """Takes over the outer optimizer states of another run.
+  """Takes over the outer optimizer states of another run, if their shapes fit.
 
-  If their shapes do not fit, a warning is logged, and the state is returned
-  unchanged. A `SharedState` has no outer optimizer and is returned unchanged.
-  An average of the outer parameters is not taken over: it starts anew.
-
-  Args:
-    state: First state of the run.
-    optimizers: List of the outer optimizer states of the other run, one for
-      each fragment (a part of the parameters); None if it has none.
-    source: Directory of the other run, for the warning.
-
-  Returns:
-    The state with the outer optimizer states of the other run.
+  If they do not fit, a warning is logged. An average of the outer parameters
+  starts anew, and a `SharedState` is returned unchanged.
   """
   if not isinstance(state, RoundState):
     return state
@@ -269,12 +232,8 @@ def _with_outer_optimizers(
 def _source_config(source: pathlib.Path) -> RunConfig:
   """Reads the config of the run that a new run starts from.
 
-  Args:
-    source: Directory of the other run, as `checkpoint.init_from` names it.
-
-  Raises:
-    RefusedError: If the directory holds no run, a config that cannot be read,
-      or no checkpoints.
+  Raises RefusedError if the directory holds no run, a config that cannot be
+  read, or no checkpoints.
   """
   path = source / CONFIG
   if not path.exists():
@@ -289,19 +248,9 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns the overrides that were passed both to a new and to another run.
+  """Keeps the overrides (model, optimizers, exchange) that the other run had.
 
-  Overrides are objects in place of what a config names. Only those that decide
-  what a checkpoint holds are returned: the model, the optimizers and the
-  exchange.
-
-  Args:
-    source: Directory of the other run.
-    overrides: Overrides that the caller passes to the new run.
-
-  Raises:
-    RefusedError: If such an override was passed to the other run and not to the
-      new one.
+  Raises RefusedError if the other run had one that the new run lacks.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.
@@ -324,12 +273,9 @@ def foreign_checkpoint(
 ) -> StoredCheckpoint:
   """Opens a checkpoint that another library has written.
 
-  Args:
-    expected_shape: Shape of the run's model.
-    source: Folder of the checkpoint.
-
   Raises:
-    RefusedError: If the checkpoint cannot be read, or holds another model.
+    RefusedError: If the checkpoint cannot be read, or if its model has another
+      shape than `expected_shape`.
   """
   with _refusing(source):
     checkpoint = weights.open_checkpoint(source)
@@ -381,8 +327,7 @@ def saved_leaves(
     overrides: Overrides that the caller passed to the run.
 
   Returns:
-    A nested dict of leaves. `np.asarray` reads a leaf from the disk
-    (`training.saved_params`).
+    A nested dict of leaves. `np.asarray` reads a leaf from the disk.
 
   Raises:
     RefusedError: If the directory holds no run or no undamaged checkpoint, or
@@ -405,10 +350,7 @@ def _template_of(
 ) -> Callable[[dict[str, Any]], TrainingState]:
   """Returns a function from a checkpoint's record to the shapes of its state.
 
-  Args:
-    config: Config of the run that saved the checkpoint.
-    source: Directory of the run, for messages.
-    programs: Programs of the run.
+  The function raises RefusedError if the record has another config.
   """
 
   def like(record: dict[str, Any]) -> TrainingState:
@@ -426,20 +368,8 @@ def _saved_model(
 ) -> tuple[Tree, Tree]:
   """Reads the whole model of the run that a new run starts from.
 
-  Args:
-    config: Config of the new run.
-    source: Directory of the other run.
-    replicas: Replicas on whose devices the arrays are placed.
-    overrides: Overrides that the caller passes to the new run.
-
-  Returns:
-    The parameters; and a list of the outer optimizer states of all fragments
-    (parts of the parameters), or None if there are none (`_saved_outer`). If
-    the other run trained adapters, they are added to the kernels, and None is
-    returned instead of the list.
-
-  Raises:
-    RefusedError: If the model cannot be read, or is another model.
+  Returns the parameters, with adapters added to the kernels, and a list of the
+  outer optimizer states of all fragments (parts of the parameters), or None.
   """
   source_config = _source_config(source)
   overrides = with_trainable(
@@ -460,16 +390,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Refuses a directory whose config and checkpoints are of different runs.
-
-  Args:
-    config: Config in the directory's config.json.
-    record: Record of a checkpoint in the directory.
-    source: The directory.
-
-  Raises:
-    RefusedError: If config and checkpoint belong to different runs.
-  """
+  """Raises RefusedError if config and checkpoint are of different runs."""
   saved = flat(record["config"])
   changes = changed_fields(saved, config.to_mapping(), free_on_resume())
   if changes:
@@ -487,23 +408,10 @@ def _saved_outer(
 ) -> tuple[Tree, Tree]:
   """Reads another run's newest undamaged checkpoint; changes none of its files.
 
-  Args:
-    config: Config of the other run.
-    source: Directory of the other run.
-    replicas: Replicas on whose devices the arrays are placed. The other run may
-      have used other devices.
-    overrides: Overrides that the caller passed to the other run.
-
-  Returns:
-    The outer parameters, or their average if the run keeps one; and a list of
-    the outer optimizer states of all fragments (parts of the parameters).
-    Instead of the list, None is returned if the run averaged gradients when it
-    was saved (`SharedState`), and for a rule that gives every replica its own
-    outer parameters.
-
-  Raises:
-    RefusedError: If there is no undamaged checkpoint, or if it does not belong
-      to the config.
+  Returns the outer parameters, or their average if the run keeps one, and a
+  list of the outer optimizer states of all fragments (parts of the parameters).
+  The list is None for a `SharedState`, and if replicas have outer parameters of
+  their own.
   """
   programs = build.programs(_on_one_device(config), overrides)
   template = _template_of(config, source, programs)

@@ -2,8 +2,7 @@
 
 A phase is a part of a run that has its own programs. In steps that average
 gradients, such as a warm start before the first round, the state is a
-`SharedState`. During rounds it is a `RoundState`. So the phase decides which of
-the two a checkpoint holds.
+`SharedState`. During rounds it is a `RoundState`.
 """
 
 import dataclasses
@@ -44,12 +43,7 @@ class StopRequestedError(Exception):
   """
 
   def __init__(self, saved_at: str, stop_signal: int):
-    """Writes the message for the user.
-
-    Args:
-      saved_at: Step and directory of the saved state, for the message.
-      stop_signal: Number of the signal.
-    """
+    """Writes the message: the signal, and where the state is saved."""
     super().__init__(
       f"stopped by {signal.Signals(stop_signal).name}: saved at {saved_at}; "
       "the same command goes on from there"
@@ -78,11 +72,9 @@ class TrainingProgress:
   simulated_s: float | None = None
 
   def after(self, sent_bytes: int = 0, **changes: Any) -> "TrainingProgress":
-    """Returns a changed copy of the progress.
+    """Returns a copy with `sent_bytes` added to `total_sent_bytes`.
 
-    Args:
-      sent_bytes: Bytes to add to `total_sent_bytes`.
-      **changes: New values of other fields.
+    `changes` are new values of other fields.
     """
     total_sent_bytes = self.total_sent_bytes + sent_bytes
     return dataclasses.replace(
@@ -91,17 +83,11 @@ class TrainingProgress:
 
 
 def first_params(programs: Programs, seed: int) -> Tree:
-  """Returns random parameters of the model on the devices of the replicas.
+  """Returns the first parameters to train, on the devices of the replicas.
 
-  If only a part of the model is trained, the first values of this part are
-  returned, which need not be random (`Adaptation.init`).
-
-  The program draws every shard on the device that keeps it, so no device ever
-  holds all parameters of a divided replica.
-
-  Args:
-    programs: Programs of the run.
-    seed: Integer seed of the random parameters.
+  They are random, or the first values of the trained part (`Adaptation.init`).
+  Every shard is drawn on its device, so no device holds all parameters of a
+  divided replica.
   """
 
   def draw() -> Tree:
@@ -113,19 +99,7 @@ def first_params(programs: Programs, seed: int) -> Tree:
 def _run_with_shared_result(
   programs: Programs, function: Callable, *args: Tree
 ) -> Tree:
-  """Compiles and calls a function whose result all replicas share.
-
-  The result is one copy for all stacked replicas, or one copy for each replica
-  of a mesh.
-
-  Args:
-    programs: Programs of the run.
-    function: Function that returns a tree of arrays of one replica.
-    *args: Arguments of the function.
-
-  Returns:
-    The result of the function, on the devices of the replicas.
-  """
+  """Compiles and calls a function whose result all replicas share."""
   shapes = jax.eval_shape(function, *args)
   shardings = programs.rounds.replicas.state_shardings(shapes, None)
   return jax.jit(function, out_shardings=shardings)(*args)
@@ -134,10 +108,8 @@ def _run_with_shared_result(
 def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   """Returns the first state of a phase that starts from given parameters.
 
-  Args:
-    programs: Programs of the run.
-    phase: "data_parallel" or "rounds".
-    params: Parameters of one replica, leaves [...].
+  The phase is "data_parallel" or "rounds". The parameters are those of one
+  replica, leaves [...].
   """
   if phase != "rounds":
     return programs.steps.init(params)
@@ -150,7 +122,7 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
 def abstract(
   programs: Programs, phase: str, in_flight: Sequence[int] = ()
 ) -> TrainingState:
-  """Returns shapes, types and shardings of the state that `fresh` returns.
+  """Returns shapes, types and shardings of a phase's state.
 
   Args:
     programs: Programs of the run.
@@ -167,13 +139,9 @@ def abstract(
 
 
 def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
-  """Returns shapes and types of a replica's trained state.
+  """Returns shapes and types of a replica's parameters and optimizer state.
 
-  Args:
-    programs: Programs of the run.
-
-  Returns:
-    Those of the trained parameters, and of the inner optimizer's state.
+  The parameters are the trained ones, and the optimizer is the inner one.
   """
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
@@ -183,17 +151,10 @@ def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
 def segment_sent_bytes(
   traffic: Traffic, segment: Segment, state: TrainingState
 ) -> int:
-  """Returns the bytes that a replica sends in a segment.
+  """Returns the bytes that a replica sends in a segment, e.g. a round.
 
-  These are the messages of the exchanges. If replicas return in the segment
-  after an absence, they get a copy of a replica's state (parameters, inner
-  optimizer and any correction). The copy goes around a ring, so its bytes are
-  added once, however many replicas return.
-
-  Args:
-    traffic: Counts the bytes of the exchanges.
-    segment: A part of the run, such as a round.
-    state: State after the segment.
+  If replicas return after an absence, a copy of a replica's state goes around a
+  ring. Its bytes are added once, however many replicas return.
   """
   sent_bytes = traffic.segment_bytes(segment)
   if segment.participation and segment.participation.returning:
@@ -208,11 +169,7 @@ def num_in_flight(state: TrainingState) -> list[int]:
   """Returns how many pseudo-gradients are in flight, fragment by fragment.
 
   They were sent, and their means are not applied yet. A fragment is a part of
-  the parameters.
-
-  Args:
-    state: State of all replicas. A `SharedState` has no fragments, so the list
-      is empty for it.
+  the parameters. The list is empty for a `SharedState`.
   """
   if isinstance(state, SharedState):
     return []
@@ -222,11 +179,7 @@ def num_in_flight(state: TrainingState) -> list[int]:
 def is_finite(state: TrainingState) -> bool:
   """Waits for a state, and returns whether all its floats are finite.
 
-  Every process checks the shards on its own devices, and the processes tell
-  each other the result.
-
-  Args:
-    state: State of all replicas.
+  All processes must call this function. All return the same result.
   """
   shards_by_device: dict[Any, list[Any]] = {}
   for leaf in jax.tree.leaves(state):
@@ -245,14 +198,12 @@ _all_finite = jax.jit(all_finite)
 def copies_are_equal(state: Tree) -> bool:
   """Whether all replicas have equal copies of the arrays that they share.
 
-  The devices compute checksums of the copies, and the checksums are compared.
-  Outer parameters and outer state are never sent: every replica computes its
-  own copy. If one device computed something else, the replicas would drift
-  apart unnoticed, and every later number would be wrong.
+  Checksums of the copies are compared. If they differ, a device has computed
+  something else, and the replicas have drifted apart.
 
   Args:
-    state: Tree of arrays. Arrays on a mesh whose sharding does not divide them
-      among replicas are compared. Other arrays need not be equal.
+    state: Tree of arrays. Only arrays on a mesh whose sharding does not divide
+      them among replicas are compared.
   """
   leaves = [
     leaf for leaf in jax.tree.leaves(state) if _is_shared(leaf.sharding)
@@ -269,9 +220,7 @@ def copies_are_equal(state: Tree) -> bool:
 def _is_shared(sharding: Sharding) -> bool:
   """Whether each replica has an equal copy of an array on its own devices.
 
-  Args:
-    sharding: Sharding of the array. Without a mesh that has a replica axis, the
-      result is False.
+  Without a mesh that has a replica axis, the result is False.
   """
   if not isinstance(sharding, NamedSharding):
     return False
@@ -283,14 +232,9 @@ def _is_shared(sharding: Sharding) -> bool:
 def _bit_sums(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
   """Builds the program that computes a checksum of each replica's arrays.
 
-  Args:
-    mesh: Mesh of all arrays.
-    specs: How the mesh divides each array. It does not divide any of them among
-      replicas: every replica has a copy.
-
-  Returns:
-    A function (list of arrays) -> checksums [M] uint32, one for each replica's
-    copies of all arrays together.
+  The program gets a list of arrays, divided by `mesh` as `specs` say. It
+  returns checksums [M], uint32, each of one replica's copies of all arrays
+  together.
   """
   axes_within_replica = tuple(
     name for name in mesh.axis_names if name != REPLICA_AXIS
@@ -311,15 +255,9 @@ def _bit_sums(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
 
 
 def _sum_of_bits(leaf: jax.Array) -> jax.Array:
-  """Returns the sum of the bits of an array's values, modulo 2^32.
+  """Returns the sum of an array's values modulo 2^32, as a uint32 scalar.
 
   The bits of each value are read as an unsigned integer of the same size.
-
-  Args:
-    leaf: The array.
-
-  Returns:
-    The sum, a uint32 scalar.
   """
   if leaf.dtype == jnp.bool_:
     leaf = leaf.astype(jnp.uint8)

@@ -1,10 +1,11 @@
 """Runs the segments of a plan one after the other.
 
 A plan says what a run will do. A segment is a part of the run that is
-dispatched as a whole, such as a round. The trainer computes nothing itself: the
-programs of `build` run a segment, the metrics reader records its metrics, and
-the checkpoints save the state. The trainer dispatches the next segment before
-it reads the metrics of the last one, so the devices do not wait for the host.
+dispatched as a whole, such as a round. The programs of `build` run a segment,
+the metrics reader records its metrics, and the checkpoints save the state. The
+trainer dispatches the next segment before it reads the metrics of the last one,
+so the devices do not wait for the host.
+
 If there are several processes, each goes through the whole plan with the
 batches of its own replicas.
 """
@@ -69,9 +70,8 @@ class Trainer:
 
   Attributes:
     has_begun: Whether this program has dispatched a first segment, or has found
-      that an earlier program has finished the run. Before that, the program
-      reads data, restores a checkpoint and compiles the first segment, so
-      nothing is lost if it is stopped.
+      that an earlier program has finished the run. Before that, nothing is lost
+      if the program is stopped.
   """
 
   def __init__(
@@ -91,18 +91,17 @@ class Trainer:
       workdir: The run directory. It is created if it is missing. If it holds
         this run, the run continues.
       command: The command line, for the record.
-      clock: Simulated clock to advance; training never reads it. None: no times
-        are simulated.
-      overrides: Objects in place of what the config names. If only a part of
-        the model is trained, `start.with_trainable` has added this part.
+      clock: Simulated clock to advance; None: no times are simulated.
+      overrides: Objects in place of those that the config names. If only a part
+        of the model is trained, `start.with_trainable` has added this part.
       address: Mailbox of the run, and name of this program's replica. It sets
         exchange.collective=mailbox. None means that all replicas are in this
         runtime.
       watching: Logs, functions and displays that observe the run.
 
     Raises:
-      ValueError: One line, if a part of the run cannot be built, e.g. its data
-        or its model, or if config and address do not go together.
+      ValueError: If a part of the run cannot be built, e.g. its data or its
+        model, or if config and address do not go together.
     """
     assert overrides.trainable or not config.lora.rank, "start.with_trainable"
     self._replicas = _replicas_of(config, address, overrides)
@@ -137,13 +136,9 @@ class Trainer:
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the current segment, e.g. a round.
 
-    Another thread may call this method. If there are several processes, a
-    request to one of them stops all. From then on, a replica with a mailbox
-    gives up a request to its store after `mailbox.grace_s` seconds plus the
-    seconds that its last exchange took.
-
-    Args:
-      stop_signal: Number of the signal that asks the run to stop.
+    Another thread may call this method. A request to one process stops all. A
+    replica with a mailbox then gives up a request to its store after
+    `mailbox.grace_s` seconds plus the seconds that its last exchange took.
     """
     self._stop_signal = stop_signal
     self._replicas.request_stop()
@@ -159,8 +154,7 @@ class Trainer:
   def run(self) -> pathlib.Path:
     """Trains to the end and writes the report.
 
-    If there are several processes, only the main process locks the directory
-    and writes.
+    Only the main process locks the directory and writes the report.
 
     Returns:
       Path of the report.
@@ -168,9 +162,8 @@ class Trainer:
     Raises:
       TrainingStoppedError: If a value is not finite, if the replicas' copies of
         the outer state differ, or if a replica with a mailbox cannot continue,
-        e.g. because `mailbox.store_bytes` is too low. The message says why.
-      StopRequestedError: If any process was asked to stop. All processes raise
-        it.
+        e.g. because `mailbox.store_bytes` is too low.
+      StopRequestedError: If any process was asked to stop.
       RefusedError: If the directory, another process or the mailbox has another
         run, or if no checkpoint of the directory can be read.
       SaveError: If the disk refuses to store a checkpoint.
@@ -188,9 +181,7 @@ class Trainer:
   def _join_processes(self) -> None:
     """Connects the processes of the run.
 
-    Raises:
-      RefusedError: If the processes belong to different runs, or to different
-        mailboxes. They would wait for each other for ever.
+    Raises RefusedError if they belong to different runs or mailboxes.
     """
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
@@ -203,17 +194,7 @@ class Trainer:
   def _run(self) -> None:
     """Opens the checkpoints, and trains to the end.
 
-    If the run must stop, the error says what the user can do and which
-    checkpoint is kept.
-
-    Raises:
-      TrainingStoppedError: If a value is not finite, if the replicas' copies of
-        the outer state differ, or if a replica with a mailbox cannot continue.
-      StopRequestedError: If any process was asked to stop.
-      RefusedError: If the directory or the mailbox has another run, or if the
-        checkpoints of the directory are gone or cannot be read.
-      SaveError: If the disk refuses to store a checkpoint.
-      LostProcessError: If another process of the run is gone.
+    It raises the errors of `run`, except for `BusyError`.
     """
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)
@@ -239,14 +220,10 @@ class Trainer:
         self._checkpoints.close()
 
   def _rate(self, section: str) -> str:
-    """Names the learning rate of an optimizer, for messages.
+    """Names the learning rate of an optimizer: "inner.learning_rate=0.001".
 
     Args:
       section: "inner" or "outer".
-
-    Returns:
-      A text such as "inner.learning_rate=0.001", or one without a number if the
-      user supplies the optimizer.
     """
     if getattr(self.overrides, f"{section}_optimizer") is not None:
       return f"the rate of the {section} optimizer that was passed in"
@@ -258,10 +235,7 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    """Trains from the newest checkpoint, or from the start, to the end.
-
-    If the newest checkpoint is that of a finished run, nothing is trained.
-    """
+    """Trains from the newest checkpoint, or from the start, to the end."""
     self._replicas.enter(self._values, self.overrides.names)
     resumed = resume.resumed_state(
       values=self._values,
@@ -311,11 +285,7 @@ class Trainer:
         self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Logs and writes to files what the run trains.
-
-    Args:
-      is_resumed: Whether a checkpoint was restored.
-    """
+    """Logs the model, data and method of the run, and writes its records."""
     run_summary.announce(
       config=self.config,
       data=self.data,
@@ -340,9 +310,6 @@ class Trainer:
 
     If the replica has lost the other replicas of its mailbox, it joins them
     again.
-
-    Args:
-      state: State with which to start or to continue.
     """
     while not self.progress.is_finished:
       try:
@@ -356,9 +323,8 @@ class Trainer:
   def _first_state(self) -> TrainingState:
     """Returns the state with which this program starts to train.
 
-    All replicas of a run start with the same state. A replica that joins a
-    mailbox late starts with the state of the other replicas instead, and
-    continues at their step of the plan.
+    A replica that joins a mailbox late starts with the state of the other
+    replicas, and at their step of the plan.
     """
     phase = self.controller.plan.phase(0)
     state = start.first_state(self.config, self.programs, phase, self.overrides)
@@ -371,23 +337,14 @@ class Trainer:
     return joined_state
 
   def _skip_to(self, step: int) -> None:
-    """Continues at a step of the plan without training the steps before it.
-
-    Args:
-      step: Number of inner steps that count as finished.
-    """
+    """Continues at a step of the plan without training the steps before it."""
     self.progress = self.progress.after(step=step)
     self.data.streams.set_state(self.data.streams.get_state() | {"step": step})
 
   def _train(self, state: TrainingState) -> TrainingState:
     """Trains all segments that are left, and returns the state after them.
 
-    Args:
-      state: State before the next segment of the plan.
-
-    Raises:
-      StopRequestedError: If the run was asked to stop, after a save.
-      NotFiniteError: If a metric or a value to be saved is not finite.
+    Raises `StopRequestedError` after a save if the run was asked to stop.
     """
     pending: DispatchedSegment | None = None  # Its metrics are not yet read.
     while self.progress.step < self.config.total_steps:
@@ -434,34 +391,17 @@ class Trainer:
     return state
 
   def _agreed_stop_signal(self) -> int:
-    """Returns the signal that asks any process to stop; 0 if none does.
-
-    If processes have got different signals, the highest number counts.
-
-    All processes must stop after the same segment. So they tell each other
-    after every segment, through the coordinator's store. The devices send
-    nothing.
-    """
+    """Returns the highest stop signal of all processes; 0 if none has one."""
+    # All processes must stop after the same segment, so they tell each other.
     return max(coordinator_store.allgather(self._stop_signal))
 
   def _read(self, pending: DispatchedSegment | None) -> None:
-    """Waits for a segment, and records its metrics.
-
-    If the rank and H adapt, the ranks of its averaged updates are recorded too.
-
-    Args:
-      pending: A segment whose metrics are not yet read; None: there is none, so
-        nothing is done.
-    """
+    """Waits for a segment, if there is one, and records its metrics."""
     if pending is not None:
       self.controller.observe(self._reader.read(pending))
 
   def _call_on_round(self, state: TrainingState) -> None:
-    """Shows the state after a segment to the user's function, if there is one.
-
-    Args:
-      state: The state. The devices may still compute it.
-    """
+    """Calls the user's function, if there is one, after a segment."""
     if self._watching.on_round:
       finished_round = FinishedRound(
         step=self.progress.step,
@@ -472,11 +412,7 @@ class Trainer:
       self._watching.on_round(finished_round)
 
   def _program_key(self, segment: Segment) -> Hashable:
-    """Returns a key that is equal for segments that run the same programs.
-
-    Args:
-      segment: A part of the run, such as a round.
-    """
+    """Returns a key that is equal for segments that run the same programs."""
     window_kinds = tuple(
       self.controller.rounds.kind(window) for window in segment.windows
     )
@@ -484,11 +420,7 @@ class Trainer:
     return (segment.phase, segment.num_steps, window_kinds, setting)
 
   def _is_new(self, segment: Segment) -> bool:
-    """Whether a segment needs programs that no earlier segment has run.
-
-    Args:
-      segment: A part of the run, such as a round.
-    """
+    """Whether a segment needs programs that no earlier segment has run."""
     return self._program_key(segment) not in self._compiled
 
   def _dispatch(
@@ -496,19 +428,11 @@ class Trainer:
   ) -> tuple[TrainingState, DispatchedSegment]:
     """Dispatches a segment, and moves the progress and the clock on.
 
-    The host does not wait for the segment, unless the runtime has to wait for
-    exchanges, as with a mailbox. The transfer guard makes sure that no array
-    moves between host and devices by accident.
-
-    Args:
-      state: State before the segment. Its memory may be reused.
-      segment: A part of the run, such as a round.
-
-    Returns:
-      The state after the segment, and the segment with its metrics.
+    Returns the state after the segment, and the segment with its metrics.
     """
     batches = self.data.streams.take(segment.num_steps, self._replicas.indices)
     drifts = []
+    # No array may move between host and devices by accident.
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
         state, step_metrics, drifts = self.controller.rounds.run(
@@ -544,14 +468,7 @@ class Trainer:
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
-    """Whether `_pause` has anything to do after a segment.
-
-    The result is True if a warm start (data-parallel steps before the first
-    round) ends, or if a new rank and H, an evaluation or a checkpoint is due.
-
-    Args:
-      segment: Segment that was dispatched, and whose metrics are not yet read.
-    """
+    """Whether `_pause` has anything to do after a segment."""
     if segment.ends_phase:
       return True
     if self.controller.is_choice_due(segment):
@@ -566,20 +483,8 @@ class Trainer:
     """Does everything that is due between two segments.
 
     In this order: end a warm start (data-parallel steps before the first
-    round), choose a new rank and H, evaluate, save.
-
-    Args:
-      state: State after the segment.
-      segment: Segment that has ended, and whose rows are all written.
-      stop_signal: Signal that asks the run to stop; 0 if none does.
-
-    Returns:
-      The state with which the next segment starts: a `RoundState` if a warm
-      start has ended.
-
-    Raises:
-      StopRequestedError: If `stop_signal` is not 0, after a save.
-      NotFiniteError: If a loss or a value to be saved is not finite.
+    round), choose a new rank and H, evaluate, save. With a `stop_signal` above
+    0, `StopRequestedError` is raised after the save.
     """
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
@@ -595,12 +500,7 @@ class Trainer:
     return state
 
   def _save_and_stop(self, state: TrainingState, stop_signal: int) -> NoReturn:
-    """Saves a state between two segments and raises `StopRequestedError`.
-
-    Args:
-      state: The state.
-      stop_signal: Signal that asked the run to stop.
-    """
+    """Saves a state between two segments and raises `StopRequestedError`."""
     self._save(state)
     self._checkpoints.wait()
     step = f"step {self.progress.step} of {self.config.total_steps}"
@@ -611,10 +511,8 @@ class Trainer:
   ) -> None:
     """Computes and records the validation losses of a state.
 
-    Args:
-      state: State of all replicas.
-      num_steps: Inner steps of the run, if this is its last evaluation, which
-        also computes the loss on the judge text. None for all others.
+    In the last evaluation, `num_steps` is the number of inner steps of the run,
+    and the loss on the judge text is computed, too.
     """
     judging = self.data.judging if num_steps else None
     with self._reader.activity("evaluating", self._next_steps()):
@@ -633,14 +531,8 @@ class Trainer:
   def _save(self, state: TrainingState) -> None:
     """Checks a state, and starts to save it in the background.
 
-    Args:
-      state: State after the last segment.
-
-    Raises:
-      NotFiniteError: If a value of the state is not finite.
-      TrainingStoppedError: If replicas have different copies of the outer
-        state.
-      SaveError: If the disk has refused the save before.
+    Raises NotFiniteError if a value is not finite, and TrainingStoppedError if
+    replicas have different copies of the outer state.
     """
     if not states.is_finite(state):
       raise NotFiniteError(
@@ -671,12 +563,7 @@ class Trainer:
     self._reader.record_time("checkpoint", self.progress.step)
 
   def _finish(self, state: TrainingState) -> None:
-    """Ends a run after its last inner step: exchanges, evaluates and saves.
-
-    Args:
-      state: State after the last inner step. A `RoundState` has progress that
-        was not exchanged yet; it is sent and applied (`_flush`).
-    """
+    """Ends a run after its last inner step: exchanges, evaluates and saves."""
     if isinstance(state, RoundState):
       state = self._flush(state)
     self._evaluate(state, self.config.total_steps)
@@ -686,14 +573,7 @@ class Trainer:
   def _flush(self, state: RoundState) -> RoundState:
     """Sends and applies all progress that is not applied yet.
 
-    What the replicas send is checked to be finite, and the bytes and the time
-    of these exchanges are recorded.
-
-    Args:
-      state: State after the last inner step.
-
-    Returns:
-      The state after these exchanges, in which nothing is in flight.
+    Returns the state after these exchanges, and records their bytes and time.
     """
     plan = self.controller.plan
     traffic = self.controller.traffic
@@ -723,14 +603,7 @@ def _replicas_of(
 ) -> LocalReplicas | MailboxReplica:
   """Returns the object that stands for the replicas of this program.
 
-  Args:
-    config: Config of the run.
-    address: Mailbox of the run, and name of this program's replica; None means
-      that all replicas are in this runtime.
-    overrides: The caller's objects in place of what the config names.
-
-  Raises:
-    ValueError: If config, address and overrides do not go together.
+  Raises ValueError if config, address and overrides do not go together.
   """
   if address is None and not config.uses_mailbox:
     return LocalReplicas(config)

@@ -1,9 +1,7 @@
 """Measures when the devices have computed arrays, and how long JAX compiled.
 
-The host runs ahead of the devices. So the time at which the host reads a result
-tells little about the time at which the devices had computed it. To measure the
-second time, a thread waits for the result and does nothing else. It costs the
-devices nothing.
+The host runs ahead of the devices and may read a result late. So a thread waits
+for the result and notes the time.
 """
 
 import threading
@@ -22,11 +20,7 @@ _COMPILING = "/jax/core/compile/"
 def ready_time(arrays: Tree) -> Future[float]:
   """Returns a future of the time at which arrays are computed.
 
-  Args:
-    arrays: Arrays that a program still computes. They must not be donated.
-
-  Returns:
-    A future of seconds, as `time.perf_counter` counts them.
+  The time is in seconds of `time.perf_counter`. The arrays must not be donated.
   """
 
   def wait() -> float:
@@ -52,15 +46,7 @@ class CompileTimes:
   def _hear(
     self, event: str, duration_secs: float, **details: str | int
   ) -> None:
-    """Stores the span of a compilation that has just ended.
-
-    JAX calls this function. Spans of several threads may overlap.
-
-    Args:
-      event: JAX's name of the event.
-      duration_secs: Duration of the event (seconds).
-      **details: More facts about the event, which are not read.
-    """
+    """Stores the span of a compilation that has just ended. JAX calls this."""
     del details
     if event.startswith(_COMPILING):
       end_s = time.perf_counter()
@@ -70,15 +56,12 @@ class CompileTimes:
   def seconds(self, start_s: float, end_s: float) -> float:
     """Returns for how many seconds JAX compiled within a span of time.
 
-    Example: if JAX compiles from 1 to 3 s, and in another thread from 2 to 4 s,
-    it compiles for 3 s of the span from 0 to 10 s.
+    The span is given in seconds of `time.perf_counter`. Example: if JAX
+    compiles from 1 to 3 s, and in another thread from 2 to 4 s, it compiles for
+    3 s of the span from 0 to 10 s.
 
-    Ask for spans in the order of their starts: the object forgets every
-    compilation that ended before `start_s`.
-
-    Args:
-      start_s: Start of the span (seconds of `time.perf_counter`).
-      end_s: End of the span (seconds of `time.perf_counter`).
+    Compilations that ended before `start_s` are forgotten, so ask for spans in
+    the order of their starts.
     """
     with self._lock:
       self._spans = [span for span in self._spans if span[1] > start_s]

@@ -18,11 +18,10 @@ class FinishedRound:
 
   In a phase without rounds it is some data-parallel steps.
 
-  The function may read the arrays while it runs. A read waits until the devices
-  have computed the round, and the devices then stand still until the next round
-  is dispatched. A function that reads nothing costs nothing. After the function
-  has returned, the next round reuses the memory of all arrays. So copy what is
-  needed later, for example by `jax.device_get`.
+  If the function reads an array, it waits until the devices have computed the
+  round, and the devices then wait for the next round. The next round reuses the
+  memory of all arrays, so copy those that are needed later, for example by
+  `jax.device_get`.
 
   Attributes:
     step: Finished inner steps of the run at the end of the round.
@@ -38,10 +37,7 @@ class FinishedRound:
 
   @property
   def outer_params(self) -> Tree:
-    """Outer parameters without a replica axis, or their average if one is kept.
-
-    These are the parameters that the run evaluates.
-    """
+    """Outer parameters, or their average if the run keeps one."""
     return params_to_keep(self._programs, self.state)
 
 
@@ -51,8 +47,8 @@ class Watching:
 
   Attributes:
     log: Gets every row that the run writes; None: the rows go to files alone.
-    on_round: Function that is called when a round, or some data-parallel steps,
-      were dispatched, in every process of the run; None: there is none.
+    on_round: Function that every process calls after the dispatch of a round,
+      or of some data-parallel steps; None: there is none.
     console: Terminal or notebook that shows a progress bar; None: the run logs
       lines.
   """
