@@ -136,15 +136,10 @@ def _methods() -> Iterable[str]:
 
 
 def _module(path: str, needed_by: str) -> Any:
-  """Imports a module of this package.
+  """Imports a module of this package by its path, e.g. "api.runs".
 
-  Args:
-    path: Path of the module inside the package, e.g. "api.runs".
-    needed_by: Public name that needs the module, for the message.
-
-  Raises:
-    ImportError: If a package is missing that an extra would install. The
-      message is one line.
+  If the module needs a package that an extra installs, ImportError names the
+  extra. The message also says which public name (`needed_by`) was used.
   """
   try:
     return importlib.import_module(f"dilocox_jax.{path}")
