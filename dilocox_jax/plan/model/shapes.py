@@ -208,7 +208,7 @@ def parameter_count(shape: ModelShape) -> int:
   tied. Biases and learned positions are added to this number.
 
   Source: counted by this project. The matrix terms are those of Hoffmann et al.
-    2022, arXiv 2203.15556, appendix F.
+  2022, arXiv 2203.15556, appendix F.
 
   Args:
     shape: Sizes of the model.
