@@ -112,7 +112,7 @@ class MessageCodec:
     ]
 
   def _decoded(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Decodes the arrays of a group to its rows, float32 [layers, rows, width]."""
+    """Decodes the arrays of a group to rows, float32 [layers, rows, width]."""
     num_layers, num_rows = arrays[0].shape[:2]
     encoded = [
       np.ascontiguousarray(array)

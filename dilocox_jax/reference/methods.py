@@ -46,10 +46,10 @@ of the papers.
 
 tau is a number of inner steps: the pseudo-gradients that are measured after
 step s are averaged and applied after step s + tau. So their transfer may take
-as long as tau inner steps. Fragment p is measured after the steps s > 0 with (s
-- t_p) mod H = 0, where t_p = floor(p H / P) is its offset. Example: H = 6, P =
-3, tau = 2. Fragment 1 has offset 2; it is measured after steps 2, 8, 14, ...
-and applied after steps 4, 10, 16, ...
+as long as tau inner steps. Fragment p is measured after the steps s > 0 with
+(s - t_p) mod H = 0, where t_p = floor(p H / P) is its offset.
+Example: H = 6, P = 3, tau = 2. Fragment 1 has offset 2; it is measured after
+steps 2, 8, 14, ... and applied after steps 4, 10, 16, ...
 
 The fast code has the same parts in these files:
 
@@ -398,13 +398,12 @@ class Fragment:
     return new
 
   def flush(self, step: int) -> None:
-    """Ends a run after `step`: applies all progress, and all replicas take theta.
+    """Ends a run after `step`: applies all progress, and replicas take theta.
 
     The pseudo-gradients in flight are applied first, the oldest first, and then
     the progress since the last send. With tau < H this progress is measured
     after the other applies. With tau >= H it is measured before them, as the
-    next send of a longer run would be. No paper describes a flush, because
-    their runs end on a whole round. The fast code is in rounds/rounds.py.
+    next send of a longer run would be. The fast code is in rounds/rounds.py.
     """
     has_unsent = step > self.last_send
     measures_first = self.overlap_steps >= self.sync_interval
