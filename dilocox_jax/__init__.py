@@ -4,11 +4,10 @@
 
   tx = dx.diloco(optax.adamw(3e-4), optax.sgd(0.7, momentum=0.9, nesterov=True))
 
-Names are loaded when they are first used, so importing this package loads
-neither JAX nor numpy. `dir(dilocox_jax)` lists all names: the functions below,
-and for every method a function that makes an optax transform of the method.
-Editors and type checkers read the names from `__init__.pyi`, which
-`make stubs` writes.
+Importing this package loads neither JAX nor numpy: names are loaded when they
+are first used. `dir(dilocox_jax)` lists all names: the functions below, and for
+every method a function that makes an optax transform of the method. Type
+checkers read the names from `__init__.pyi`, which `make stubs` writes.
 """
 
 import importlib

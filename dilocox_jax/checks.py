@@ -40,12 +40,7 @@ _LIMIT_KINDS = {"choices", *_BOUNDS}
 
 
 def require(condition: bool, message: str) -> None:
-  """Raises ValueError with a message unless a condition holds.
-
-  Args:
-    condition: The condition.
-    message: One line that says what is wrong, and what to do.
-  """
+  """Raises ValueError with a message of one line unless a condition holds."""
   if not condition:
     raise ValueError(message)
 
@@ -73,11 +68,7 @@ def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
 
 @contextlib.contextmanager
 def in_front(text: str) -> Iterator[None]:
-  """Puts a text in front of the message of a ValueError from the block.
-
-  Args:
-    text: The text, e.g. "sync.".
-  """
+  """Puts a text in front of the message of a ValueError from the block."""
   try:
     yield
   except ValueError as error:
@@ -194,13 +185,10 @@ def _float(name: str, value: numbers.Real) -> float:
 
 
 def shown(value: Any) -> str:
-  """Returns the text of a wrong value, for a message.
+  """Returns the text of any wrong value, for a message.
 
   Only the first 80 characters, and the number of all characters, are shown of a
   longer text.
-
-  Args:
-    value: Any value, e.g. from a file or a user.
   """
   # A number of numpy is shown as a number, and not as np.float64(1.0).
   text = str(value) if isinstance(value, numbers.Number) else repr(value)
@@ -214,9 +202,6 @@ def printable(text: str) -> str:
 
   Example: "a" and a line break become r"a\n". A no-break space stays, because
   tables have it in the names of their columns.
-
-  Args:
-    text: Any text, also a name of a file that is not UTF-8.
   """
 
   def printable_character(character: str) -> str:
@@ -310,12 +295,8 @@ def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
 def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads a JSON file that must hold an object.
 
-  Args:
-    path: The file. It may be damaged in any way.
-
-  Raises:
-    ValueError: If the file cannot be read, or holds no JSON object. The message
-      names the file.
+  Raises ValueError, which names the file, if the file cannot be read or holds
+  no JSON object.
   """
   return json_object(file_bytes(path), path)
 
@@ -323,10 +304,7 @@ def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
   """Raises ValueError, which lists the choices, unless a value is one of them.
 
-  Args:
-    name: Name of the value, for the message.
-    value: The value to check.
-    choices: All allowed values.
+  `name` is the name of the value in the message.
   """
   choices = list(choices)
   if value not in choices:
@@ -350,14 +328,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
   """Returns the end of a message about an unknown name.
 
   The end suggests the field that papers call by this name (`overlap_steps` for
-  "tau"), or else the most similar known name. If no name is similar, all names
-  are listed.
+  "tau"), or else the most similar of the known names. If no name is similar,
+  all known names are listed.
 
   Examples: "did you mean 'sync_interval'?" and "have: diloco, eager".
-
-  Args:
-    name: The unknown name.
-    names: All known names.
   """
   names = list(names)
   suggestions = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
@@ -372,10 +346,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def known(what: str, name: str, names: Iterable[str]) -> None:
   """Raises ValueError, which suggests a name, unless a name is known.
 
-  Args:
-    what: Kind of thing that has the name, e.g. "method".
-    name: The name to check.
-    names: All known names.
+  `what` is the kind of thing that has the name, e.g. "method".
   """
   names = list(names)
   if name not in names:
@@ -419,11 +390,8 @@ def dataclass_from(
 def check_path(cls: type, path: str) -> None:
   """Raises ValueError unless a path of names leads to a field of a dataclass.
 
-  The message suggests the nearest known name.
-
-  Args:
-    cls: A dataclass, whose fields may be dataclasses.
-    path: Names joined by dots, e.g. "sync.sync_interval".
+  An example of a path is "sync.sync_interval". The message suggests the nearest
+  known name.
   """
   kind = cls
   for name in path.split("."):
@@ -504,10 +472,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Flattens a nested mapping into values by their dotted names, in order.
 
   Example: {"seed": 0, "data": {"glob": ""}} becomes {"seed": 0, "data.glob":
-  ""}.
+  ""}. An empty mapping inside stays as a value.
 
   Args:
-    values: A nested mapping. An empty mapping inside stays as a value.
+    values: A nested mapping.
     prefix: Text in front of every name.
   """
   by_path: dict[str, Any] = {}
@@ -523,11 +491,7 @@ def unflat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
   """Builds nested dicts from a flat mapping. It is the reverse of `flat`.
 
   Example: {"seed": 0, "data.glob": ""} becomes {"seed": 0, "data": {"glob":
-  ""}}.
-
-  Args:
-    values: Values by their whole names.
-    separator: Text between the parts of a name.
+  ""}}, where `separator` is the ".".
   """
   nested_values: dict[str, Any] = {}
   for name, value in values.items():

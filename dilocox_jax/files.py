@@ -86,11 +86,7 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
 def remove_partial(directory: str | os.PathLike[str]) -> None:
   """Removes the partial files that killed processes have left (`replaced`).
 
-  Args:
-    directory: A directory in which no other process writes now.
-
-  Raises:
-    OSError: If the system refuses.
+  Call it only for a directory in which no other process writes now.
   """
   for name in os.listdir(directory):
     if _PARTIAL.fullmatch(name):
@@ -142,9 +138,7 @@ def folder_below(root: Path, *names: str) -> pathlib.Path:
       made.
 
   Raises:
-    NotADirectoryError: If a name belongs to a link, or to anything else that is
-      no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder.
   """
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(_closing(opened_root(root)))
@@ -164,9 +158,7 @@ def check_folder(root: Path, *names: str) -> None:
       accepted.
 
   Raises:
-    NotADirectoryError: If a name belongs to a link, or to anything else that is
-      no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder.
   """
   with _closing(opened_root(root)) as top:
     with contextlib.suppress(FileNotFoundError), opened_folders(top, names):
@@ -182,9 +174,7 @@ def remove_folder(root: Path, *names: str) -> None:
       removed. If a folder is missing, nothing happens.
 
   Raises:
-    NotADirectoryError: If a name belongs to a link, or to anything else that is
-      no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder.
   """
   with _closing(opened_root(root)) as top:
     with contextlib.suppress(FileNotFoundError):
@@ -197,11 +187,7 @@ def remove_folder(root: Path, *names: str) -> None:
 
 
 def opened_root(path: Path) -> int:
-  """Opens a folder that the user names. Links in its path are followed.
-
-  Raises:
-    OSError: If there is no such folder, or the system refuses.
-  """
+  """Opens a folder that the user names. Links in its path are followed."""
   return os.open(path, _OPEN_FOLDER)
 
 
@@ -210,9 +196,8 @@ def opened_folder(parent: int, name: str) -> int:
 
   Raises:
     FileNotFoundError: If nothing has the name.
-    NotADirectoryError: If the name belongs to a link, or to anything else that
-      is no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If the name belongs to anything but a folder, e.g. a
+      link.
   """
   try:
     return os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=parent)
@@ -261,9 +246,7 @@ def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
 
   Raises:
     FileNotFoundError: If a folder is missing.
-    NotADirectoryError: If a name belongs to a link, or to anything else that is
-      no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder, e.g. a link.
   """
   with contextlib.ExitStack() as stack:
     folders = [root]
@@ -278,10 +261,6 @@ def kind_of(folder: int, name: str) -> str:
 
   Examples: "file", "FIFO", and "" if nothing has the name. A link is not
   followed.
-
-  Args:
-    folder: File descriptor of the open folder.
-    name: A name in the folder.
   """
   try:
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
@@ -300,10 +279,7 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
 
   Returns:
     The content. None if the file is larger or missing, or if the name belongs
-    to a link, a FIFO or anything else that is no regular file.
-
-  Raises:
-    OSError: If the system refuses.
+    to anything but a regular file.
   """
   with _file_to_read(folder, name) as file:
     if file is None:
@@ -322,11 +298,8 @@ def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
     stop: Number of the byte after the last one.
 
   Returns:
-    The bytes. None if the file ends before `stop`, if it is missing, or if the
-    name belongs to a link or anything else that is no regular file.
-
-  Raises:
-    OSError: If the system refuses.
+    The bytes. None if the file ends before `stop` or is missing, or if the name
+    belongs to anything but a regular file.
   """
   with _file_to_read(folder, name) as file:
     if file is None or os.fstat(file.fileno()).st_size < stop:
@@ -361,13 +334,10 @@ def _file_to_read(folder: int, name: str) -> Iterator[BinaryIO | None]:
 def _opened(
   path: pathlib.Path, mode: str, folder: int, buffering: int = -1
 ) -> BinaryIO:
-  """Opens a file in an open folder, without following a link or waiting.
+  """Opens the file `path.name` in an open folder.
 
-  Args:
-    path: Path of the file. Only its last name is looked up.
-    mode: Mode as for Python's `open`, e.g. "ab".
-    folder: File descriptor of the open folder.
-    buffering: Size of the buffer as for Python's `open`; 0 writes at once.
+  No link is followed, and opening a FIFO does not wait. `mode` and `buffering`
+  are those of Python's `open`.
   """
 
   def opener(_: str, flags: int) -> int:

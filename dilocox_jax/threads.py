@@ -11,11 +11,6 @@ def in_thread(function: Callable, *args: Any, **kwargs: Any) -> Future:
 
   Unlike a thread of a `ThreadPoolExecutor`, the thread does not keep the
   program from ending while the function runs.
-
-  Args:
-    function: The function to call.
-    *args: Positional arguments of the call.
-    **kwargs: Keyword arguments of the call.
   """
   future = Future()
 

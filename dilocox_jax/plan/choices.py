@@ -23,20 +23,12 @@ class Registry(dict[str, Part]):
   """Parts of one kind, e.g. codecs or methods, by the name in a config."""
 
   def __init__(self, kind: str):
-    """Makes an empty registry.
-
-    Args:
-      kind: Kind of the parts, e.g. "codec", for messages.
-    """
+    """Makes an empty registry. `kind`, e.g. "codec", is for messages."""
     super().__init__()
     self._kind = kind
 
   def add(self, name: str, part: Part) -> None:
-    """Registers a part under a name.
-
-    Args:
-      name: Name by which a config chooses the part, e.g. "low_rank".
-      part: What the registry holds: a codec, a method, a class and so on.
+    """Registers a part under the name by which a config chooses the part.
 
     Raises:
       ValueError: If the name is taken or is no Python identifier.
@@ -52,9 +44,7 @@ class Registry(dict[str, Part]):
 def check_lazy(what: str, reference: Any) -> None:
   """Raises ValueError unless a value is a function or a 'module:name'.
 
-  Args:
-    what: Name of the value for the message, e.g. "rule 'mix': build".
-    reference: The value to check.
+  `what` is the name of the value in the message, e.g. "rule 'mix': build".
   """
   is_import_path = isinstance(reference, str) and reference.count(":") == 1
   if not is_import_path and not callable(reference):

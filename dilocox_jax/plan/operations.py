@@ -239,14 +239,9 @@ OPERATIONS: dict[str, type[Operation]] = {
 
 
 def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
-  """Builds an operation by the name of its kind.
+  """Builds an operation by the name of its kind, e.g. "all_reduce".
 
-  Args:
-    kind: One of `OPERATIONS`, e.g. "all_reduce".
-    operand_bytes: Size of the array that one replica passes to the operation
-      (bytes).
-    turn: Number of earlier messages of the exchange that the operation waits
-      for.
+  The other arguments are those of `Operation`.
 
   Raises:
     ValueError: If there is no such kind.

@@ -67,12 +67,8 @@ class Lossy:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Encodes and decodes the tree of each replica, and averages the results.
 
-    Args:
-      trees: A tree of each replica.
-
-    Returns:
-      The mean, and each tree as the others receive it. A tree that is not
-      finite is not in the mean, and is returned unchanged.
+    Returns the mean, and each tree as the others receive it. A tree that is not
+    finite is not in the mean, and is returned unchanged.
     """
     sent = [
       _received(tree, self.codec) if are_finite(tree) else tree
@@ -121,12 +117,8 @@ class Scattered:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Averages trees in slices, each rounded by its owner.
 
-    Args:
-      trees: A tree of each replica.
-
-    Returns:
-      The rounded mean, and the share of each replica. A tree that is not finite
-      is returned in the place of its share.
+    Returns the rounded mean, and the share of each replica. A tree that is not
+    finite is returned in the place of its share.
     """
     participates = [are_finite(tree) for tree in trees]
     count = max(sum(participates), 1)
@@ -172,12 +164,7 @@ def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
 
 
 def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Joins the slices of a leaf again, without the zeros that filled them.
-
-  Args:
-    slices: Slices [count, values], as `slices_of` returns them.
-    shape: Shape of the leaf.
-  """
+  """Joins the slices of a leaf again, without the zeros that filled them."""
   return slices.ravel()[: math.prod(shape)].reshape(shape)
 
 
@@ -288,11 +275,7 @@ class ErrorFeedback:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Averages trees plus residuals, and updates the residuals.
 
-    Args:
-      trees: A tree d of each replica.
-
-    Returns:
-      The mean, and the tree of each replica as the others receive it.
+    Returns the mean, and the tree of each replica as the others receive it.
     """
     corrected_trees = trees
     if self.residuals:

@@ -29,15 +29,10 @@ def warmup_cosine(
 ) -> Callable[[int], float]:
   """Returns the learning rate by step: a linear warm-up, then half a cosine.
 
-  The fast code is `learning_rate_schedule` in dilocox_jax/optimizers.py.
-
-  Args:
-    peak: Highest learning rate.
-    warmup_steps: Steps until the peak. The first of them has the rate 0. 0: no
-      warm-up.
-    total_steps: Steps of the run. The decay ends at this step, one after the
-      last.
-    final_fraction: Ratio of the rate at the end of the decay to the peak.
+  The warm-up starts with 0 and reaches `peak` after `warmup_steps` steps. At
+  step `total_steps`, one after the last, the rate would be `peak` times
+  `final_fraction`. The fast code is `learning_rate_schedule` in
+  dilocox_jax/optimizers.py.
   """
   decay_steps = total_steps - warmup_steps
 

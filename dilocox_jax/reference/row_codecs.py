@@ -64,8 +64,7 @@ class RowCodec(Protocol):
 class FloatRows:
   """Sends every value as a float. Values that are too large saturate.
 
-  Attributes:
-    dtype: "float32", "float16" or "bfloat16".
+  `dtype` is "float32", "float16" or "bfloat16".
   """
 
   dtype: str = "float32"

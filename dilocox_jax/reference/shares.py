@@ -122,12 +122,7 @@ class Cuts:
 
   @classmethod
   def of(cls, tables: Sequence[Table], num_slices: int) -> "Cuts":
-    """Cuts a message into slices of about equally many bytes.
-
-    Args:
-      tables: The message, as tables of encoded rows. Only shapes are read.
-      num_slices: Number of slices, S.
-    """
+    """Cuts the tables of a message into slices of about equally many bytes."""
     row_bytes = tuple(
       tuple(matrix.shape[1] for matrix in table) for table in tables
     )
@@ -184,9 +179,7 @@ class Cuts:
   def slice_in(self, content: bytes | memoryview, number: int) -> list[Table]:
     """Reads the tables of slice `number` from its raw bytes.
 
-    Args:
-      content: The rows of each array of each table, one after the other.
-      number: Number of the slice, from 0.
+    These are the rows of each array of each table, one after the other.
     """
     tables = []
     start = 0
@@ -278,12 +271,7 @@ def _encoded_within(
 def residual_values(
   tables: Tables, residual: Sequence[Table]
 ) -> list[np.ndarray]:
-  """Decodes the residual of a share to values, float32 [R, width] each.
-
-  Args:
-    tables: How messages are encoded; gives the widths of the rows.
-    residual: The tables of the residual, encoded by `RESIDUAL_ROWS`.
-  """
+  """Decodes a share's residual to each table's values, float32 [R, width]."""
   return [
     RESIDUAL_ROWS.decode(table, width)
     for table, width in zip(residual, tables.widths, strict=True)
@@ -295,10 +283,6 @@ def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
 
   The residual (the loss of encoding the mean) has as many rows and slices as
   the messages, but other bytes in each row.
-
-  Args:
-    tables: How messages are encoded.
-    cuts: The cuts of messages.
   """
   bits = RESIDUAL_ROWS.bits
   row_bytes = tuple((-(-width * bits // 8), 2) for width in tables.widths)

@@ -170,13 +170,10 @@ class Fragments:
 
 
 def is_stacked(path: str) -> bool:
-  """Returns whether the first axis of a leaf is the layer axis.
+  """Returns whether the first axis of the leaf at a path is the layer axis.
 
   This is so below "blocks", as in "blocks/query/kernel", unless a number
   follows: in "blocks/0/kernel" every layer has leaves of its own.
-
-  Args:
-    path: Keys of the leaf, joined by "/".
   """
   first_key, _, other_keys = path.partition("/")
   second_key = other_keys.split("/", 1)[0]
@@ -187,10 +184,6 @@ def stacked_shape(path: str, shape: Shape) -> Shape:
   """Returns the shape of a leaf with a layer axis in front.
 
   It is `shape` itself if the leaf is stacked, and (1, *shape) otherwise.
-
-  Args:
-    path: Keys of the leaf, joined by "/".
-    shape: Shape of the leaf.
   """
   if shape and is_stacked(path):
     return tuple(shape)

@@ -279,11 +279,7 @@ def named_absences(text: str) -> Absences:
 def named_inner_steps(text: str) -> tuple[int, ...]:
   """Parses numbers of inner steps of replicas: "32,16" becomes (32, 16).
 
-  Args:
-    text: One number for each replica. Empty: no numbers.
-
-  Raises:
-    ValueError: If the text has another form.
+  An empty text has no numbers. Raises ValueError if the text has another form.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,

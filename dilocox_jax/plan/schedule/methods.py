@@ -508,14 +508,8 @@ def overlap_loco(
 def method_parts(text: str) -> tuple[str, dict[str, Any]]:
   """Parses a text such as "diloco(sync_interval=8)".
 
-  The example gives "diloco" and {"sync_interval": 8}.
-
-  Args:
-    text: Name of a method, which need not exist. Settings in parentheses may
-      follow it.
-
-  Raises:
-    ValueError: If the text has another form.
+  The example gives "diloco" and {"sync_interval": 8}. The method need not
+  exist. Raises ValueError if the text has another form.
   """
   try:
     ((name, settings),) = parts_of(text)

@@ -108,13 +108,10 @@ class RunPlan:
     return "data_parallel"
 
   def at_interval(self, sync_interval: int) -> "RunPlan":
-    """Returns the same plan with another H.
+    """Returns the same plan with another H (inner steps).
 
-    Args:
-      sync_interval: The new H (inner steps).
-
-    Raises:
-      ValueError: If H of the method cannot change (`methods.with_interval`).
+    Raises ValueError if H of the method cannot change
+    (`methods.with_interval`).
     """
     if sync_interval == self.method.schedule.sync_interval:
       return self
