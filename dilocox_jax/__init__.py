@@ -4,11 +4,10 @@
 
   tx = dx.diloco(optax.adamw(3e-4), optax.sgd(0.7, momentum=0.9, nesterov=True))
 
-Names are loaded when they are first used, so importing this package loads
-neither JAX nor numpy. `dir(dilocox_jax)` lists all names: the functions below,
-and for every method a function that makes an optax transform of the method.
-Editors and type checkers read the names from `__init__.pyi`, which
-`make stubs` writes.
+Importing this package loads neither JAX nor numpy: names are loaded when they
+are first used. `dir(dilocox_jax)` lists all names: the functions below, and for
+every method a function that makes an optax transform of the method. Type
+checkers read the names from `__init__.pyi`, which `make stubs` writes.
 """
 
 import importlib
@@ -136,15 +135,10 @@ def _methods() -> Iterable[str]:
 
 
 def _module(path: str, needed_by: str) -> Any:
-  """Imports a module of this package.
+  """Imports a module of this package by its path, e.g. "api.runs".
 
-  Args:
-    path: Path of the module inside the package, e.g. "api.runs".
-    needed_by: Public name that needs the module, for the message.
-
-  Raises:
-    ImportError: If a package is missing that an extra would install. The
-      message is one line.
+  If the module needs a package that an extra installs, ImportError names the
+  extra. The message also says which public name (`needed_by`) was used.
   """
   try:
     return importlib.import_module(f"dilocox_jax.{path}")

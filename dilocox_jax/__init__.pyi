@@ -438,8 +438,8 @@ def eager(
 ) -> GradientTransformationExtraArgs:
   """Applies a replica's own pseudo-gradient at once, the others' a round late.
 
-  The newest pseudo-gradient of the replica takes the place of its older one in
-  the mean of the round before (`outer.rules.eager_rule`).
+  The outer step takes the mean of the round before, in which the replica's
+  newest pseudo-gradient replaces its older one.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
@@ -452,7 +452,8 @@ def eager(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps), which is also the delay.
-    num_fragments: Number of fragments, P; the paper has 1.
+    num_fragments: Number of fragments (parts of the parameters), P; the paper
+      has 1.
     first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
     steps_per_doubling: Inner steps after which a round's length doubles.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
@@ -491,9 +492,8 @@ def muloco(
 ) -> GradientTransformationExtraArgs:
   """Averages pseudo-gradients of Muon every H steps, in few bits.
 
-  The schedule is DiLoCo's. The other parts of the method are in
-  `config.recipes`: Muon as the inner optimizer, a codec of 2 bits, and error
-  feedback.
+  Muon as the inner optimizer, a codec of 2 bits, and error feedback are in
+  `config.recipes`.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
@@ -544,8 +544,7 @@ def open_diloco(
 ) -> GradientTransformationExtraArgs:
   """Averages pseudo-gradients every H steps as DiLoCo does, but in fp16.
 
-  The schedule is DiLoCo's. The codec and the outer optimizer are in
-  `config.recipes`.
+  The codec and the outer optimizer are in `config.recipes`.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
@@ -599,12 +598,10 @@ def overlap_loco(
   """Sends equal slices of the parameters in turn, so the link is never idle.
 
   While a slice is exchanged, the replicas take the H / P inner steps until the
-  next slice is sent. So each mean is applied only H / P steps late, and
-  replicas keep the progress that they make meanwhile. A delay of one step costs
-  next to nothing, a delay of a quarter round a lot (measured). The other parts
-  of the method are in `config.recipes`: Muon as inner optimizer, one bit per
-  value with error feedback, and SGD with learning rate 1 as outer optimizer,
-  which moves the outer parameters to the mean of the replicas.
+  next slice is sent. So each mean is applied H / P steps late, and replicas
+  keep the progress that they make meanwhile. The other parts of the method are
+  in `config.recipes`: Muon as inner optimizer, one bit per value with error
+  feedback, and SGD with learning rate 1 as outer optimizer.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
@@ -660,8 +657,8 @@ def sparse_loco(
 ) -> GradientTransformationExtraArgs:
   """Averages the largest values of pseudo-gradients every H steps.
 
-  The schedule is DiLoCo's. The codec, the error feedback and the outer
-  optimizer (SGD without momentum) are in `config.recipes`.
+  The codec, the error feedback and the outer optimizer (SGD without momentum)
+  are in `config.recipes`.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 

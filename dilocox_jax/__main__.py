@@ -31,7 +31,7 @@ _PROGRAMS = """\
 
 
 def describe() -> str:
-  """Returns version, devices, installed extras and first steps, as lines."""
+  """Returns version, devices, installed extras and first steps as text."""
   lines = [
     f"dilocox_jax {dx.__version__} (Python {platform.python_version()}, "
     f"JAX {importlib.metadata.version('jax')})",
@@ -48,7 +48,7 @@ def describe() -> str:
 def _devices() -> str:
   """Returns how many devices of each kind JAX finds, e.g. "8 cpu".
 
-  If JAX finds no devices, the text is "none" and the reason.
+  Without devices, the text is "none" and the reason.
   """
   try:
     devices = jax.devices()
@@ -61,7 +61,7 @@ def _devices() -> str:
 
 
 def _extras() -> str:
-  """Names the extras that are installed, and says how to install the others."""
+  """Names the installed extras, and how to install the others."""
   missing = [
     extra
     for extra, package in _PACKAGE_OF_EXTRA.items()

@@ -1,7 +1,7 @@
 """Checks of values, of nested mappings such as a config, and of JSON files.
 
-A check raises ValueError. The message is one line, which says what is wrong and
-what is allowed. For a misspelled name it also says which known name is nearest.
+A failed check raises ValueError with a message of one line, which says what is
+wrong and what is allowed.
 """
 
 import collections
@@ -40,13 +40,7 @@ _LIMIT_KINDS = {"choices", *_BOUNDS}
 
 
 def require(condition: bool, message: str) -> None:
-  """Raises ValueError with a message unless a condition holds.
-
-  Args:
-    condition: The condition.
-    message: One line that says what is wrong if the condition does not hold,
-      and what to do.
-  """
+  """Raises ValueError with a message of one line unless a condition holds."""
   if not condition:
     raise ValueError(message)
 
@@ -60,11 +54,8 @@ def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
       "data.tokenizer".
     extra: Name of the extra.
 
-  Returns:
-    The module.
-
   Raises:
-    ValueError: If the package is not installed. The message is one line.
+    ValueError: If the package cannot be imported.
   """
   try:
     return importlib.import_module(name)
@@ -77,11 +68,7 @@ def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
 
 @contextlib.contextmanager
 def in_front(text: str) -> Iterator[None]:
-  """Puts a text in front of the message of a ValueError from the block.
-
-  Args:
-    text: The text, e.g. "sync.".
-  """
+  """Puts a text in front of the message of a ValueError from the block."""
   try:
     yield
   except ValueError as error:
@@ -112,8 +99,7 @@ def check_limits(values: Any, prefix: str = "") -> None:
     prefix: Text in front of the fields' names, for messages, e.g. "sync.".
 
   Raises:
-    ValueError: For the first field that is outside its limits or has a wrong
-      type.
+    ValueError: If a field is outside its limits or has a wrong type.
   """
   types = typing.get_type_hints(type(values))
   for field in dataclasses.fields(values):
@@ -134,15 +120,15 @@ def within_limits(
   choices: Iterable[Any] | None = None,
   **bounds: float | int,
 ) -> None:
-  """Raises ValueError for a value outside one of the limits that are given.
+  """Raises ValueError for a value outside one of the given limits.
 
   Args:
     name: Name of the value, for the message.
-    value: The value to check. NaN is outside all bounds, and so is a value that
-      is no number.
-    choices: The only values that are allowed; None: all are.
-    **bounds: Bounds of the value: `above` and `below`, which the value must not
-      reach, and `at_least` and `at_most`, which it may reach.
+    value: The value to check. NaN, or a value that is no number, is outside all
+      bounds.
+    choices: The only allowed values; None: all are.
+    **bounds: `above` and `below`, which the value must not equal, and
+      `at_least` and `at_most`, which it may equal.
   """
   if choices is not None:
     one_of(name, value, choices)
@@ -158,19 +144,15 @@ def within_limits(
 
 
 def _short(number: float) -> str:
-  """Returns a bound as a short text, e.g. 1000 as "1000" and 0.5 as "0.5".
-
-  Args:
-    number: The bound.
-  """
+  """Returns a bound as a short text, e.g. 1000 as "1000" and 0.5 as "0.5"."""
   return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def of_type(name: str, value: Any, kind: Any) -> Any:
   """Checks the type of a value, and returns the value.
 
-  A whole number may stand for a float, and is converted. A number of numpy is
-  converted to a number of Python. A bool counts as neither int nor float.
+  If `kind` allows a float, a whole number is converted to a float. A number of
+  numpy becomes a number of Python. A bool is neither an int nor a float.
 
   Args:
     name: Name of the value, for the message.
@@ -178,8 +160,7 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     kind: A type, or a union of types such as `int | None`.
 
   Raises:
-    ValueError: If the value has another type, or is a whole number too large
-      for a float.
+    ValueError: If the value has another type, or is too large for a float.
   """
   kinds = typing.get_args(kind) or (kind,)
   if not isinstance(value, bool):
@@ -196,15 +177,7 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
 
 
 def _float(name: str, value: numbers.Real) -> float:
-  """Converts a number to a float.
-
-  Args:
-    name: Name of the number, for the message.
-    value: The number.
-
-  Raises:
-    ValueError: If the number is too large for a float.
-  """
+  """Converts a number to a float, or raises ValueError if it is too large."""
   try:
     return float(value)
   except OverflowError:
@@ -212,12 +185,10 @@ def _float(name: str, value: numbers.Real) -> float:
 
 
 def shown(value: Any) -> str:
-  """Returns the text of a wrong value for a message.
+  """Returns the text of any wrong value, for a message.
 
-  Only the first 80 characters are repeated.
-
-  Args:
-    value: Anything that was read from a file or passed by a user.
+  Only the first 80 characters, and the number of all characters, are shown of a
+  longer text.
   """
   # A number of numpy is shown as a number, and not as np.float64(1.0).
   text = str(value) if isinstance(value, numbers.Number) else repr(value)
@@ -229,13 +200,8 @@ def shown(value: Any) -> str:
 def printable(text: str) -> str:
   r"""Returns a text on one line: an escape replaces what cannot be printed.
 
-  A name of a file, for example, may have line breaks, or a sequence of
-  characters that moves the cursor of a terminal. Example: "a" and a line break
-  become r"a\n". A no-break space stays, although Python does not count it as
-  printable: tables have it in the names of their columns.
-
-  Args:
-    text: Any text, also a name of a file that is not UTF-8.
+  Example: "a" and a line break become r"a\n". A no-break space stays, because
+  tables have it in the names of their columns.
   """
 
   def printable_character(character: str) -> str:
@@ -253,14 +219,13 @@ def json_object(
 
   Args:
     text: The text. It may be damaged in any way.
-    where: Place of the text, e.g. the path of a file, for the message.
-    is_ours: Whether a program of this project wrote the text. Python's parser
-      also accepts NaN, 1e999 and repeated keys, which the programs of this
-      project never write. So a text of this project that has them is damaged.
+    where: Where the text is, e.g. the path of a file, for the message.
+    is_ours: Whether a program of this project wrote the text. Then NaN,
+      infinite numbers (1e999) and repeated keys, which such a program never
+      writes, are refused.
 
   Raises:
-    ValueError: If the text describes no object, or is damaged. The message is
-      one line.
+    ValueError: If the text is damaged, or is JSON but no object.
   """
   hooks: dict[str, Any] = {}
   if is_ours:
@@ -274,22 +239,14 @@ def json_object(
 
 
 def _refuse_constant(name: str) -> None:
-  """Raises ValueError: JSON texts of this project have no NaN and no infinity.
-
-  Args:
-    name: The constant in the text: "NaN", "Infinity" or "-Infinity".
-  """
+  """Raises ValueError, because a JSON text holds "NaN" or an infinity."""
   raise ValueError(f"{name} is no number")
 
 
 def _finite_float(text: str) -> float:
   """Converts a number in a JSON text to a float.
 
-  Args:
-    text: The number.
-
-  Raises:
-    ValueError: If the number is too large, so that the float is infinite.
+  Raises ValueError if the float is infinite.
   """
   value = float(text)
   if not math.isfinite(value):
@@ -300,11 +257,7 @@ def _finite_float(text: str) -> float:
 def _dict_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   """Builds a dict from the keys and values of a JSON object.
 
-  Args:
-    pairs: Keys and values of the object, in order.
-
-  Raises:
-    ValueError: If a key occurs more than once.
+  Raises ValueError if a key occurs more than once.
   """
   values = dict(pairs)
   if len(values) < len(pairs):
@@ -322,8 +275,8 @@ def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
     most: Largest size of the file (bytes).
 
   Raises:
-    ValueError: If the file is missing, is no regular file (but e.g. a folder),
-      cannot be read, or is too large. The message is one line.
+    ValueError: If the file is missing, is no regular file, cannot be read, or
+      is too large.
   """
   path = pathlib.Path(path)
   try:
@@ -342,12 +295,8 @@ def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
 def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads a JSON file that must hold an object.
 
-  Args:
-    path: The file. It may be damaged in any way.
-
-  Raises:
-    ValueError: If the file cannot be read, or describes no object. The message
-      is one line and names the file.
+  Raises ValueError, which names the file, if the file cannot be read or holds
+  no JSON object.
   """
   return json_object(file_bytes(path), path)
 
@@ -355,10 +304,7 @@ def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
   """Raises ValueError, which lists the choices, unless a value is one of them.
 
-  Args:
-    name: Name of the value, for the message.
-    value: The value to check.
-    choices: All values that are allowed.
+  `name` is the name of the value in the message.
   """
   choices = list(choices)
   if value not in choices:
@@ -379,17 +325,13 @@ _OTHER_NAMES = {
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-  """Returns the end of a message about a name that is not known.
+  """Returns the end of a message about an unknown name.
 
-  The message suggests our name for a name of the papers, such as
-  `overlap_steps` for "tau", or else the most similar known name. If no name is
-  similar, the message lists all names.
+  The end suggests the field that papers call by this name (`overlap_steps` for
+  "tau"), or else the most similar of the known names. If no name is similar,
+  all known names are listed.
 
   Examples: "did you mean 'sync_interval'?" and "have: diloco, eager".
-
-  Args:
-    name: Name that is not known.
-    names: All known names.
   """
   names = list(names)
   suggestions = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
@@ -404,10 +346,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def known(what: str, name: str, names: Iterable[str]) -> None:
   """Raises ValueError, which suggests a name, unless a name is known.
 
-  Args:
-    what: Kind of thing that has the name, e.g. "method".
-    name: The name to check.
-    names: All known names.
+  `what` is the kind of thing that has the name, e.g. "method".
   """
   names = list(names)
   if name not in names:
@@ -428,12 +367,9 @@ def dataclass_from(
     whole: The outermost dataclass, whose fields a message may suggest; None:
       `cls`.
 
-  Returns:
-    An instance of `cls`.
-
   Raises:
     ValueError: If a field is unknown, or a value has a wrong type. The message
-      is one line that names the field.
+      names the field.
   """
   fields = typing.get_type_hints(cls)
   built = {}
@@ -452,15 +388,10 @@ def dataclass_from(
 
 
 def check_path(cls: type, path: str) -> None:
-  """Checks that a path of names leads to a field of a dataclass.
+  """Raises ValueError unless a path of names leads to a field of a dataclass.
 
-  Args:
-    cls: A dataclass, whose fields may be dataclasses.
-    path: Names joined by dots, e.g. "sync.sync_interval".
-
-  Raises:
-    ValueError: One line, with the nearest known name, if there is no such
-      field.
+  An example of a path is "sync.sync_interval". The message suggests the nearest
+  known name.
   """
   kind = cls
   for name in path.split("."):
@@ -477,15 +408,8 @@ def _unknown(
 ) -> str:
   """Returns a message about an unknown field, with the nearest known field.
 
-  A field of any section is suggested if its name is almost the same. Otherwise
-  a field of the same section is suggested. Example: for "model.batch_sise" the
-  message ends with "did you mean 'data.batch_size'?".
-
-  Args:
-    path: Dotted path of the unknown field.
-    name: Last name of this path.
-    fields: Fields of the section in which the name was looked up.
-    whole: The outermost dataclass.
+  A field of another section is suggested only if its name is almost the same.
+  Example: for "model.batch_sise", "did you mean 'data.batch_size'?".
   """
   suggestion_by_name = {}
   for known_path in _paths(whole):
@@ -504,13 +428,9 @@ def _unknown(
 
 
 def _paths(cls: Any, prefix: str = "") -> Iterator[str]:
-  """Yields the dotted names of all fields of nested dataclasses.
+  """Yields the dotted names of all sections and fields of nested dataclasses.
 
-  Sections are among them. Example: "sync" and "sync.sync_interval".
-
-  Args:
-    cls: The outermost dataclass.
-    prefix: Text in front of every name.
+  Example: "sync" and "sync.sync_interval".
   """
   for name, kind in typing.get_type_hints(cls).items():
     yield prefix + name
@@ -549,14 +469,13 @@ def changed_fields(
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Flattens a nested mapping: the values by their dotted names, in order.
+  """Flattens a nested mapping into values by their dotted names, in order.
 
   Example: {"seed": 0, "data": {"glob": ""}} becomes {"seed": 0, "data.glob":
-  ""}.
+  ""}. An empty mapping inside stays as a value.
 
   Args:
-    values: A nested mapping. Names with dots in them are taken as they are. An
-      empty mapping inside counts as a value.
+    values: A nested mapping.
     prefix: Text in front of every name.
   """
   by_path: dict[str, Any] = {}
@@ -572,11 +491,7 @@ def unflat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
   """Builds nested dicts from a flat mapping. It is the reverse of `flat`.
 
   Example: {"seed": 0, "data.glob": ""} becomes {"seed": 0, "data": {"glob":
-  ""}}.
-
-  Args:
-    values: Values by their whole names.
-    separator: Text between the parts of a name.
+  ""}}, where `separator` is the ".".
   """
   nested_values: dict[str, Any] = {}
   for name, value in values.items():

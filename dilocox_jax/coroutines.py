@@ -1,12 +1,10 @@
 """Coroutines: computations that stop where a message is sent and received.
 
-An exchange over a slow link takes as long as many inner steps. So the code of
-an exchange is a generator, used as a coroutine. It yields the arrays of a
-message before the message leaves, and yields the received arrays before it uses
-them. At both places the caller may run inner steps
-(`rounds.window.exchange_behind_steps`), and then resumes the generator with the
-yielded arrays. The generator runs while JAX traces a program, so the compiled
-program contains only the computations, not the stops.
+An exchange over a slow link takes as long as many inner steps. So the exchange
+is written as a generator. It yields a message before the message leaves, and
+yields the received arrays before it uses them. At these places the caller may
+run inner steps before it resumes the generator with the yielded arrays. The
+stops exist only while JAX traces a program, not in the compiled program.
 """
 
 from collections.abc import Callable, Generator
@@ -21,17 +19,14 @@ Coroutine = Generator[Tree, Tree, Any]
 
 
 def as_function(coroutine: Callable[..., Coroutine]) -> Callable[..., Any]:
-  """Returns a function that runs a coroutine to its end, without a stop.
+  """Returns a function that runs a generator function to its end.
 
-  Each value that the coroutine yields is sent back to it at once.
+  Each yielded value is sent back at once, and the function returns what the
+  generator returns. Its attribute `coroutine` is the generator function, so
+  that a caller can also run the coroutine with stops.
 
   Args:
-    coroutine: Generator function of the coroutine.
-
-  Returns:
-    Function with the arguments of the generator function, which returns what
-    the generator returns. Its attribute `coroutine` is the generator function,
-    so that `Aggregator.average_coroutine` can run it with stops.
+    coroutine: The generator function.
   """
 
   def run(*args, **options):

@@ -1,11 +1,8 @@
 """Facts about the fields of a config, declared beside each field.
 
-A field that only some runs read declares the condition under which it is read.
-So a field that is set but not read can be refused: otherwise a user who sets
-`data.glob` and forgets `data.source` would train on another text without a
-warning. Three more facts say whether a field may change when a run is resumed,
-whether it may differ between replicas that are separate programs, and whether
-its default is chosen for the devices.
+One fact is the condition under which a run reads the field. With it, a field
+that is set but not read can be refused: a user who sets `data.glob` and forgets
+`data.source` gets an error, not a training on another text.
 """
 
 import dataclasses
@@ -22,12 +19,12 @@ class ReadIf:
   """The condition under which a run reads a field.
 
   Example: a run reads `mailbox.quorum` only if `exchange.collective` is
-  "mailbox". The deciding field of `mailbox.quorum` is `exchange.collective`.
+  "mailbox". Here `field` is "exchange.collective", and `holds` compares with
+  "mailbox".
 
   Attributes:
-    field: Dotted name of the deciding field.
-    holds: Function from the value of the deciding field to a bool: whether the
-      run reads the field that has this condition.
+    field: Dotted name of the field that decides.
+    holds: Function from the value of `field` to whether the condition holds.
   """
 
   field: str
@@ -39,15 +36,12 @@ class Facts:
   """Facts about a field of the config.
 
   Attributes:
-    read_if: Condition under which a run reads the field; None: every run does.
-    is_free_on_resume: Whether the field may change when a run is resumed. Such
-      a field changes no result of the run: only what is recorded, or which
-      devices compute the result.
+    read_if: Condition under which a run reads the field; None: always read.
+    is_free_on_resume: Whether the field may change when a run is resumed.
     may_differ: Whether the field may differ between replicas that are separate
-      programs and exchange through a mailbox.
-    is_left_to_device: Whether the default value, None or "auto", means that the
-      program chooses a value for the devices on which it runs
-      (`config.platforms`).
+      programs and exchange through a mailbox (a store of files).
+    is_left_to_device: Whether the default, None or "auto", lets the program
+      choose a value that suits the devices.
   """
 
   read_if: ReadIf | None = None
@@ -65,18 +59,17 @@ def setting(
   is_left_to_device: bool = False,
   **limits: Any,
 ) -> Default:
-  """Declares a field of a section of a config, with its facts and its limits.
+  """Declares a field of a section of a config, with facts and limits.
 
   Args:
     default: Default value of the field.
-    read_if: Condition under which a run reads the field; None: every run does.
-    is_free_on_resume: Whether the field may change when a run is resumed. Such
-      a field may also differ between separate programs, whatever `may_differ`
-      says.
+    read_if: Condition under which a run reads the field; None: always read.
+    is_free_on_resume: Whether the field may change when a run is resumed. Then
+      the field may also differ between separate programs.
     may_differ: Whether the field may differ between replicas that are separate
       programs.
-    is_left_to_device: Whether the default value, None or "auto", means that the
-      program chooses a value for the devices on which it runs.
+    is_left_to_device: Whether the default, None or "auto", lets the program
+      choose a value that suits the devices.
     **limits: Limits of the value, e.g. `at_least=1` (`checks.within_limits`).
 
   Returns:
@@ -92,10 +85,11 @@ def setting(
 
 
 def facts_of(field: dataclasses.Field) -> Facts:
-  """Returns the facts about a field.
+  """Returns the facts about a field of a config.
+
+  If the field was declared without `setting`, each fact has its default.
 
   Args:
-    field: Field of a dataclass of the config. If it was declared without
-      `setting`, the result is the default of each fact.
+    field: Field of a dataclass.
   """
   return field.metadata.get(_FACTS, Facts())

@@ -1,15 +1,12 @@
 """Opens, replaces and removes files and folders without following links.
 
 Anybody who may write in the folder of a run could put a symbolic link under the
-name of one of its files or folders. A program that opens the name as usual
-would follow the link. It would then write over, or delete, a file that may
-belong to somebody else.
+name of one of its files. A program that follows the link would write over, or
+delete, a file that may belong to somebody else.
 
-The folder that a user names, the *root*, is the user's own choice: the root may
-be a link, or its path may have links. Below the root, every folder is opened by
-its name in the open folder above it. Files are made, renamed and removed by
-their names in an open folder. So it does no harm if somebody replaces a folder
-by a link between its check and its use.
+The *root* is the folder that a user names. Links in its path are followed.
+Below the root, each folder is opened by its name in the open folder above it,
+so a folder that is replaced by a link between check and use does no harm.
 """
 
 import contextlib
@@ -53,24 +50,21 @@ _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
   """Replaces a file as a whole, so that no reader sees half of it.
 
-  Example: process 7 writes a new `run.json` into the partial file
-  `.run.json.7.partial`. At the end of the block this file is flushed to the
-  disk and then renamed. If the process is killed before the rename, the old
-  `run.json` stays. If it is killed after the rename, the new one is there. If
-  the block raises an error, the partial file is removed. If `run.json` is a
-  link, the link is replaced, and the file to which it points stays.
+  Example: process 7 writes a new `run.json` into `.run.json.7.partial`. At the
+  end of the block, this partial file is flushed to the disk and renamed to
+  `run.json`. If the block raises an error, the partial file is removed. If
+  `run.json` is a link, the link is replaced, not the file to which it points.
 
   Args:
     path: File to replace; its folder must exist.
-    root: Folder above the file that the user names; None: the file's own
-      folder.
+    root: Folder that the user names, above the file; None: the file's folder.
 
   Yields:
     The partial file, empty and open for writing bytes.
 
   Raises:
-    OSError: If the system refuses, or a folder between the root and the file
-      is a link. The old file is unchanged.
+    OSError: If the system refuses, or a folder between the root and the file is
+      a link. The old file is unchanged.
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
@@ -92,12 +86,7 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
 def remove_partial(directory: str | os.PathLike[str]) -> None:
   """Removes the partial files that killed processes have left (`replaced`).
 
-  Args:
-    directory: A directory in which no other process writes now, for example
-      because the caller holds its lock.
-
-  Raises:
-    OSError: If the system refuses.
+  Call it only for a directory in which no other process writes now.
   """
   for name in os.listdir(directory):
     if _PARTIAL.fullmatch(name):
@@ -107,16 +96,12 @@ def remove_partial(directory: str | os.PathLike[str]) -> None:
 def opened_to_append(
   path: Path, buffering: int = -1, root: Path | None = None
 ) -> BinaryIO:
-  """Opens a file to write at its end. The file is made if it is missing.
+  """Opens a file to write bytes at its end. A missing file is made.
 
   Args:
     path: The file; its folder must exist.
     buffering: Size of the buffer as for Python's `open`; 0 writes at once.
-    root: Folder above the file that the user names; None: the file's own
-      folder.
-
-  Returns:
-    The file, open for writing bytes.
+    root: Folder that the user names, above the file; None: the file's folder.
 
   Raises:
     OSError: If the path is no regular file (but e.g. a link), if a folder
@@ -144,9 +129,8 @@ def opened_to_append(
 def folder_below(root: Path, *names: str) -> pathlib.Path:
   """Makes a folder below a root, and returns its path.
 
-  Use it only for libraries and programs that open files by their paths. They
-  follow a link that somebody puts into the path later. The functions of this
-  module do not, if they are called with `root`.
+  Use it only for libraries and programs that open files by their paths: they
+  would follow a link that somebody puts into the path later.
 
   Args:
     root: The folder that the user names; it must exist.
@@ -154,9 +138,7 @@ def folder_below(root: Path, *names: str) -> pathlib.Path:
       made.
 
   Raises:
-    NotADirectoryError: If one of the names belongs to a link, or to anything
-      else that is no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder.
   """
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(_closing(opened_root(root)))
@@ -176,9 +158,7 @@ def check_folder(root: Path, *names: str) -> None:
       accepted.
 
   Raises:
-    NotADirectoryError: If one of the names belongs to a link, or to anything
-      else that is no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder.
   """
   with _closing(opened_root(root)) as top:
     with contextlib.suppress(FileNotFoundError), opened_folders(top, names):
@@ -186,7 +166,7 @@ def check_folder(root: Path, *names: str) -> None:
 
 
 def remove_folder(root: Path, *names: str) -> None:
-  """Removes a folder and all its files and folders; no link is followed.
+  """Removes a folder and all that is in it. No link is followed.
 
   Args:
     root: The folder that the user names; it must exist.
@@ -194,9 +174,7 @@ def remove_folder(root: Path, *names: str) -> None:
       removed. If a folder is missing, nothing happens.
 
   Raises:
-    NotADirectoryError: If one of the names belongs to a link, or to anything
-      else that is no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder.
   """
   with _closing(opened_root(root)) as top:
     with contextlib.suppress(FileNotFoundError):
@@ -209,35 +187,17 @@ def remove_folder(root: Path, *names: str) -> None:
 
 
 def opened_root(path: Path) -> int:
-  """Opens a folder that the user names. Links in its path are followed.
-
-  Args:
-    path: The folder.
-
-  Returns:
-    A file descriptor.
-
-  Raises:
-    OSError: If there is no such folder, or the system refuses.
-  """
+  """Opens a folder that the user names. Links in its path are followed."""
   return os.open(path, _OPEN_FOLDER)
 
 
 def opened_folder(parent: int, name: str) -> int:
-  """Opens a folder without following a link.
-
-  Args:
-    parent: File descriptor of the open folder that has the folder.
-    name: Name of the folder.
-
-  Returns:
-    A file descriptor.
+  """Opens a folder in an open folder (`parent`) without following a link.
 
   Raises:
     FileNotFoundError: If nothing has the name.
-    NotADirectoryError: If the name belongs to a link, or to anything else that
-      is no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If the name belongs to anything but a folder, e.g. a
+      link.
   """
   try:
     return os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=parent)
@@ -251,14 +211,9 @@ def opened_folder(parent: int, name: str) -> int:
 
 
 def make_folder(parent: int, name: str) -> None:
-  """Makes a folder that outlives a power cut, unless the name is taken.
+  """Makes a folder in an open folder (`parent`), unless the name is taken.
 
-  Args:
-    parent: File descriptor of the open folder in which the new folder is made.
-    name: Name of the new folder.
-
-  Raises:
-    OSError: If the system refuses.
+  A new folder outlives a power cut (`flush_folder`).
   """
   with contextlib.suppress(FileExistsError):
     os.mkdir(name, dir_fd=parent)
@@ -266,15 +221,9 @@ def make_folder(parent: int, name: str) -> None:
 
 
 def flush_folder(folder: int) -> None:
-  """Writes the names in a folder to the disk, so that they outlive a power cut.
+  """Writes the names in an open folder to the disk, to outlive a power cut.
 
   Nothing happens on a file system that cannot flush a folder.
-
-  Args:
-    folder: File descriptor of the open folder.
-
-  Raises:
-    OSError: If the system refuses although it can flush folders.
   """
   try:
     os.fsync(folder)
@@ -288,7 +237,7 @@ def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
   """Opens folders, each in the folder before, without following links.
 
   Args:
-    root: File descriptor of the open folder that has the first of the folders.
+    root: File descriptor of the open folder that has the first folder.
     names: Names of the folders.
 
   Yields:
@@ -297,9 +246,7 @@ def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
 
   Raises:
     FileNotFoundError: If a folder is missing.
-    NotADirectoryError: If a name belongs to a link, or to anything else that is
-      no folder.
-    OSError: If the system refuses.
+    NotADirectoryError: If a name belongs to anything but a folder, e.g. a link.
   """
   with contextlib.ExitStack() as stack:
     folders = [root]
@@ -310,14 +257,10 @@ def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
 
 
 def kind_of(folder: int, name: str) -> str:
-  """Returns the kind of the thing that has a name, e.g. "file" or "FIFO".
+  """Returns the kind of the thing that has a name in a folder.
 
-  Args:
-    folder: File descriptor of the open folder.
-    name: A name in the folder.
-
-  Returns:
-    The kind; "" if nothing has the name.
+  Examples: "file", "FIFO", and "" if nothing has the name. A link is not
+  followed.
   """
   try:
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
@@ -332,14 +275,11 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
   Args:
     folder: File descriptor of the open folder that has the file.
     name: Name of the file.
-    at_most: Largest size (bytes). Nothing is read of a larger file.
+    at_most: Largest size (bytes).
 
   Returns:
     The content. None if the file is larger or missing, or if the name belongs
-    to a link, a FIFO or anything else that is no regular file.
-
-  Raises:
-    OSError: If the system refuses.
+    to anything but a regular file.
   """
   with _file_to_read(folder, name) as file:
     if file is None:
@@ -349,7 +289,7 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
 
 
 def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
-  """Returns a range of bytes of a file.
+  """Returns the bytes `start` to `stop` - 1 of a file.
 
   Args:
     folder: File descriptor of the open folder that has the file.
@@ -358,11 +298,8 @@ def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
     stop: Number of the byte after the last one.
 
   Returns:
-    The bytes. None if the file ends before `stop`, if it is missing, or if the
-    name belongs to a link or anything else that is no regular file.
-
-  Raises:
-    OSError: If the system refuses.
+    The bytes. None if the file ends before `stop` or is missing, or if the name
+    belongs to anything but a regular file.
   """
   with _file_to_read(folder, name) as file:
     if file is None or os.fstat(file.fileno()).st_size < stop:
@@ -373,15 +310,9 @@ def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
 
 @contextlib.contextmanager
 def _file_to_read(folder: int, name: str) -> Iterator[BinaryIO | None]:
-  """Opens a file for reading, without following a link or waiting.
+  """Yields a file open for reading, without following a link or waiting.
 
-  Args:
-    folder: File descriptor of the open folder that has the file.
-    name: Name of the file.
-
-  Yields:
-    The open file. None if nothing has the name, or if the name belongs to
-    anything but a regular file.
+  Yields None if nothing has the name, or it belongs to no regular file.
   """
   # Devices are not even opened, because to open some of them has an effect.
   if kind_of(folder, name) != FILE:
@@ -403,13 +334,10 @@ def _file_to_read(folder: int, name: str) -> Iterator[BinaryIO | None]:
 def _opened(
   path: pathlib.Path, mode: str, folder: int, buffering: int = -1
 ) -> BinaryIO:
-  """Opens a file in an open folder, without following a link or waiting.
+  """Opens the file `path.name` in an open folder.
 
-  Args:
-    path: Path of the file. Only its last name is looked up.
-    mode: Mode as for Python's `open`, e.g. "ab".
-    folder: File descriptor of the open folder.
-    buffering: Size of the buffer as for Python's `open`; 0 writes at once.
+  No link is followed, and opening a FIFO does not wait. `mode` and `buffering`
+  are those of Python's `open`.
   """
 
   def opener(_: str, flags: int) -> int:
@@ -419,23 +347,14 @@ def _opened(
 
 
 def _remove(folder: int, name: str) -> None:
-  """Removes a file of an open folder. A missing file is no error.
-
-  Args:
-    folder: File descriptor of the open folder.
-    name: Name of the file.
-  """
+  """Removes a file of an open folder. A missing file is no error."""
   with contextlib.suppress(FileNotFoundError):
     os.unlink(name, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def _closing(folder: int) -> Iterator[int]:
-  """Yields an open folder, and closes it at the end of the block.
-
-  Args:
-    folder: File descriptor of the open folder.
-  """
+  """Yields an open folder, and closes it at the end of the block."""
   try:
     yield folder
   finally:
@@ -448,14 +367,8 @@ def _folder_of(
 ) -> Iterator[tuple[int, str]]:
   """Opens the folder of a file, and closes it at the end of the block.
 
-  Args:
-    path: The file, below the root.
-    root: Folder above the file that the user names; None: the file's own
-      folder.
-
-  Yields:
-    File descriptor of the open folder that has the file, and the name of the
-    file in it.
+  Yields the file descriptor of the folder, and the name of the file in it.
+  `root` is the folder that the user names, None: the file's own folder.
   """
   root = path.parent if root is None else root
   *names, name = path.relative_to(root).parts

@@ -1,9 +1,8 @@
 """Builds optimizers of optax by name, and learning rate schedules.
 
-A config names the inner and the outer optimizer, and has options such as `b1`
-for all of them. Options that an optimizer does not have are left out, unless
-the user has changed them: then they are refused. The config refuses them for
-the optimizers in `OPTIMIZER_OPTIONS`, and this module for all other optimizers.
+A config has options such as `b1` for all optimizers. An optimizer gets only the
+options that it takes. An option that it does not take is refused if the user
+has changed it.
 """
 
 import inspect
@@ -30,11 +29,10 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
   """Registers an optimizer under a name, for `inner` and `outer` of a config.
 
   Args:
-    name: Name of the optimizer. No optimizer of optax may have it.
+    name: Name of the optimizer, which no optimizer of optax may have.
     build: Function that returns an `optax.GradientTransformation`. It must have
       an argument `learning_rate`, for a number or a schedule. Its other
-      arguments may be options of the config (`plan.choices.ALL_OPTIONS`), which
-      it gets by name.
+      arguments may be options of the config (`plan.choices.ALL_OPTIONS`).
 
   Raises:
     ValueError: If the name is taken, also by optax, or if the function has no
@@ -50,15 +48,10 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
 
 
 def _builder(name: str) -> Any:
-  """Looks up the function that builds an optimizer.
+  """Returns the registered function, or else optax's attribute, of a name.
 
-  Args:
-    name: Name of the optimizer.
-
-  Returns:
-    The function that was registered under the name. If there is none, the
-    attribute of optax or optax.contrib with this name, which need not be an
-    optimizer. None if there is no such attribute either.
+  The attribute of optax or optax.contrib need not be an optimizer. None: there
+  is neither.
   """
   build = OPTIMIZERS.get(name)
   if build is None:
@@ -75,26 +68,25 @@ def named_optimizer(
   /,
   **options: float | bool | Callable | None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds an optimizer of optax, or one that was registered.
+  """Builds an optimizer of optax, or a registered one.
 
   Args:
     name: Name of a registered optimizer (`register_optimizer`), or of a
-      function of optax or optax.contrib that has an argument `learning_rate`,
-      such as "adamw", "sgd" or "muon".
-    learning_rate: Learning rate, a number (which may be traced) or a schedule.
-    needed: Names of options that the user has changed. They are not checked for
-      optimizers in `OPTIMIZER_OPTIONS`, because the config has checked them.
+      function of optax or optax.contrib with an argument `learning_rate`, such
+      as "adamw".
+    learning_rate: A number, which may be traced, or a schedule.
+    needed: Names of options that the user has changed. They are checked here
+      only for optimizers that are not in `OPTIMIZER_OPTIONS`.
     **options: Keyword arguments of the function. Arguments that the function
       does not have are left out. A momentum of 0 means the function's default.
 
   Returns:
-    The optimizer. It may mix dtypes although the program forbids it
-    (`standard_promotion`).
+    The optimizer, which may mix dtypes (`standard_promotion`).
 
   Raises:
-    ValueError: If there is no such optimizer, if it lacks an option that the
-      user has changed, or if it cannot be built with these arguments (some
-      optimizers take no schedule).
+    ValueError: If there is no such optimizer, if it lacks an option in
+      `needed`, or if it cannot be built with these arguments (some optimizers
+      take no schedule).
   """
   build = _builder(name)
   parameters = {}
@@ -136,13 +128,8 @@ def standard_promotion(
 
   Several optimizers of optax raise a float to the power of an integer count,
   which strict dtype promotion refuses. The update of the returned optimizer
-  runs with JAX's standard promotion. The rest of the program stays strict.
-
-  The update also has its own precision of matrix products, which matters e.g.
-  for Muon's Newton-Schulz iteration. A recent NVIDIA GPU computes the products
-  in TF32. A TPU computes three bfloat16 products for each, instead of one by
-  default. Full fp32 would be several times as slow, and the iteration ends with
-  singular values between 0.7 and 1.2 anyway.
+  runs with JAX's standard promotion, and with "high" precision of matrix
+  products (TF32 on an NVIDIA GPU, three bfloat16 products on a TPU).
 
   Args:
     optimizer: The optimizer.
@@ -189,8 +176,8 @@ def learning_rate_schedule(
       schedule starts with a linear warm-up from 0.
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
-    total_steps: Inner steps of the run. The decay would end with the step after
-      the last one.
+    total_steps: Inner steps of the run. The decay ends at this step, one after
+      the last.
     final_fraction: Ratio of the rate at the end of the decay to the peak.
       "constant" does not use it.
 
@@ -233,10 +220,10 @@ def outer_rate_schedule(
   have 1, 0.5 and 0.15 times the peak.
 
   Args:
-    name: "cosine", which is the only schedule so far.
+    name: "cosine", the only choice.
     peak: Learning rate of the first outer step.
-    round_starts: For each round of the run, the fraction of the inner steps of
-      all rounds that come before it (0 to 1).
+    round_starts: For each round of the run, the fraction (0 to 1) of all inner
+      steps that come before it.
     final_fraction: Ratio to the peak that the decay would reach at the end of
       the last round.
 
@@ -269,7 +256,7 @@ def inner_optimizer(
 ) -> optax.GradientTransformation:
   """Builds an optimizer that first clips gradients by their global norm.
 
-  "muon" updates the matrices of the blocks (`block_matrices`). Its updates are
+  "muon" updates the matrices of the layers (`block_matrices`). Its updates are
   scaled to the usual size of AdamW's.
 
   Args:
@@ -281,8 +268,7 @@ def inner_optimizer(
       of 0 means the optimizer's default.
 
   Raises:
-    ValueError: If there is no such optimizer, if it lacks an option that the
-      user has changed, or if it cannot be built with these arguments.
+    ValueError: As for `named_optimizer`.
   """
   # `named_optimizer` passes these options only to Muon: no other optimizer has
   # arguments of these names.
@@ -308,19 +294,16 @@ def inner_optimizer(
 
 
 def block_matrices(params: Tree) -> Tree:
-  """Selects the leaves that Muon updates: the matrices of the blocks.
+  """Selects the leaves that Muon updates: the matrices of the layers.
 
-  Embedding, head and norms are left to Muon's own AdamW, as its authors advise
-  (Jordan et al., 2024, "Muon"). The tree below "blocks" has either stacked
-  leaves [num_layers, ...], or the keys "0", "1" and so on, each with the leaves
-  of one layer. In a tree without "blocks", Muon updates all matrices but those
-  of an embedding or a head. A matrix belongs to an embedding or a head if a
-  name on its path begins or ends with the word "embed", "embedding",
-  "embeddings" or "head", as "embed_tokens" and "lm_head" do.
-  "MultiHeadAttention_0" does neither.
+  Embedding, head and norms are left to Muon's own AdamW. Layers are below
+  "blocks": either stacked in leaves [num_layers, ...], or one by one with the
+  keys "0", "1" and so on. Without "blocks", Muon updates all matrices but those
+  of an embedding or a head. These have a name on their path that begins or ends
+  with the word "embed", "embedding", "embeddings" or "head", such as
+  "embed_tokens" and "lm_head", but not "MultiHeadAttention_0".
 
-  If all matrices are those of embedding and head, as in very small models,
-  AdamW updates everything, and no error is raised.
+  Source: Jordan et al., 2024, "Muon".
 
   Args:
     params: Parameters of one replica.
@@ -365,8 +348,7 @@ def block_matrices(params: Tree) -> Tree:
 def _is_outside(name: str) -> bool:
   """Returns whether a name on a path is that of an embedding or a head.
 
-  Args:
-    name: One part of a path, e.g. "lm_head", "Embed_0" or "embedTokens".
+  Examples of such names: "lm_head", "Embed_0" and "embedTokens".
   """
   words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
   ends = {word.lower() for word in words[:1] + words[-1:]}
@@ -374,17 +356,13 @@ def _is_outside(name: str) -> bool:
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Advances the learning rate schedule in an optimizer's state, and no more.
+  """Advances only the learning rate schedule in an optimizer's state.
 
-  Only the count of the schedule changes. Counts that an optimizer keeps of its
-  own updates, as Adam does, do not change.
+  Other counts in the state, e.g. Adam's, do not change.
 
   Args:
     state: State of an optimizer of optax with a learning rate schedule.
     num_steps: Number of inner steps by which the schedule advances.
-
-  Returns:
-    The new state.
   """
 
   def is_schedule(node: Any) -> bool:

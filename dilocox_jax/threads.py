@@ -9,17 +9,8 @@ from typing import Any
 def in_thread(function: Callable, *args: Any, **kwargs: Any) -> Future:
   """Calls a function in a new thread, and returns a future of its result.
 
-  The program may end while the function still runs. With the threads of a
-  `ThreadPoolExecutor` it would first wait for the function, which takes minutes
-  for a request that a server never answers.
-
-  Args:
-    function: The function to call.
-    *args: Positional arguments of the call.
-    **kwargs: Keyword arguments of the call.
-
-  Returns:
-    A future with the result of the call, or with the exception that it raises.
+  Unlike a thread of a `ThreadPoolExecutor`, the thread does not keep the
+  program from ending while the function runs.
   """
   future = Future()
 

@@ -1,7 +1,7 @@
 """Checks token ids before a model looks them up in tables.
 
-If a table lacks an id, the lookup returns NaN or the row of another token, and
-no library reports the mistake. So ids are checked before they reach a device.
+For an id that a table lacks, JAX would return NaN or the row of another token,
+and raise no error.
 """
 
 import dataclasses
@@ -19,8 +19,7 @@ class Vocabulary:
 
   Attributes:
     size: Number of different tokens.
-    source: Text for messages that says where the size comes from, e.g.
-      "vocab_size=50".
+    source: Where the size comes from, for messages, e.g. "vocab_size=50".
   """
 
   size: int
@@ -35,7 +34,7 @@ def check_token_ids(
   Args:
     tokens: Token ids, of any shape. An empty array of integers passes.
     vocabulary: The ids that are known.
-    what: Name of the tokens for the message, e.g. "train tokens of 'own'".
+    what: What the ids are, for the message, e.g. "train tokens of 'own'".
   """
   if not np.issubdtype(tokens.dtype, np.integer):
     raise TokenError(f"{what} are {tokens.dtype}: pass integers")

@@ -28,8 +28,8 @@ _IN_VARIABLE = jax.tree_util.GetAttrKey("value")
 class LazyArray:
   """An array that is not in memory, and whose parts are read when needed.
 
-  Subclasses have the attributes `shape` and `dtype`, and the method `part`.
-  `np.asarray` reads the whole array.
+  Subclasses have `shape` and `dtype`, and implement `part`. `np.asarray` reads
+  the whole array.
   """
 
   shape: tuple[int, ...]
@@ -46,25 +46,13 @@ class LazyArray:
   def __array__(
     self, dtype: Any = None, copy: bool | None = None
   ) -> np.ndarray:
-    """Reads the whole array.
-
-    Args:
-      dtype: Type of the result; None means the type of the array.
-      copy: Not read: the result is always a new array.
-    """
+    """Reads the whole array, for `np.asarray`."""
     del copy
     return np.asarray(self.part((slice(None),) * len(self.shape)), dtype)
 
 
 def in_memory(tree: Tree) -> Tree:
-  """Reads every `LazyArray` of a tree into the memory of the host.
-
-  Args:
-    tree: Any tree.
-
-  Returns:
-    The tree with an array of numpy in place of each `LazyArray`.
-  """
+  """Replaces every `LazyArray` of a tree by an array of numpy."""
 
   def read(leaf: Any) -> Any:
     return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
@@ -75,9 +63,7 @@ def in_memory(tree: Tree) -> Tree:
 def path_name(path: Any) -> str:
   """Returns a leaf's key path as text, e.g. "blocks/attention/query/kernel".
 
-  An array inside a Flax NNX variable has the same name as the array alone,
-  because `nnx.Optimizer` calls `init` with variables and `update` with their
-  arrays.
+  An array inside a Flax NNX variable has the same name as the array alone.
 
   Args:
     path: Key path of a leaf, from `jax.tree_util`.
@@ -100,34 +86,22 @@ def leaves_by_path(tree: Tree) -> dict[str, Any]:
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
   """Builds a nested dict from leaves by path. `leaves_by_path` is its reverse.
 
-  Example: {"a/b": x} becomes {"a": {"b": x}}.
-
-  Args:
-    leaves: Leaves by path. A list of the original tree becomes a dict with the
-      keys "0", "1" and so on.
+  Example: {"a/b": x} becomes {"a": {"b": x}}. A list of the original tree
+  becomes a dict with the keys "0", "1" and so on.
   """
   return unflat(leaves, "/")
 
 
 def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes of a tree's leaves by their paths (`path_name`).
-
-  The leaves have the order of flattening.
-
-  Args:
-    tree: Tree of arrays.
-  """
+  """Returns the shapes of a tree's leaves by their paths (`path_name`)."""
   return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
 
 
 def kinds_by_path(tree: Tree) -> dict[str, str]:
   """Returns dtype and shape of each leaf by its path, e.g. "int32[8, 16]".
 
-  The dtype is the one that JAX gives the leaf. So an int64 array of numpy is an
-  "int32" here, unless JAX's 64-bit types are enabled.
-
-  Args:
-    tree: Tree of arrays.
+  The dtype is that of the leaf as a JAX array: int64 of numpy becomes "int32",
+  unless JAX's 64-bit types are enabled.
   """
   kinds = {}
   for path, leaf in leaves_by_path(tree).items():
@@ -139,13 +113,12 @@ def kinds_by_path(tree: Tree) -> dict[str, str]:
 def tree_digest(trees: Iterable[Tree], name: str) -> str:
   """Returns a digest of the arrays in some trees, 16 hex digits.
 
-  The digest depends on the values, types and shapes of the leaves in order, and
-  on `name`.
+  The digest depends on the values, dtypes and shapes of the leaves in order,
+  and on `name`, but not on the paths of the leaves.
 
   Args:
     trees: The trees, in order.
-    name: A text that becomes part of the digest, so that equal arrays with
-      another name have another digest.
+    name: Any text; another text gives another digest.
   """
   digest = hashlib.sha256(name.encode())
   for leaf in jax.tree.leaves(list(trees)):
@@ -157,10 +130,7 @@ def tree_digest(trees: Iterable[Tree], name: str) -> str:
 
 
 def check_trainable(params: Tree, allows_integers: bool = False) -> None:
-  """Raises ValueError for the first leaf that cannot be trained.
-
-  Only arrays of real floats can be trained: they have a gradient, and codecs
-  can round them.
+  """Raises ValueError for the first leaf that is no array of real floats.
 
   Args:
     params: Parameters.
@@ -181,50 +151,32 @@ def check_trainable(params: Tree, allows_integers: bool = False) -> None:
 
 
 def has_values(tree: Tree) -> bool:
-  """Whether a tree has a leaf with at least one value.
-
-  Args:
-    tree: Tree of arrays.
-  """
+  """Whether a tree has a leaf with at least one value."""
   return any(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def is_count(leaf: Any) -> bool:
-  """Whether a leaf is an array of integers or booleans, which has no gradient.
-
-  Args:
-    leaf: Any value.
-  """
+  """Whether a leaf is an array of integers or booleans, so has no gradient."""
   return _has_dtype(leaf, jnp.integer) or _has_dtype(leaf, jnp.bool_)
 
 
 def _has_dtype(leaf: Any, kind: Any) -> bool:
-  """Whether a leaf is an array with a dtype of a kind.
-
-  Args:
-    leaf: Any value.
-    kind: Kind of dtype, e.g. `jnp.floating`.
-  """
+  """Whether a leaf is an array of a kind of dtype, e.g. `jnp.floating`."""
   return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, kind)
 
 
 def is_masked(node: Any) -> bool:
-  """Whether a node is optax's placeholder for a leaf that was masked out.
-
-  Args:
-    node: Node of a tree.
-  """
+  """Whether a node is optax's placeholder for a leaf that was masked out."""
   return isinstance(node, optax.MaskedNode)
 
 
 def all_finite(tree: Tree) -> Boolean:
   """Returns whether all values of a tree's floating leaves are finite.
 
+  The result is a boolean scalar of JAX, also inside a compiled program.
+
   Args:
     tree: A tree with at least one floating leaf.
-
-  Returns:
-    A boolean scalar, also inside a compiled program.
   """
   finite = [
     jnp.all(jnp.isfinite(leaf))
@@ -235,20 +187,12 @@ def all_finite(tree: Tree) -> Boolean:
 
 
 def widened(values: Tree) -> Tree:
-  """Converts a tree of floating arrays to fp32; wider types stay.
-
-  Args:
-    values: A tree of floating arrays.
-  """
+  """Converts the floating arrays of a tree to fp32. Wider types stay."""
   return jax.tree.map(
     lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
   )
 
 
 def shardings_of(tree: Tree) -> Tree:
-  """Returns a tree that has the sharding of each leaf in the place of the leaf.
-
-  Args:
-    tree: Tree of arrays of JAX.
-  """
+  """Returns a tree that has, in the place of each array, its sharding."""
   return jax.tree.map(lambda leaf: leaf.sharding, tree)

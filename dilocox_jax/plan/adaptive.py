@@ -1,19 +1,15 @@
 """Adaptive compression: chooses the rank and the H of the next rounds.
 
-The codec sends low-rank factors. The rank of each averaged update is measured.
-After some rounds the mean of the measured ranks sets the next rank. Every rank
-needs a compiled program of its own, so the next rank is chosen from a short
-list of ranks, the *ladder*. H follows the bytes: it is assumed that a transfer
-at the first rank takes no longer than H inner steps. A transfer at a smaller
-rank has fewer bytes, so H shrinks in proportion to the bytes. All functions
-here are pure functions of the measurements, so a run that is resumed goes on as
-if it had not been interrupted.
+The codec sends low-rank factors. After some rounds, the mean of the measured
+ranks of the averaged updates sets the next rank. Each rank needs a compiled
+program of its own, so the rank is chosen from a short list, the *ladder*. A
+message of a smaller rank takes less time, so H (inner steps of a round) shrinks
+in proportion to the bytes.
 
-The rank is measured on the factors: if the left factor is orthonormal, the
-right factor and the product of both have the same singular values. The *energy
-rank* is the smallest number of directions that hold a given share of the
-squared norm. For example, the squared singular values (8, 1, 0.5, 0.5) have the
-sum 10. Their energy rank is 3 for a share of 0.95 and 2 for a share of 0.9.
+The measured rank is the *energy rank*: the smallest number of directions that
+hold a given share of the squared norm. For example, the squared singular values
+(8, 1, 0.5, 0.5) have the sum 10. Their energy rank is 3 for a share of 0.95 and
+2 for a share of 0.9.
 
 Example: with a first rank of 16 the ladder is 16, 10, 6, 3, 2. A measured mean
 of 8 needs 8 / 0.9 = 8.9, so the next rank is 10. If an exchange at rank 10 has
@@ -58,13 +54,12 @@ class Policy:
   quite proportional to the rank.
 
   Attributes:
-    first: The setting of the first rounds: the largest rank and the largest H.
-    mode: Which values adapt: "off" (none; `next_setting` is never called),
-      "rank", or "rank_and_interval" (rank and H).
-    window_rounds: c, the number of rounds that are measured before each new
-      setting.
-    energy: Share of an update's squared norm. The measured rank of an update is
-      the number of directions that hold this share (`energy_rank`).
+    first: Setting of the first rounds: the largest rank and the largest H.
+    mode: What adapts: "off" (nothing), "rank", or "rank_and_interval" (rank and
+      H).
+    window_rounds: Number of rounds that are measured before each new setting.
+    energy: Share of an update's squared norm that counts for its rank
+      (`energy_rank`).
   """
 
   first: RoundSetting
@@ -76,10 +71,9 @@ class Policy:
   def ladder(self) -> tuple[int, ...]:
     """The ranks that can be chosen, from the largest, `first.rank`, downward.
 
-    The smallest rank is an eighth of the first rank, but at least 1. The ladder
-    has five ranks with the same ratio between neighbors, up to rounding: 16,
-    10, 6, 3, 2. Small ranks that round to the same number count once: a first
-    rank of 4 has the ladder 4, 3, 2, 1.
+    They are five ranks with the same ratio between neighbors, down to an eighth
+    of the first rank. They are rounded, at least 1, and equal ones count once.
+    Examples: 16, 10, 6, 3, 2 and 4, 3, 2, 1.
     """
     lowest = max(1, self.first.rank // 8)
     rungs = {
@@ -93,12 +87,10 @@ class Policy:
   ) -> RoundSetting:
     """Returns the rank and the H of the next rounds.
 
-    The next rank is the lowest rank of the ladder (`ladder`) that is at least
-    the mean of the measured ranks divided by 0.9, so that at least a tenth of
-    the new rank stays unused. If the ladder has no such rank, the next rank is
-    the first one, which is the largest. A measured rank never exceeds the
-    present rank. So a rank that is too small grows by one step of the ladder at
-    a time.
+    The rank is the lowest one of the ladder that is at least the mean measured
+    rank divided by 0.9, so that a tenth of the new rank stays unused. If the
+    ladder has no such rank, the largest rank is taken. H changes only in the
+    mode "rank_and_interval".
 
     Args:
       measured: Energy ranks of averaged updates (`energy_rank`), one for each
@@ -120,19 +112,18 @@ class Policy:
 def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Computes the squared singular values of updates from Gram matrices.
 
-  An update is the product of two low-rank factors. If the left factor is
-  orthonormal, the eigenvalues of the Gram matrix of the right factor are the
-  squared singular values of the update.
+  An update is the product of an orthonormal left factor and a right factor. The
+  eigenvalues of the right factor's Gram matrix are the squared singular values
+  of the update.
 
   Args:
-    grams: Gram matrices of the right factors by path of a leaf,
-      [num_layers, rank, rank]. Rows and columns that are not in use are zero.
-      Arrays with another number of axes are left out.
+    grams: Gram matrices of the right factors by path of a leaf, [num_layers,
+      rank, rank]. Unused rows and columns are zero. Arrays with another number
+      of axes are left out.
 
   Returns:
     Squared singular values by path, [layers in use, rank in use], descending.
-    Layers of zeros, which are padding, are left out. A leaf that has only
-    layers of zeros is left out, too.
+    Layers of zeros, and leaves that have only such layers, are left out.
   """
   spectra = {}
   for path, gram in grams.items():
@@ -161,8 +152,8 @@ def energy_rank(spectra: Mapping[str, np.ndarray], share: float) -> float:
     share: Share of the energy, above 0 and at most 1.
 
   Returns:
-    Number of directions, as the mean over all matrices of all leaves. A matrix
-    of zeros counts as 0.
+    Mean number of directions over all matrices of all leaves. A matrix of zeros
+    counts as 0.
 
   Raises:
     ValueError: If there are no spectra.

@@ -1,9 +1,8 @@
 """Names that a config can choose, and the texts that combine them.
 
 The module has lists of names, registries of parts by name, and the parser of
-texts such as "low_rank(rank=4)+int". It does not import JAX, which takes
-seconds. So a program can check a config, or answer to a wrong command line, at
-once.
+texts such as "low_rank(rank=4)+int". It needs no JAX, so a config is checked
+quickly.
 """
 
 import ast
@@ -21,31 +20,18 @@ Lazy = Callable[..., Any] | str
 
 
 class Registry(dict[str, Part]):
-  """Parts of one kind by name, from this package and from extensions.
-
-  A part is anything that a config chooses by name, e.g. a codec, a method or a
-  rule.
-  """
+  """Parts of one kind, e.g. codecs or methods, by the name in a config."""
 
   def __init__(self, kind: str):
-    """Makes an empty registry.
-
-    Args:
-      kind: Kind of the parts, e.g. "codec". Messages begin with it.
-    """
+    """Makes an empty registry. `kind`, e.g. "codec", is for messages."""
     super().__init__()
     self._kind = kind
 
   def add(self, name: str, part: Part) -> None:
-    """Registers a part, such as a codec, under the name that a config gives.
-
-    Args:
-      name: Name by which a config chooses the part, e.g. "low_rank".
-      part: What the registry holds: a codec, a method, a class and so on.
+    """Registers a part under the name by which a config chooses the part.
 
     Raises:
-      ValueError: If the name is taken or is no identifier: an identifier has
-        letters, digits and _, and does not begin with a digit.
+      ValueError: If the name is taken or is no Python identifier.
     """
     require(
       name.isidentifier(),
@@ -58,9 +44,7 @@ class Registry(dict[str, Part]):
 def check_lazy(what: str, reference: Any) -> None:
   """Raises ValueError unless a value is a function or a 'module:name'.
 
-  Args:
-    what: Name of the value for the message, e.g. "rule 'mix': build".
-    reference: The value to check.
+  `what` is the name of the value in the message, e.g. "rule 'mix': build".
   """
   is_import_path = isinstance(reference, str) and reference.count(":") == 1
   if not is_import_path and not callable(reference):
@@ -70,14 +54,10 @@ def check_lazy(what: str, reference: Any) -> None:
 
 
 def loaded(reference: Lazy) -> Callable[..., Any]:
-  """Returns a function, which is given itself or by its import path.
-
-  Args:
-    reference: A function, which is returned as it is; or "module:name", which
-      is imported.
+  """Returns a function as it is, or imports it from a text "module:name".
 
   Raises:
-    ValueError: If there is no such module or function. The message is one line.
+    ValueError: If there is no such module or name.
   """
   if not isinstance(reference, str):
     return reference
@@ -98,8 +78,8 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
       A string that is an identifier needs no quotes.
 
   Returns:
-    Name and settings of each part, in order. The example gives
-    [("low_rank", {"rank": 4}), ("int", {})].
+    Name and settings of each part, in order. The example gives [("low_rank",
+    {"rank": 4}), ("int", {})].
 
   Raises:
     ValueError: If the text has another form.
@@ -113,12 +93,8 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
 def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
   """Returns the text from which `parts_of` reads a name and settings.
 
-  Args:
-    name: Name of the part, e.g. "low_rank".
-    settings: Values by name of the setting, e.g. {"rank": 4}.
-
-  Returns:
-    For example "low_rank(rank=4)". Without settings the text is the name alone.
+  For example, "low_rank" and {"rank": 4} give "low_rank(rank=4)". Without
+  settings the text is the name alone.
   """
   if not settings:
     return name
@@ -127,11 +103,7 @@ def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-  """Returns the text of a setting's value: its `repr`.
-
-  Args:
-    value: The value. A string that is an identifier is written without quotes.
-  """
+  """Returns the `repr` of a value, but an identifier without quotes."""
   if isinstance(value, str) and value.isidentifier():
     return value
   return repr(value)
@@ -140,11 +112,7 @@ def _text(value: Any) -> str:
 def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields name and settings of each part of a text such as "a(x=1)+b".
 
-  Args:
-    node: The text as a Python expression: a name, a call, or a sum of them.
-
-  Raises:
-    ValueError: If a part is neither a name nor a name with settings.
+  Raises ValueError if a part is neither a name nor a name with settings.
   """
   match node:
     case ast.BinOp(left, ast.Add(), right):
@@ -164,14 +132,9 @@ def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _value(node: ast.expr) -> Any:
-  """Returns the value of a setting from its Python expression.
+  """Returns the value of a literal, or the name of an identifier.
 
-  Args:
-    node: A literal, which stands for its value, or an identifier, which stands
-      for a string.
-
-  Raises:
-    ValueError: If the expression is no literal.
+  Raises ValueError if the expression is neither.
   """
   if isinstance(node, ast.Name):
     return node.id
@@ -206,10 +169,9 @@ SPLASH_LENGTH = 128
 
 
 def check_splash_length(length: int) -> None:
-  """Raises ValueError unless the attention kernel "splash" takes a length.
+  """Raises ValueError unless a sequence has a multiple of 128 tokens.
 
-  Args:
-    length: Number of tokens of a sequence, which must be a multiple of 128.
+  The attention kernel "splash" takes no other length.
   """
   require(
     length % SPLASH_LENGTH == 0,

@@ -1,8 +1,7 @@
 """Names of the collectives that average the messages of an exchange.
 
-A config chooses a collective by its name. The classes of collectives need JAX.
-So this module, which is loaded without JAX, only says where to import each
-class from. `aggregators.collective` imports the class when it is used.
+A config chooses a collective by its name. This module needs no JAX, and only
+says where to import each class from.
 """
 
 from dilocox_jax.plan.choices import Lazy, Registry
@@ -42,14 +41,14 @@ def num_slices(shares: str, num_replicas: int, is_coarse: bool) -> int:
   """Returns into how many slices the messages of a mailbox are cut.
 
   If messages are cut, replica i averages slice i of all messages, and the other
-  replicas read this part of the mean (`reference.shares`).
+  replicas read this part of the mean.
 
   Args:
     shares: "on": cut if there are at least 2 replicas. "auto": cut if there are
       at least 4, and `is_coarse` is False. "off": do not cut.
     num_replicas: Number of replicas that are expected to send a message.
-    is_coarse: Whether the codec loses so much that to round the mean once more
-      would raise the loss of training (`RowCodec.is_coarse`).
+    is_coarse: Whether the codec is so lossy that encoding the mean, too, would
+      raise the training loss (`RowCodec.is_coarse`).
 
   Returns:
     `num_replicas` if messages are cut, and 0 otherwise.

@@ -1,12 +1,8 @@
 """Collective operations over replicas, with the bytes that they send.
 
-To average a pseudo-gradient, replicas run one or more of these operations. The
-class of an operation says how many bytes one replica sends, and in which
-messages. The trainer and the report count the bytes. The simulator sends the
-messages over links.
-
-For example, one of M = 3 replicas sends these bytes to average messages of
-1,200 bytes:
+To average a pseudo-gradient, replicas run one or more of these operations. For
+example, one of M = 3 replicas sends these bytes to average messages of 1,200
+bytes:
 
     all-gather       2 x 1200 = 2400
     reduce-scatter   800 (two slices of 400 to their owners) + 2 x 400 = 1600
@@ -23,9 +19,7 @@ from dilocox_jax.checks import one_of
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Messages of equal size that replicas send at the same time.
-
-  Every replica sends one message, or a single replica does.
+  """Messages of equal size that all replicas, or a single one, send at once.
 
   Attributes:
     hop: Distance of the receiver: replica i sends to replica i + hop (modulo
@@ -46,9 +40,9 @@ class Operation:
   Attributes:
     operand_bytes: Size of the array that one replica passes to the operation
       (bytes).
-    turn: Number of earlier messages of the same exchange that the operation has
-      to wait for. 0: it can begin at once. With a low-rank codec the left
-      factor has turn 0 and the right factor turn 1.
+    turn: Number of earlier messages of the same exchange that the operation
+      waits for. With a low-rank codec the left factor has turn 0 and the right
+      factor turn 1.
     kind: Name of the operation, e.g. "all_reduce".
   """
 
@@ -57,18 +51,16 @@ class Operation:
   kind: ClassVar[str] = ""
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the number of bytes that a replica sends.
+    """Returns how many bytes one of `num_replicas` replicas sends.
 
-    Args:
-      num_replicas: Number of replicas, M. A single replica sends nothing.
+    A single replica sends nothing.
     """
     raise NotImplementedError
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the messages of the operation, in the order of sending.
+    """Returns the messages among `num_replicas` replicas, in order.
 
-    Args:
-      num_replicas: Number of replicas, M. A single replica sends nothing.
+    A single replica sends nothing.
     """
     raise NotImplementedError
 
@@ -76,11 +68,10 @@ class Operation:
 class AllReduce(Operation):
   """Adds up the replicas' operands on a ring. Every replica gets the sum.
 
-  An operand is cut into M slices. With M - 1 messages each replica passes on
-  the partial sum of a slice that it has just received, so that each replica has
-  one slice of the sum in the end. With M - 1 more messages these slices are
-  passed on to all replicas. For example, with M = 3 and an operand of 1200
-  bytes a replica sends four slices of 400 bytes.
+  An operand is cut into M slices. In M - 1 messages, partial sums of slices go
+  around the ring, until each replica has one slice of the sum. In M - 1 more
+  messages these slices go around. For example, with M = 3 and an operand of
+  1200 bytes a replica sends four slices of 400 bytes.
 
   Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
   """
@@ -90,20 +81,12 @@ class AllReduce(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica sends, 2 (M - 1) / M of the operand.
 
-    Args:
-      num_replicas: Number of replicas, M.
-
-    Returns:
-      The bytes, rounded up to a whole number.
+    They are rounded up to a whole number.
     """
     return _share(2 * (num_replicas - 1), self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the 2 (M - 1) messages, each of a slice of 1 / M of the operand.
-
-    Args:
-      num_replicas: Number of replicas, M.
-    """
+    """Returns the 2 (M - 1) messages, each a slice of 1 / M of the operand."""
     slice_bytes = self.operand_bytes / num_replicas
     return [Send(hop=1, size_bytes=slice_bytes)] * (2 * (num_replicas - 1))
 
@@ -117,19 +100,11 @@ class AllGather(Operation):
   kind = "all_gather"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the bytes that a replica sends: M - 1 times the operand.
-
-    Args:
-      num_replicas: Number of replicas, M.
-    """
+    """Returns the bytes that a replica sends: M - 1 times the operand."""
     return (num_replicas - 1) * self.operand_bytes
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages, each of a whole operand.
-
-    Args:
-      num_replicas: Number of replicas, M.
-    """
+    """Returns the M - 1 messages, each of a whole operand."""
     size_bytes = float(self.operand_bytes)
     return [Send(hop=1, size_bytes=size_bytes)] * (num_replicas - 1)
 
@@ -137,9 +112,8 @@ class AllGather(Operation):
 class AllToAll(Operation):
   """Sends one slice of the operand to each replica.
 
-  An operand is cut into M slices, and slice i belongs to replica i. A replica
-  does not send the slice that belongs to itself. The messages do not depend on
-  each other.
+  An operand is cut into M slices, and slice i belongs to replica i, which keeps
+  its own slice. All slices can be sent at once.
   """
 
   kind = "all_to_all"
@@ -147,20 +121,12 @@ class AllToAll(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica sends: (M - 1) / M of the operand.
 
-    Args:
-      num_replicas: Number of replicas, M.
-
-    Returns:
-      The bytes, rounded up to a whole number.
+    They are rounded up to a whole number.
     """
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages, one slice for each other replica.
-
-    Args:
-      num_replicas: Number of replicas, M.
-    """
+    """Returns the M - 1 messages, one slice for each other replica."""
     slice_bytes = self.operand_bytes / num_replicas
     hops = range(1, num_replicas)
     return [Send(hop=hop, size_bytes=slice_bytes) for hop in hops]
@@ -174,19 +140,13 @@ class Broadcast(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica sends: the operand once.
 
-    The last replica sends nothing, but is counted like the others.
-
-    Args:
-      num_replicas: Number of replicas, M. A single replica sends nothing.
+    The last replica sends nothing, but is counted like the others. A single
+    replica sends nothing.
     """
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages: from replica 0 to 1, then from 1 to 2, ...
-
-    Args:
-      num_replicas: Number of replicas, M.
-    """
+    """Returns the M - 1 messages: from replica 0 to 1, then from 1 to 2, ..."""
     size_bytes = float(self.operand_bytes)
     return [
       Send(hop=1, size_bytes=size_bytes, sender=sender)
@@ -197,8 +157,8 @@ class Broadcast(Operation):
 class Permute(Operation):
   """Sends the operand of every replica to one other replica.
 
-  The compiled program decides which replica receives. The simulator assumes
-  that replica i sends to i + floor(M / 2), the farthest one on a ring of links.
+  The compiled program decides which replica receives. `sends` assumes that
+  replica i sends to i + floor(M / 2), the farthest one on a ring.
   """
 
   kind = "permute"
@@ -206,17 +166,12 @@ class Permute(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica sends: the operand once.
 
-    Args:
-      num_replicas: Number of replicas, M. A single replica sends nothing.
+    A single replica sends nothing.
     """
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns one entry, as all replicas send at once; [] for one replica.
-
-    Args:
-      num_replicas: Number of replicas, M.
-    """
+    """Returns one entry, as all replicas send at once; [] for one replica."""
     if num_replicas == 1:
       return []
     size_bytes = float(self.operand_bytes)
@@ -224,11 +179,10 @@ class Permute(Operation):
 
 
 class StoreObject(Operation):
-  """Writes the operand into a store, and reads those of the other replicas.
+  """Writes the operand into a store, and reads the other replicas' operands.
 
-  A store is a folder or a bucket that all replicas can read. The method `sends`
-  is not implemented, because the messages go to the store and not to a replica.
-  The simulator has a formula of its own for them (`simulate.link_costs`).
+  A store is a folder or a bucket that all replicas can read. `sends` is not
+  implemented, because no message goes to a replica.
   """
 
   kind = "mailbox"
@@ -236,8 +190,7 @@ class StoreObject(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica writes: the operand once.
 
-    Args:
-      num_replicas: Number of replicas, M. A single replica writes nothing.
+    A single replica writes nothing.
     """
     return self.operand_bytes if num_replicas > 1 else 0
 
@@ -248,10 +201,9 @@ class StoreShares(Operation):
 
   A store is a folder or a bucket that all replicas can read. A replica writes
   its operand, and reads one slice of the operand of each other replica. The
-  mean of these and of its own slice is its *share*. It writes this share,
-  together with the rounding error of the share (the residual), and reads the
-  shares of the others. All shares together are as large as an operand. The
-  method `sends` is not implemented, because nothing is sent to a replica.
+  mean of these and of its own slice is its *share*. It writes this share and
+  the share's rounding error (the residual), and reads the other shares. `sends`
+  is not implemented, because no message goes to a replica.
 
   Attributes:
     residual_bytes: Size of the residuals of all shares together (bytes).
@@ -263,14 +215,8 @@ class StoreShares(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica writes: operand, share and residual.
 
-    Share and residual have 1 / M of the bytes of the operand and of
-    `residual_bytes`.
-
-    Args:
-      num_replicas: Number of replicas, M. A single replica writes nothing.
-
-    Returns:
-      The bytes, rounded up to a whole number.
+    Share and residual have 1 / M of `operand_bytes` and of `residual_bytes`,
+    rounded up. A single replica writes nothing.
     """
     if num_replicas == 1:
       return 0
@@ -293,14 +239,9 @@ OPERATIONS: dict[str, type[Operation]] = {
 
 
 def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
-  """Builds an operation by the name of its kind.
+  """Builds an operation by the name of its kind, e.g. "all_reduce".
 
-  Args:
-    kind: One of `OPERATIONS`, e.g. "all_reduce".
-    operand_bytes: Size of the array that one replica passes to the operation
-      (bytes).
-    turn: Number of earlier messages of the exchange that the operation waits
-      for.
+  The other arguments are those of `Operation`.
 
   Raises:
     ValueError: If there is no such kind.
@@ -310,11 +251,5 @@ def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
 
 
 def _share(numerator: int, operand_bytes: int, num_replicas: int) -> int:
-  """Returns `numerator` M-ths of an operand in bytes, rounded up.
-
-  Args:
-    numerator: Numerator of the fraction; the denominator is `num_replicas`.
-    operand_bytes: Size of the operand (bytes).
-    num_replicas: Number of replicas, M.
-  """
+  """Returns `numerator` / `num_replicas` of an operand in bytes, rounded up."""
   return -(-numerator * operand_bytes // num_replicas)

@@ -1,10 +1,9 @@
 """Divides the inner steps that hide an exchange among its messages.
 
-Some exchanges send several messages one after the other, because a later
-message needs the result of an earlier one. The number of earlier messages that
-a message has to wait for is its *turn*. The inner steps that run during the
-exchange are divided into stretches, one for each turn. A turn that sends more
-bytes gets more steps.
+A later message may need the result of an earlier one. The number of earlier
+messages that a message has to wait for is its *turn*. The inner steps that run
+during the exchange are divided into *stretches*, one for each turn. A turn that
+sends more bytes gets more steps.
 """
 
 import itertools
@@ -23,19 +22,17 @@ def stretch_ends(
 ) -> tuple[int, ...]:
   """Divides the inner steps of an exchange among its turns, by bytes.
 
-  A turn is the messages of an exchange that can be sent at the same time. A
-  later turn needs the result of the turn before it. The inner steps run during
-  the exchange and hide it; the steps of one turn are its *stretch*. If nothing
-  is sent, all stretches are equal.
+  A turn is the messages that can be sent at the same time. The next turn needs
+  their result. If nothing is sent, all turns get equally many steps.
 
   Args:
     operations: Operations of one exchange, in order, each with its turn.
     num_replicas: Number of replicas, M.
 
   Returns:
-    Where the stretch of each turn ends, as a numerator over `PARTS`. For
-    example, turns of 3 MB and 1 MB give (768, 1024): the first stretch ends
-    after three quarters of the steps.
+    Where the steps of each turn end, in 1024ths of all steps. For example,
+    turns of 3 MB and 1 MB give (768, 1024): the first turn has three quarters
+    of the steps.
   """
   num_turns = 1 + max((operation.turn for operation in operations), default=0)
   sent_bytes = [0] * num_turns
@@ -50,12 +47,11 @@ def stretch_ends(
 def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
   """Yields how many inner steps run during each turn of an exchange.
 
-  A turn is the messages of an exchange that can be sent at the same time. A
-  later turn needs the result of the turn before it.
+  A turn is the messages that can be sent at the same time.
 
   Args:
-    num_steps: Number of inner steps that run during the whole exchange: an int,
-      or a traced integer. The results are of the same kind.
+    num_steps: Number of inner steps during the whole exchange: an int, or a
+      traced integer. The results are of the same kind.
     ends: Where the steps of each turn end, in 1024ths of all steps
       (`stretch_ends`). With (768, 1024), 8 steps are divided into 6 and 2.
   """

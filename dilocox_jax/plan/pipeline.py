@@ -1,11 +1,9 @@
 """The order in which pipeline stages compute micro-batches.
 
 A tick is the forward or the backward pass of one micro-batch on one stage. A
-schedule has a list of ticks for every stage. The dependencies between ticks
-follow from the model, and the duration of a tick follows from the devices. The
-simulator times these lists (`timeline`), and the train step executes them
-(`Pipeline.timetable`). So the simulator predicts the *bubble* of the program
-that really runs: the share of time in which stages have nothing to do.
+schedule has a list of ticks for every stage. The simulator times these lists,
+and the train step executes them. So the simulator predicts the *bubble* of the
+real program: the share of time in which stages have nothing to do.
 
 For example, with p = 2 stages and m = 3 micro-batches, F for forward and B for
 backward:
@@ -47,11 +45,9 @@ class Pipeline:
   "gpipe" runs all forwards, and then all backwards, the last micro-batch first
   (Huang et al., 2018, arXiv 1811.06965, Figure 2c).
 
-  "1f1b" runs p - s - 1 forwards on stage s, where p is the number of stages and
-  s counts from 0. Then stage s alternates between forward and backward. So it
-  keeps the data of at most p - s micro-batches. The order is from PipeDream
-  (Narayanan et al., 2019); with a flush at the end of the step it is in
-  Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1.
+  "1f1b" runs p - s - 1 forwards on stage s, counted from 0, and then alternates
+  between forward and backward. So stage s keeps the data of at most p - s
+  micro-batches (Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1).
 
   Attributes:
     name: One of `PIPELINES`.
@@ -81,8 +77,7 @@ class Pipeline:
   def num_output_slots(self) -> int:
     """Largest number of the model's outputs that the last stage keeps at once.
 
-    The last stage keeps the output of a micro-batch from its forward to its
-    backward, which starts from the output.
+    Each output is kept from the forward to the backward of its micro-batch.
     """
     if self.name == "gpipe":
       return self.num_micro_batches
@@ -92,8 +87,8 @@ class Pipeline:
   def timetable(self) -> "TickNumbers":
     """Table of the schedule, which the compiled program executes row by row.
 
-    Every action is in the earliest row that its dependencies and the order of
-    its stage allow.
+    Every pass is in the earliest row that its dependencies and the order of its
+    stage allow.
     """
     # If forward and backward take a second each, the start in seconds is the
     # row of the table.
@@ -112,11 +107,7 @@ class Pipeline:
     )
 
   def order(self, stage: int) -> list[Tick]:
-    """Returns the forward and backward passes of a stage, in order.
-
-    Args:
-      stage: Index of the stage, s, from 0.
-    """
+    """Returns the forward and backward passes of stage `stage`, in order."""
     batches = range(self.num_micro_batches)
     forwards = [Tick("forward", batch) for batch in batches]
     backwards = [Tick("backward", batch) for batch in batches]
@@ -132,17 +123,9 @@ class Pipeline:
     return ticks
 
   def dependencies(self, stage: int, tick: Tick) -> list[tuple[int, Tick]]:
-    """Lists the passes that must have ended before a pass may start.
+    """Lists the passes that must have ended before the pass `tick` may start.
 
-    If such a pass is on another stage, that stage has to send an activation or
-    its gradient.
-
-    Args:
-      stage: Index of the stage that runs `tick`.
-      tick: The pass that is to start.
-
-    Returns:
-      Pairs of a stage and the pass on this stage.
+    Each entry is a pair of a stage and a pass on this stage.
     """
     if tick.action == "forward":
       if stage == 0:
@@ -162,7 +145,7 @@ class Timeline(NamedTuple):
       the step).
     step_s: Time from the start of the step until all stages are done (seconds).
     bubble_fraction: Share of `step_s` in which a stage has nothing to do, 0 to
-      1. It is the same for all stages, because all have equally much to do.
+      1. It is the same for all stages.
   """
 
   start_s: dict[tuple[int, Tick], float]
@@ -181,15 +164,10 @@ def timeline(
 
   Args:
     pipeline: The order of the passes on every stage.
-    forward_s: Duration of a micro-batch's forward through one stage (seconds).
-    backward_s: Duration of a micro-batch's backward through one stage
-      (seconds).
-    hop_s: Time from the end of a forward until the next stage has the
-      activations, and from the end of a backward until the stage before has the
-      gradient (seconds). Hops do not wait for each other.
-
-  Returns:
-    The start of every tick, the duration of the step, and its bubble.
+    forward_s: Duration of a micro-batch's forward on one stage (seconds).
+    backward_s: Duration of a micro-batch's backward on one stage (seconds).
+    hop_s: Time in which activations reach the next stage, or a gradient the
+      stage before (seconds). Hops do not wait for each other.
   """
   durations_s = {"forward": forward_s, "backward": backward_s}
   remaining = [pipeline.order(stage) for stage in range(pipeline.num_stages)]
@@ -225,19 +203,18 @@ def timeline(
 class TickNumbers(NamedTuple):
   """Table of what each stage does when, and in which slots it keeps its data.
 
-  All devices run the same program, so a stage cannot follow a list of its own.
-  The stages go through the rows of this table in lockstep. For example, 1F1B
-  with p = 2 stages and m = 2 micro-batches takes six rows (F forward, B
-  backward):
+  All devices run one program, so the stages go through the rows of this table
+  in lockstep. For example, 1F1B with p = 2 stages and m = 2 micro-batches takes
+  six rows (F forward, B backward):
 
       row       0   1   2   3   4   5
       stage 0   F0  F1  .   B0  .   B1
       stage 1   .   F0  B0  F1  B1  .
 
   At the end of every row each stage sends its newest activations to the next
-  stage, and its newest gradient to the stage before. In both schedules ("gpipe"
-  and "1f1b") a stage reads activations before the next ones arrive, and
-  likewise gradients. So one receive buffer for each is enough.
+  stage, and its newest gradient to the stage before. A stage reads activations
+  before the next ones arrive, and likewise gradients, so one receive buffer for
+  each is enough.
 
   Attributes are int32 arrays [num_rows, num_stages].
 

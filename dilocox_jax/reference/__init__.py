@@ -2,10 +2,8 @@
 
 `methods` trains replicas step by step. `fragments` says which leaves are sent
 together. `exchanges` and `pairs` average over replicas. `optimizers` has SGD,
-AdamW and Muon. `fingerprint`, `messages`, `codecs`, `row_codecs` and `shares`
-are for replicas that meet in a store (docs/concepts.md, "Mailbox").
+AdamW and Muon. The other modules are for replicas that exchange through files
+in a store (docs/concepts.md, "Mailbox").
 
 Nothing here is fast, and nothing here uses JAX or another part of the package.
-Oracles that only tests need are in tests/oracles: other codecs, slices, and
-replicas that are away or slow.
 """

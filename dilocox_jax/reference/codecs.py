@@ -18,8 +18,7 @@ a layer are equally long: with block_size=4 a leaf of 6 values has two rows of
     scales              1.0   |             2.0     the mean of |x| of each row
     received  1.0  -1.0   1.0 |  2.0   2.0  -2.0
 
-A replica sends these arrays if it is not divided among devices. This file is
-enough to read them in another language. `row_codecs` codes the rows. The fast
+These are the arrays of a replica that is not divided among devices. The fast
 code is codecs/quantize.py (`Float`, `Int`) and codecs/batching.py
 (`RowLayout`).
 """
@@ -67,8 +66,8 @@ class MessageCodec:
     """Returns the arrays of a message, in the order in which they are sent.
 
     Args:
-      tree: float32 leaves by path. All replicas must have them in the same
-        order. The leaves below "blocks/" have an axis of layers in front.
+      tree: float32 leaves by path, in the same order on all replicas. The
+        leaves below "blocks/" have an axis of layers in front.
     """
     arrays = []
     for names in self._groups(tree):
@@ -101,13 +100,9 @@ class MessageCodec:
     return {name: leaves[name] for name in like}
 
   def _encoded(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the arrays that are sent for the rows of a group.
+    """Encodes the rows of a group of leaves, float32 [layers, rows, width].
 
-    Args:
-      rows: float32 [layers, rows, width].
-
-    Returns:
-      Arrays [layers, rows, ...] of the types `dtypes`.
+    Returns arrays [layers, rows, ...] of the types `dtypes`.
     """
     layers_and_rows = rows.shape[:2]
     encoded = self.rows.encode(rows.reshape(-1, rows.shape[2]))
@@ -117,15 +112,7 @@ class MessageCodec:
     ]
 
   def _decoded(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Returns the rows of a group as they are received.
-
-    Args:
-      arrays: Arrays of the group, as `_encoded` returned them.
-      width: Number of values in a row.
-
-    Returns:
-      float32 [layers, rows, width].
-    """
+    """Decodes the arrays of a group to rows, float32 [layers, rows, width]."""
     num_layers, num_rows = arrays[0].shape[:2]
     encoded = [
       np.ascontiguousarray(array)
@@ -141,9 +128,6 @@ class MessageCodec:
 
     Leaves with equal row widths are one group. A leaf with more than 2^22
     values is a group of its own.
-
-    Args:
-      tree: Leaves by path.
     """
     groups: dict[object, list[str]] = {}
     for name, leaf in tree.items():
@@ -153,12 +137,7 @@ class MessageCodec:
     return list(groups.values())
 
   def _width_of(self, name: str, leaf: np.ndarray) -> int:
-    """Returns the number of values in a row of a leaf.
-
-    Args:
-      name: Path of the leaf.
-      leaf: Values of the leaf.
-    """
+    """Returns the number of values in a row of a leaf."""
     return self.width(_stacked(name, leaf).shape[1:])
 
   def _rows_of(
@@ -166,14 +145,8 @@ class MessageCodec:
   ) -> np.ndarray:
     """Returns the rows of a leaf, padded with zeros.
 
-    Args:
-      name: Path of the leaf.
-      leaf: Values of the leaf.
-      group: Paths of the leaves of its group, including this leaf.
-
-    Returns:
-      Rows [layers, rows, width] if the leaf is alone in its group; otherwise
-      [1, rows of all layers, width].
+    They are [layers, rows, width] if the leaf is alone in its group; otherwise
+    [1, rows of all layers, width].
     """
     width = self._width_of(name, leaf)
     stacked = _stacked(name, leaf)
@@ -199,11 +172,7 @@ class Float32(MessageCodec):
     return (np.float32,)
 
   def width(self, shape: tuple[int, ...]) -> int:
-    """Returns the number of values in a row: the length of the last axis.
-
-    Args:
-      shape: Shape of one layer of a leaf.
-    """
+    """Returns the number of values in a row: the length of the last axis."""
     return shape[-1] if shape else 1
 
 
@@ -240,9 +209,8 @@ class Signs(MessageCodec):
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row.
 
-    A layer has as few rows as `block_size` allows, and its rows are as short as
-    this number of rows allows. For example, with a block size of 128 a layer of
-    300 values has 3 rows of 100.
+    A layer has as few rows as `block_size` allows, all of one length. For
+    example, with a block size of 128 a layer of 300 values has 3 rows of 100.
 
     Args:
       shape: Shape of one layer of a leaf.
@@ -262,32 +230,19 @@ CODECS: dict[str, MessageCodec] = {
 def _stacked(name: str, leaf: np.ndarray) -> np.ndarray:
   """Returns a leaf with an axis of layers in front, [layers, ...].
 
-  Args:
-    name: Path of the leaf. Leaves below "blocks/" already have this axis; any
-      other leaf gets an axis of length 1.
-    leaf: Values of the leaf.
+  Leaves below "blocks/" have this axis; any other leaf gets an axis of length
+  1.
   """
   return leaf if name.startswith(BLOCKS) else leaf[np.newaxis]
 
 
 def _leaf_of(rows: np.ndarray, name: str, like: np.ndarray) -> np.ndarray:
-  """Returns a leaf from its rows, without the padding.
-
-  Args:
-    rows: Rows as `_rows_of` returned them.
-    name: Path of the leaf.
-    like: Array with the shape of the leaf.
-  """
+  """Returns a leaf, of the shape of `like`, from its rows without padding."""
   num_layers = len(_stacked(name, like))
   layers = rows.reshape(num_layers, -1)
   return layers[:, : like.size // num_layers].reshape(like.shape)
 
 
 def _padded(values: np.ndarray, num_zeros: int) -> np.ndarray:
-  """Adds zeros at the end of the last axis of an array.
-
-  Args:
-    values: The array.
-    num_zeros: Number of zeros to add to each row.
-  """
+  """Adds `num_zeros` zeros at the end of the last axis of an array."""
   return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, num_zeros)])

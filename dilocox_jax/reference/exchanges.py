@@ -4,10 +4,9 @@ An exchange has one method, `average`. It takes a tree of each replica and
 returns two things: the mean, and the tree of each replica as the others have
 received it.
 
-The fast code of `Mean`, `Lossy` and `ErrorFeedback` is aggregators/exchange.py.
-The fast code of `Scattered` is aggregators/reduce_scatter.py, and the fast code
-of `SharedFactors` is codecs/low_rank.py. Averages in pairs are in
-`reference.pairs`.
+The fast code of `Mean`, `Lossy` and `ErrorFeedback` is aggregators/exchange.py,
+that of `Scattered` is aggregators/reduce_scatter.py, and that of
+`SharedFactors` is codecs/low_rank.py.
 """
 
 import dataclasses
@@ -24,20 +23,12 @@ Codec = Callable[[str, np.ndarray], np.ndarray]
 
 
 def are_finite(tree: Arrays) -> bool:
-  """Returns whether all values of a tree are finite.
-
-  Args:
-    tree: Arrays by name.
-  """
+  """Returns whether all values of a tree are finite."""
   return all(np.isfinite(leaf).all() for leaf in tree.values())
 
 
 def zeros_like(tree: Arrays) -> Arrays:
-  """Returns a tree of zeros with the names and shapes of a tree.
-
-  Args:
-    tree: Arrays by name.
-  """
+  """Returns a tree of zeros with the names and shapes of a tree."""
   return {name: np.zeros_like(leaf) for name, leaf in tree.items()}
 
 
@@ -48,14 +39,7 @@ class Mean:
   """
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Averages the trees that are finite.
-
-    Args:
-      trees: A tree of each replica.
-
-    Returns:
-      The mean, and the trees unchanged.
-    """
+    """Returns the mean of the finite trees, and all trees unchanged."""
     counted = [tree for tree in trees if are_finite(tree)]
     mean = {
       name: sum((tree[name] for tree in counted), np.zeros_like(leaf))
@@ -73,8 +57,8 @@ class Lossy:
 
   Attributes:
     codec: Codec of the values.
-    of_means: Codec of the mean, for exchanges in which the mean is sent on, as
-      after a reduce-scatter. None: the mean is not encoded.
+    of_means: Codec of the mean, for exchanges that send the mean on, such as a
+      reduce-scatter. None: the mean is not encoded.
   """
 
   codec: Codec
@@ -83,12 +67,8 @@ class Lossy:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Encodes and decodes the tree of each replica, and averages the results.
 
-    Args:
-      trees: A tree of each replica.
-
-    Returns:
-      The mean, and each tree as the others receive it. A tree that is not
-      finite is not in the mean, and is returned unchanged.
+    Returns the mean, and each tree as the others receive it. A tree that is not
+    finite is not in the mean, and is returned unchanged.
     """
     sent = [
       _received(tree, self.codec) if are_finite(tree) else tree
@@ -101,12 +81,7 @@ class Lossy:
 
 
 def _received(tree: Arrays, codec: Codec) -> Arrays:
-  """Returns a tree as it is received: encoded and decoded, leaf by leaf.
-
-  Args:
-    tree: Arrays by name.
-    codec: Function (name of a leaf, its values) -> values as they are received.
-  """
+  """Returns a tree as it is received: encoded and decoded, leaf by leaf."""
   return {name: codec(name, leaf) for name, leaf in tree.items()}
 
 
@@ -118,12 +93,11 @@ class Scattered:
   slices. Replica i owns slice i. It averages the slices that it receives and
   its own exact values, and sends the rounded mean to all replicas.
 
-  The *share* of a replica is its part of the mean. For the slices of other
-  owners, it is the replica's values as they are received. For its own slice, it
-  is the exact values, minus the loss of the second rounding times the number of
-  participants. So the shares of all participants add up to the mean times their
-  number. A replica that is not finite counts as zeros, and still owns its
-  slice.
+  The *share* of a replica is its part of the mean: for the slices of other
+  owners, the values as they are received; for its own slice, the exact values
+  minus the number of participants times the loss of the second rounding. So the
+  shares of all participants add up to the mean times their number. A replica
+  that is not finite counts as zeros, and still owns its slice.
 
   Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
   are whole numbers. The owner has 0.4 and receives 1, so the mean is 0.7, and
@@ -143,12 +117,8 @@ class Scattered:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Averages trees in slices, each rounded by its owner.
 
-    Args:
-      trees: A tree of each replica.
-
-    Returns:
-      The rounded mean that all replicas receive, and the share of each replica.
-      A tree that is not finite is returned in the place of its share.
+    Returns the rounded mean, and the share of each replica. A tree that is not
+    finite is returned in the place of its share.
     """
     participates = [are_finite(tree) for tree in trees]
     count = max(sum(participates), 1)
@@ -183,8 +153,7 @@ def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
   Args:
     leaf: Values of any shape, which are taken in order.
     count: Number of slices.
-    width: Number of values in a row. A slice has whole rows; zeros fill up the
-      last slices.
+    width: Number of values in a row. Zeros fill up the last slices.
 
   Returns:
     Slices [count, values].
@@ -195,12 +164,7 @@ def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
 
 
 def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Joins the slices of a leaf again, without the zeros that filled them.
-
-  Args:
-    slices: Slices [count, values], as `slices_of` returns them.
-    shape: Shape of the leaf.
-  """
+  """Joins the slices of a leaf again, without the zeros that filled them."""
   return slices.ravel()[: math.prod(shape)].reshape(shape)
 
 
@@ -240,8 +204,7 @@ class SharedFactors:
         [..., rows, columns].
 
     Returns:
-      The mean, and the matrices and vectors that each replica adds to the mean,
-      as the others receive them.
+      The mean, and the tree of each replica as the others receive it.
     """
     first_right = {
       name: self._first_right(name, leaf)
@@ -271,16 +234,9 @@ class SharedFactors:
   def _first_right(self, name: str, matrix: np.ndarray) -> np.ndarray:
     """Returns the right factor Q with which an exchange starts.
 
-    Q is taken from the exchange before, or drawn at random if there was none. A
-    column of zeros is drawn at random again. All columns are scaled to length
-    1.
-
-    Args:
-      name: Name of the leaf.
-      matrix: The leaf, [..., rows, columns], of which only the shape is read.
-
-    Returns:
-      Q, [..., columns, r], where r is the smallest of `rank`, rows and columns.
+    Q is that of the exchange before. Without one, and for columns of zeros, it
+    is random. All columns are scaled to length 1. The shape is [..., columns,
+    r], where r is the smallest of `rank`, rows and columns.
     """
     *stack, rows, columns = matrix.shape
     shape = (*stack, columns, min(self.rank, rows, columns))
@@ -319,11 +275,7 @@ class ErrorFeedback:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Averages trees plus residuals, and updates the residuals.
 
-    Args:
-      trees: A tree d of each replica.
-
-    Returns:
-      The mean, and the tree of each replica as the others receive it.
+    Returns the mean, and the tree of each replica as the others receive it.
     """
     corrected_trees = trees
     if self.residuals:
@@ -340,12 +292,7 @@ class ErrorFeedback:
     return mean, sent
 
   def _residual(self, corrected: Arrays, received: Arrays) -> Arrays:
-    """Returns the new residual of a replica.
-
-    Args:
-      corrected: d + e of the replica.
-      received: R: the replica's tree as the others received it, or the mean.
-    """
+    """Returns the new residual of a replica, from d + e and R."""
     if not are_finite(corrected):
       return zeros_like(corrected)
     return {

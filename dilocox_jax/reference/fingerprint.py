@@ -1,28 +1,26 @@
 """The fingerprint of a shared state: random sums by which replicas compare it.
 
-Replicas on unlike machines apply the same lists of messages, but their states
-differ by rounding, so their digests differ too. Each replica therefore sends a
-*fingerprint* with its message: random sums of the values of its state. The
-difference of two fingerprints tells how far the states are apart, without
-sending the states.
+Replicas on unlike machines apply the same messages, but rounding makes their
+states differ. Each replica sends a *fingerprint* with its message: random sums
+of the values of its state. The difference of two fingerprints tells how far the
+states are apart.
 
 Each array is read in blocks of 2^20 values. Every value of a block is
 multiplied by a random sign, +1 or -1, and added to one of 32 sums:
 
     sum_j = s_j x_j + s_(j+32) x_(j+32) + s_(j+64) x_(j+64) + ...
 
-If two blocks differ by a vector d, their sums differ by the sums of d (with the
-same signs). The expected square of a difference is |d|^2 / 32. So all 32
-differences together estimate |d|, and they give it exactly if only one value
-differs. The norm of the block says what |d| has to be compared with.
+If two blocks differ by a vector d, their sums differ by the sums of d. The
+squares of the 32 differences add up to |d|^2 on average over random signs, and
+to exactly |d|^2 if only one value differs. The norm of the block says what |d|
+has to be compared with.
 
 For example, the block (3, 4) with the signs (+, -) has the norm 5 and the sums
 3 and -4. The block (3, 4.04) has the sums 3 and -4.04, so |d| is 0.04.
 
 All blocks of an event (exchange) have the same signs, and the next event has
-others. The signs are the bits of SHAKE-256 of the text "<run> <event>". Many
-languages have this function, and its result does not depend on a machine or a
-version.
+others. The signs are the bits of SHAKE-256 of the text "<run> <event>", which
+are equal on all machines.
 
 Source: the count sketch, Charikar et al., 2002, "Finding frequent items in data
 streams". Differs: value i belongs to sum i modulo 32, and not to a random one.
@@ -58,15 +56,13 @@ def random_signs(
 ) -> np.ndarray:
   """Returns the signs of the first values of a block, float32 of +1 and -1.
 
-  A fingerprint multiplies the values of a state by these signs before it adds
-  them up. The signs are the bits of a hash of run and event: bit k of byte n
-  belongs to the value 8 n + k, and a set bit means -1.
+  The signs are the bits of a hash of run and event: bit k of byte n belongs to
+  the value 8 n + k, and a set bit means -1.
 
   Args:
     run: Identifier of the run.
-    event: Number of the event, i.e. of the exchange in the run.
-    num_values: Number of signs. Fewer than a whole block are enough if no block
-      has more values.
+    event: Number of the exchange in the run.
+    num_values: Number of signs, at least the size of the largest block.
   """
   text = f"{run} {event}".encode()
   digest = hashlib.shake_256(text).digest(-(-num_values // 8))
@@ -75,11 +71,7 @@ def random_signs(
 
 
 def num_blocks(num_values: int) -> int:
-  """Returns the number of blocks of an array, each of at most 2^20 values.
-
-  Args:
-    num_values: Number of values of the array.
-  """
+  """Returns the number of blocks (of at most 2^20 values) of an array."""
   return -(-num_values // BLOCK_VALUES)
 
 
@@ -87,8 +79,8 @@ def rounding_unit(type_name: str) -> float:
   """Returns the largest relative error when a value is rounded to a type.
 
   Args:
-    type_name: Name of a floating-point type, e.g. "float32". Types that are not
-      listed count as types of 8 bits.
+    type_name: Name of a floating-point type, e.g. "float32". Unknown types
+      count as types of 8 bits.
   """
   return _ROUNDING_UNITS.get(type_name, _ROUNDING_UNIT_OF_OTHERS)
 
@@ -96,8 +88,7 @@ def rounding_unit(type_name: str) -> float:
 def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
   """Computes the fingerprint of an array: random sums of its values, by blocks.
 
-  Replicas compare these sums to find out how far their states are apart. A
-  block has 2^20 values, the last one fewer.
+  A block has 2^20 values; the last one may have fewer.
 
   Args:
     array: Floating-point values of any shape; they are read in C order.

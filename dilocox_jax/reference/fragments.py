@@ -3,8 +3,6 @@
 In this module each layer has leaves of its own, "blocks/w/0", "blocks/w/1" and
 so on. Fragments 1 to P - 1 divide the layers, and fragment 0 has all other
 leaves (embedding, final norm, head). With P = 1 all leaves are in fragment 0.
-Fragments that are slices, with some rows of every leaf, are in
-tests/oracles/slices.py.
 
 The fast code stacks layers and picks rows of the stacks:
 plan/schedule/fragments.py and outer/fragment_view.py.
@@ -28,8 +26,7 @@ def layers_of(
   Args:
     fragment: Number of the fragment, from 1 to P - 1.
     num_layers: Number of layers of the model.
-    num_fragments: Number of fragments, P, including fragment 0, which has no
-      layers.
+    num_fragments: P, which includes fragment 0, the one without layers.
     order: "strided" or "sequential".
   """
   layers = np.arange(num_layers)

@@ -26,7 +26,7 @@ class Exchanged(Protocol):
 
   @property
   def is_superseded(self) -> bool:
-    """Whether the mean has a message of an earlier process of this replica.
+    """Whether a message of an earlier process of this replica counts instead.
 
     The earlier process was stopped after it had sent the same work.
     """
@@ -34,10 +34,7 @@ class Exchanged(Protocol):
 
   @property
   def left_out(self) -> Mapping[str, str]:
-    """Reasons why messages that had arrived are not in the mean.
-
-    The keys are the names of the replicas that sent the messages.
-    """
+    """Why a message that had arrived is not in the mean, by replica name."""
     ...
 
 
@@ -45,7 +42,8 @@ class Exchanged(Protocol):
 class Messages:
   """Encodes and averages messages, and keeps the residual of a replica.
 
-  Call `encode`, then exchange the message, then call `mean` and `settle`.
+  The residual is what the codec lost of earlier messages. Call `encode`,
+  exchange the message, then call `mean` and `settle`.
 
   Attributes:
     codec: Codec of the messages.
@@ -72,8 +70,8 @@ class Messages:
       delta: Pseudo-gradient by path.
 
     Returns:
-      The arrays of the message, and whether all values are finite. If some
-      value is not finite, the message is zeros; send it with the weight 0.
+      The arrays of the message, and whether all values are finite. If not, the
+      message is zeros; send it with the weight 0.
     """
     corrected = {path: delta[path] + self.residual[path] for path in self.like}
     is_finite = are_finite(corrected)
@@ -102,9 +100,10 @@ class Messages:
   def settle(self, exchanged: Exchanged, name: str) -> None:
     """Computes the residual after the message of `encode` was exchanged.
 
-    If the message is not in the mean, all of it becomes the residual. The
-    residual becomes zero if the message was left out for its values, or if a
-    message of an earlier process of this replica counts instead.
+    The residual is `feedback` times what the mean lacks of the message: the
+    loss of the codec, or all of the message if it is not in the mean. But the
+    residual is zero if the message was left out for its values, or if a message
+    of an earlier process of this replica counts instead.
 
     Args:
       exchanged: The result of `dilocox_jax.Mailbox.exchange`.

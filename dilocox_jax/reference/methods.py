@@ -1,11 +1,10 @@
 """The methods of this project, step by step, as the papers print them.
 
-A tree of parameters is a flat dict of arrays. M replicas train on their own
-batches. The parameters are divided into P *fragments*, which are lists of names
-of leaves. Every fragment has *outer parameters* theta, which all replicas share
-(only with the rule "eager" each replica has its own). With w_m for the
-parameters of replica m, the following happens to a fragment every H inner
-steps:
+M replicas train on their own batches. The parameters are divided into P
+*fragments*, which are lists of names of leaves. Every fragment has *outer
+parameters* theta, which all replicas share (only with the rule "eager" each
+replica has its own). With w_m for the parameters of replica m, the following
+happens to a fragment every H inner steps:
 
     measure  Delta_m = theta - w_m                  (the pseudo-gradient)
     average  Delta   = mean over m of Delta_m       (the only communication)
@@ -38,8 +37,8 @@ The apply rules:
     continue    w_m = w_m + (theta' - theta) + Delta_m
     eager       see `EagerFragment`
 
-If a method has error feedback, what earlier messages of the replica lost is
-added to the Delta of its message.
+With error feedback, the losses of a replica's earlier messages are added to the
+Delta of its message.
 
 `allreduce` averages gradients at every step instead (`train_on_mean_gradient`).
 So does `cocktail_sgd`, whose codec is lossy. config/recipes.py has the settings
@@ -120,8 +119,7 @@ def train(
   """Trains M replicas that exchange pseudo-gradients.
 
   Args:
-    loss_and_gradient: Function (params, batch) -> (loss, gradients) of the
-      model.
+    loss_and_gradient: Function (params, batch) -> (loss, gradients).
     params: First parameters of every replica, and first theta.
     batches: Batches by replica and step, [M][num_steps].
     inner: Optimizer of the replicas (`reference.optimizers`). Each replica gets
@@ -134,22 +132,17 @@ def train(
     overlap_steps: tau, inner steps between a send and its apply. The rule
       "eager" does not read it: its results are always one round old.
     rule: "reset", "continue", "mix" or "eager" (`Fragment.rejoin`).
-    mixing_alpha: Weight of the replica's own value under "mix"; other rules do
-      not read it.
+    mixing_alpha: Weight of the replica's own value under "mix".
     fragments: Names of the leaves of each fragment; or P, to divide the leaves
       by `names_by_fragment`.
-    fragment_order: "strided" or "sequential", for `names_by_fragment`. Other
-      orders are in tests/oracles/slices.py.
+    fragment_order: "strided" or "sequential", for `names_by_fragment`.
     exchange: Averages a fragment (`reference.exchanges`). Each fragment gets a
       copy. None: the plain mean.
     keep_unsent: Whether the part of a pseudo-gradient that a lossy exchange did
-      not send stays in the replica's parameters, so that the next measurement
-      has it. It needs the rule "continue", or "reset" with tau = 0.
+      not send stays in the replica's parameters, and so in the next
+      measurement. It needs the rule "continue", or "reset" with tau = 0.
     flush: Whether the run ends with `Fragment.flush`. Otherwise exchanges in
       flight and progress since the last send are missing from theta.
-
-  Returns:
-    The outer parameters, the parameters of each replica, and the losses.
   """
   assert rule in ("reset", "continue", "mix", "eager"), rule
   num_replicas = len(batches)
@@ -289,8 +282,8 @@ class Fragment:
     overlap_steps: tau.
     rule: "reset", "continue" or "mix".
     mixing_alpha: Weight of the replica's own value under "mix".
-    keep_unsent: Whether the part of a pseudo-gradient that was not sent stays
-      in the replica's parameters.
+    keep_unsent: Whether the unsent part of a pseudo-gradient stays in the
+      replica's parameters.
     outer: Optimizer of theta.
     exchange: Averages pseudo-gradients over replicas.
     in_flight: Pairs (step of the send, pseudo-gradient of each replica), the
@@ -313,11 +306,7 @@ class Fragment:
   last_send: int = 0
 
   def run_events(self, step: int) -> None:
-    """Measures, applies and sends the fragment, if this is due after a step.
-
-    Args:
-      step: Number of inner steps done.
-    """
+    """Measures, applies and sends the fragment, if this is due after `step`."""
     measured = self.measure() if step in self.delays else None
     if self.in_flight:
       send_step, oldest = self.in_flight[0]
@@ -337,20 +326,16 @@ class Fragment:
     DiLoCo (arXiv 2311.08105), Algorithm 1, line 12: Delta = theta - theta_m. An
     optimizer subtracts its gradient, so a step along Delta moves theta toward
     w.
-
-    Args:
-      theta: Outer parameters of the fragment.
-      w: Parameters of a replica.
     """
     return {name: theta[name] - w[name] for name in self.names}
 
   def measure(self) -> list[Arrays]:
     """Returns the pseudo-gradient of each replica.
 
-    Under "continue" a replica keeps the progress that it has sent in its
-    parameters until the result arrives. So theta - w also contains this
-    replica's pseudo-gradients in flight. They are subtracted, because otherwise
-    they would be sent twice. The fast code is in outer/rules.py.
+    Under "continue" a replica's parameters still contain the progress that it
+    has sent but whose result has not arrived. So its pseudo-gradients in flight
+    are subtracted; otherwise they would be sent twice. The fast code is in
+    outer/rules.py.
     """
     deltas = [self._pseudo_gradient(self.theta, w) for w in self.replicas]
     if self.rule == "continue":
@@ -395,10 +380,10 @@ class Fragment:
     is in outer/rules.py.
 
     Example for "continue": theta was 10 and the replica was at 7 when its delta
-    = 10 - 7 = 3 was measured. Now theta moves to 8, and the replica is at
-    6. It goes on from 6 + (8 - 10) + 3 = 7, which is the new theta plus the
-    replica's progress of -1 since the send. With tau = 0 there is no such
-    progress, and "continue" equals "reset".
+    = 10 - 7 = 3 was measured. Now theta moves to 8, and the replica is at 6. It
+    goes on from 6 + (8 - 10) + 3 = 7, which is the new theta plus the replica's
+    progress of -1 since the send. With tau = 0 there is no such progress, and
+    "continue" equals "reset".
 
     Args:
       w: The replica's values before.
@@ -413,18 +398,12 @@ class Fragment:
     return new
 
   def flush(self, step: int) -> None:
-    """Ends a run: applies all progress, and every replica takes over theta.
+    """Ends a run after `step`: applies all progress, and replicas take theta.
 
     The pseudo-gradients in flight are applied first, the oldest first, and then
     the progress since the last send. With tau < H this progress is measured
-    after the other applies. With tau >= H it is measured before them, because
-    in a longer run the next send would also come before them.
-
-    The runs of the papers end on a whole round, so no paper describes a flush.
-    The fast code is in rounds/rounds.py.
-
-    Args:
-      step: Number of inner steps done.
+    after the other applies. With tau >= H it is measured before them, as the
+    next send of a longer run would be. The fast code is in rounds/rounds.py.
     """
     has_unsent = step > self.last_send
     measures_first = self.overlap_steps >= self.sync_interval
@@ -472,20 +451,13 @@ class EagerFragment(Fragment):
     self.has_sent = False
 
   def run_events(self, step: int) -> None:
-    """Measures and applies if a round of the fragment ends after a step.
-
-    Args:
-      step: Number of inner steps done.
-    """
+    """Measures and applies if a round of the fragment ends after `step`."""
     if step in self.delays:
       self.last_send = step
       self.apply(self.measure())
 
   def measure(self) -> list[Arrays]:
-    """Returns the pseudo-gradient of each replica.
-
-    Each is measured from the outer parameters of this replica.
-    """
+    """Returns the pseudo-gradient of each replica, from its own theta."""
     return [
       self._pseudo_gradient(theta, w)
       for theta, w in zip(self.theta, self.replicas, strict=True)
@@ -516,9 +488,6 @@ class EagerFragment(Fragment):
 
     The averages of the last send would arrive a round later. So one more apply
     follows, with zeros as the new progress.
-
-    Args:
-      step: Number of inner steps done.
     """
     if step > self.last_send:
       self.apply(self.measure())
@@ -534,13 +503,7 @@ def _whole_theta(
 ) -> Arrays | list[Arrays]:
   """Returns the outer parameters of all fragments together.
 
-  Args:
-    parts: The fragments.
-    params: A tree with all leaves, for their order.
-    rule: The apply rule.
-
-  Returns:
-    One tree; under "eager" a tree for each replica.
+  They are one tree, or under "eager" a list with a tree for each replica.
   """
   thetas = []
   for m in range(len(parts[0].replicas)):
@@ -562,16 +525,13 @@ def train_on_mean_gradient(
   """Trains replicas that average their gradients at every step (AllReduce).
 
   With a lossy exchange and error feedback this method is CocktailSGD (ICML
-  2023). The warm start of DiLoCo trains in this way too. The fast code is in
-  rounds/data_parallel.py.
+  2023). The fast code is in rounds/data_parallel.py.
 
   Args:
-    loss_and_gradient: Function (params, batch) -> (loss, gradients) of the
-      model.
+    loss_and_gradient: Function (params, batch) -> (loss, gradients).
     params: First parameters.
     batches: Batches by replica and step, [M][num_steps].
-    inner: Optimizer (`reference.optimizers`). Its state changes in place, so
-      that another call can go on from it.
+    inner: Optimizer (`reference.optimizers`), whose state changes in place.
     exchange: Averages gradients (`reference.exchanges`). Its state changes in
       place, too. None: the plain mean.
 

@@ -1,10 +1,9 @@
 """Optimizers with optax's arithmetic, each with the state of one tree.
 
-The same classes serve as inner optimizers, which take the gradient of the loss,
-and as outer optimizers, which take the averaged pseudo-gradient as gradient.
-The state is zero before the first step. `copy.deepcopy` copies an optimizer
-with its state. The fast code uses the optimizers of optax:
-dilocox_jax/optimizers.py.
+An inner optimizer takes the gradient of the loss; an outer optimizer takes the
+averaged pseudo-gradient as gradient. The state is zero before the first step.
+`copy.deepcopy` copies an optimizer with its state. The fast code uses the
+optimizers of optax: dilocox_jax/optimizers.py.
 """
 
 import dataclasses
@@ -21,13 +20,7 @@ LearningRate = float | Callable[[int], float]
 
 
 def rate_at(learning_rate: LearningRate, count: int) -> float:
-  """Returns the learning rate of the next step.
-
-  Args:
-    learning_rate: A number, or a function from the number of steps taken before
-      to a number.
-    count: Number of steps taken before.
-  """
+  """Returns the learning rate of the next step, after `count` steps."""
   return learning_rate(count) if callable(learning_rate) else learning_rate
 
 
@@ -36,16 +29,10 @@ def warmup_cosine(
 ) -> Callable[[int], float]:
   """Returns the learning rate by step: a linear warm-up, then half a cosine.
 
-  The fast code is `learning_rate_schedule` in dilocox_jax/optimizers.py, with
-  the name "cosine".
-
-  Args:
-    peak: Highest learning rate.
-    warmup_steps: Steps until the peak. The first of them has the rate 0. 0: no
-      warm-up.
-    total_steps: Steps of the run. The decay would end with the step after the
-      last one.
-    final_fraction: Ratio of the rate at the end of the decay to the peak.
+  The warm-up starts with 0 and reaches `peak` after `warmup_steps` steps. At
+  step `total_steps`, one after the last, the rate would be `peak` times
+  `final_fraction`. The fast code is `learning_rate_schedule` in
+  dilocox_jax/optimizers.py.
   """
   decay_steps = total_steps - warmup_steps
 
@@ -68,8 +55,7 @@ class Sgd:
   Attributes:
     learning_rate: lr.
     momentum: mu; None: no momentum.
-    nesterov: Whether momentum is Nesterov's, as in the outer steps of the
-      papers.
+    nesterov: Whether momentum is Nesterov's.
     count: Number of steps taken.
     trace: m of every leaf, by name.
   """
@@ -81,23 +67,13 @@ class Sgd:
   trace: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step.
-
-    Args:
-      params: Parameters before the step, by name.
-      grads: Their gradients, by name, with the same shapes.
-    """
+    """Returns the parameters after one step along `grads`."""
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
 
   def _move(self, name: str, grads: Arrays):
-    """Updates m of a leaf, and returns the leaf's step without the factor lr.
-
-    Args:
-      name: Name of the leaf.
-      grads: Gradients by name.
-    """
+    """Updates m of a leaf, and returns the leaf's step without lr."""
     g = grads[name]
     mu = self.momentum
     if mu is None:
@@ -141,12 +117,7 @@ class AdamW:
   square: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step.
-
-    Args:
-      params: Parameters before the step, by name.
-      grads: Their gradients, by name, with the same shapes.
-    """
+    """Returns the parameters after one step along `grads`."""
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {
@@ -156,12 +127,7 @@ class AdamW:
     }
 
   def _move(self, name: str, g: np.ndarray):
-    """Updates m and v of a leaf, and returns m' / (sqrt(v') + eps).
-
-    Args:
-      name: Name of the leaf.
-      g: Gradient of the leaf.
-    """
+    """Updates m and v of a leaf, and returns m' / (sqrt(v') + eps)."""
     m = self.mean.get(name, np.zeros_like(g))
     v = self.square.get(name, np.zeros_like(g))
     self.mean[name] = m = self.b1 * m + (1 - self.b1) * g
@@ -177,16 +143,9 @@ def _mean(
   """Returns a weighted mean of t gradients from their moving average m.
 
   The moving average starts at zero, so the weights in m add up to 1 - b^t only.
-  The plain mean is m divided by this sum. Nesterov's mean looks one step ahead.
-  It is b m + (1 - b) g, as if the last gradient g came once more, where m is
-  divided by 1 - b^(t + 1) and g by 1 - b^t.
-
-  Args:
-    m: Moving average, including g.
-    g: The last gradient.
-    b: Decay rate of the moving average.
-    t: Number of gradients.
-    nesterov: Whether the mean is Nesterov's.
+  The plain mean is m divided by this sum. Nesterov's mean, b m + (1 - b) g,
+  counts the last gradient g once more, with m divided by 1 - b^(t + 1) and g by
+  1 - b^t.
   """
   if not nesterov:
     return m / (1 - b**t)
@@ -200,8 +159,8 @@ class Muon:
   m <- b m + (1 - b) g, and n is Nesterov's mean of the gradients (`_mean`).
   Then x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). The
   entries of an orthogonal matrix have the mean square 1 / max(rows, columns),
-  so the entries of every step have the root mean square 0.2 lr, as those of
-  AdamW have. In a leaf [layers, rows, columns], each layer is a matrix.
+  so the entries of every step have a root mean square of about 0.2 lr, as
+  AdamW's have. In a leaf [layers, rows, columns], each layer is a matrix.
 
   Source: Jordan et al., 2024, "Muon"; the size: Liu et al., 2025, arXiv
   2502.16982, section 2.2. The fast code: `inner_optimizer` in
@@ -209,8 +168,7 @@ class Muon:
 
   Attributes:
     learning_rate: lr of the matrices.
-    matrices: Names of the leaves with orthogonal steps: the matrices of the
-      blocks, but not embedding, head and norms.
+    matrices: Names of the leaves with orthogonal steps.
     rest: AdamW for all other leaves, with a learning rate of its own.
     momentum: b.
     weight_decay: Fraction of x, times lr, that a step subtracts.
@@ -227,12 +185,7 @@ class Muon:
   mean: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step.
-
-    Args:
-      params: Parameters before the step, by name.
-      grads: Their gradients, by name, with the same shapes.
-    """
+    """Returns the parameters after one step along `grads`."""
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     others = {name: g for name, g in grads.items() if name not in self.matrices}
@@ -244,12 +197,7 @@ class Muon:
     return new | self.rest.step(params, others)
 
   def _move(self, name: str, g: np.ndarray) -> np.ndarray:
-    """Updates m of a matrix, and returns its orthogonal step without lr.
-
-    Args:
-      name: Name of the leaf.
-      g: Gradient of the leaf, [..., rows, columns].
-    """
+    """Updates m of a matrix, and returns its orthogonal step without lr."""
     old = self.mean.get(name, np.zeros_like(g))
     self.mean[name] = m = self.momentum * old + (1 - self.momentum) * g
     n = _mean(m, g, self.momentum, self.count, nesterov=True)
@@ -257,20 +205,14 @@ class Muon:
 
 
 def orthogonal(matrix: np.ndarray) -> np.ndarray:
-  """Brings the singular values of matrices close to 1.
+  """Brings the singular values of matrices [..., rows, columns] close to 1.
 
   Five steps of Newton-Schulz, X <- a X + b (X X^T) X + c (X X^T)^2 X, take each
   singular value s to a s + b s^3 + c s^5. The first X is the matrix divided by
   its norm, so that no singular value is above 1. In the end singular values lie
-  between 0.7 and 1.2, unless they were close to 0.
+  between 0.7 and 1.2, unless they were close to 0. The singular vectors stay.
 
   Source: Jordan et al., 2024, "Muon", with its a, b and c.
-
-  Args:
-    matrix: Matrices [..., rows, columns].
-
-  Returns:
-    Matrices with the same shape and the same singular vectors.
   """
   x = matrix / (np.linalg.norm(matrix, axis=(-2, -1), keepdims=True) + 1e-8)
   for _ in range(5):
@@ -282,9 +224,9 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
 def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
   """Returns the average of x_1 ... x_t with about s^power as the weight of x_s.
 
-  The weights are s (s + 1) ... (s + power - 1), divided by their sum. For
-  power = 2 and t = 3 they are 2, 6 and 12, divided by 20. For a power that is
-  no whole number, the gamma function continues the product. The fast code is in
+  The weights are s (s + 1) ... (s + power - 1), divided by their sum. For power
+  = 2 and t = 3 they are 2, 6 and 12, divided by 20. For a power that is no
+  whole number, the gamma function continues the product. The fast code is in
   outer/average.py.
 
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.

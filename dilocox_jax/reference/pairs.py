@@ -1,9 +1,8 @@
 """Averages in pairs of replicas, as plain loops.
 
 NoLoCo (arXiv 2506.10911) averages over pairs of replicas, which are drawn anew
-for each exchange. No message goes to all replicas, so each replica has outer
-parameters of its own, and a pair also averages its outer parameters. The fast
-code is in aggregators/pairs.py.
+for each exchange. So each replica has outer parameters of its own, and a pair
+also averages its outer parameters. The fast code is in aggregators/pairs.py.
 
 Example in one dimension, with outer learning rate 1: the two replicas of a pair
 have the outer parameters 10 and 12, and have trained to 9 and 10. The mean of

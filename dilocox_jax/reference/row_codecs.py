@@ -1,17 +1,16 @@
 """Codecs of rows in numpy: rows of values to bytes, and back.
 
-These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. The
-encoded bytes have the same meaning in both modules. Every operation works on
-single values, or adds numbers in a fixed order, and numpy rounds each operation
-as IEEE 754 says. So all machines get the same bytes from the same values.
+These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. All
+machines get the same bytes from the same values: every operation works on
+single values, or adds numbers in a fixed order.
 
 An encoded row consists of one or two rows of bytes: the codes, and for
 quantizers the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
 byte 0b0010 = 2, and the scale 2, the mean of |x|. The row is decoded as (2, -2,
 2, 2).
 
-bfloat16 is the upper half of the bits of a float32. numpy has no such type, so
-this module rounds and shifts the bits itself.
+numpy has no bfloat16, the upper half of the bits of a float32. So this module
+rounds and shifts the bits itself.
 """
 
 import dataclasses
@@ -30,9 +29,8 @@ class RowCodec(Protocol):
   Attributes:
     num_arrays: Number of arrays of bytes into which rows are encoded.
     is_exact: Whether decoded rows equal the rows that were encoded.
-    is_coarse: Whether the codec loses so much that to round the mean once more
-      would raise the loss of training. With 1 bit it did (measured). With 2
-      bits and with E3M0 it was not measured; they count as coarse, to be safe.
+    is_coarse: Whether the codec is so lossy that encoding the mean, too, would
+      raise the training loss.
   """
 
   @property
@@ -66,15 +64,14 @@ class RowCodec(Protocol):
 class FloatRows:
   """Sends every value as a float. Values that are too large saturate.
 
-  Attributes:
-    dtype: "float32", "float16" or "bfloat16".
+  `dtype` is "float32", "float16" or "bfloat16".
   """
 
   dtype: str = "float32"
 
   @property
   def num_arrays(self) -> int:
-    """Number of arrays of bytes: 1, which has the values."""
+    """Number of arrays of bytes: 1, the values."""
     return 1
 
   @property
@@ -88,13 +85,9 @@ class FloatRows:
     return False
 
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Converts rows to the type, little-endian.
+    """Converts rows, float32 [R, width], to bytes of the type, little-endian.
 
-    Args:
-      rows: Values, float32 [R, width].
-
-    Returns:
-      One array, uint8 [R, bytes of a row].
+    The only array of the result is uint8 [R, bytes of a row].
     """
     if self.dtype == "bfloat16":
       return [_bytes_of(_to_bfloat16(rows))]
@@ -103,12 +96,7 @@ class FloatRows:
     return [_bytes_of(clipped.astype(np.dtype(self.dtype).newbyteorder("<")))]
 
   def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
-    """Converts the bytes of rows to values, float32 [R, width].
-
-    Args:
-      arrays: One array, uint8 [R, bytes of a row].
-      width: Number of values in a row.
-    """
+    """Converts the bytes of rows to values, float32 [R, width]."""
     if self.dtype == "bfloat16":
       return _from_bfloat16(arrays[0])
     flat = np.ascontiguousarray(arrays[0])
@@ -123,8 +111,7 @@ class IntRows:
   8 and 4 bits: the values are divided by a scale and rounded to whole numbers.
   The largest |x| of the row gets the largest number, 127 or 7. 2 bits: the
   sign, and one of two magnitudes, which are the scales. 1 bit: the sign, times
-  the mean of |x|, which is the scale. The encoded bytes have the same meaning
-  as those of `codecs.quantize.Int`.
+  the mean of |x|, which is the scale.
 
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.
@@ -178,12 +165,7 @@ class IntRows:
     return [pack(codes, self.bits), _bytes_of(scales)]
 
   def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
-    """Computes the values from codes and scales, float32 [R, width].
-
-    Args:
-      arrays: The packed codes and the scales, as `encode` returns them.
-      width: Number of values in a row.
-    """
+    """Computes the values from codes and scales, float32 [R, width]."""
     codes = unpack(arrays[0], self.bits, width)
     scales = _from_bfloat16(arrays[1])
     if self.bits > 2:
@@ -200,8 +182,7 @@ class E3M0Rows:
   """Sends a sign and a power of two in 4 bits, with a scale for each row.
 
   The scale s is the largest |x| of a row. A value is rounded to 0 or to one of
-  s 2^-6, s 2^-5, ..., s, with its sign. The encoded bytes have the same meaning
-  as those of `codecs.quantize.E3M0`.
+  s 2^-6, s 2^-5, ..., s, with its sign.
   """
 
   @property
@@ -216,7 +197,7 @@ class E3M0Rows:
 
   @property
   def is_coarse(self) -> bool:
-    """True: powers of two are far apart. The loss was not measured."""
+    """True: powers of two are far apart."""
     return True
 
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -238,12 +219,7 @@ class E3M0Rows:
     return [pack(codes.astype(np.uint8), 4), _bytes_of(scales)]
 
   def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
-    """Computes the values from codes and scales, float32 [R, width].
-
-    Args:
-      arrays: The packed codes and the scales, as `encode` returns them.
-      width: Number of values in a row.
-    """
+    """Computes the values from codes and scales, float32 [R, width]."""
     codes = unpack(arrays[0], 4, width)
     level = (codes & 7).astype(np.int32)
     size = np.where(level > 0, np.ldexp(np.float32(1), level - 7), 0)
@@ -271,7 +247,7 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
-  """Takes codes of few bits out of bytes, as `pack` put them there.
+  """Returns the codes that `pack` put into bytes.
 
   Args:
     packed: uint8 bytes [R, bytes of a row].
@@ -289,11 +265,8 @@ def unpack(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
 def _two_magnitudes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Codes values in 2 bits: the sign, and whether |x| is above its mean.
 
-  Args:
-    rows: Values, float32 [R, width].
-
-  Returns:
-    uint8 codes [R, width], and the bits of the two scales, uint16 [R, 2].
+  Returns uint8 codes [R, width], and the bfloat16 bits of the mean |x| of the
+  small and of the large values, uint16 [R, 2].
   """
   sizes = np.minimum(np.abs(rows), np.float32(_LARGEST_RANGE))
   is_large = sizes > _row_means(sizes)
@@ -312,11 +285,7 @@ def _two_magnitudes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
-  """Returns the mean of each row, float32 [R, 1].
-
-  Args:
-    rows: Values, float32 [R, width].
-  """
+  """Returns the mean of each row, float32 [R, 1]."""
   return (_row_sums(rows) / rows.shape[1]).astype(np.float32)
 
 
@@ -325,9 +294,6 @@ def _row_sums(rows: np.ndarray) -> np.ndarray:
 
   `numpy.sum` adds in an order that depends on the processor. This function adds
   the second half of each row to the first half, until one value is left.
-
-  Args:
-    rows: Values, float32 [R, width].
   """
   sums = rows.astype(np.float64)
   while sums.shape[1] > 1:
@@ -339,13 +305,7 @@ def _row_sums(rows: np.ndarray) -> np.ndarray:
 
 
 def _ratio(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-  """Returns values / scales in float32.
-
-  Args:
-    values: float32 [R, width].
-    scales: float32 [R, 1]. If a scale is at most 2^-126, its row of the result
-      is 0.
-  """
+  """Returns values / scales in float32, or 0 for scales up to 2^-126."""
   is_usable = scales > np.float32(SMALLEST_SCALE)
   divisors = np.where(is_usable, scales, np.float32(1))
   inverse = np.where(is_usable, np.float32(1) / divisors, np.float32(0))
@@ -356,9 +316,6 @@ def _to_bfloat16(values: np.ndarray) -> np.ndarray:
   """Rounds values to bfloat16, to even at ties, and returns the bits, uint16.
 
   Values that are too large become the largest number of bfloat16.
-
-  Args:
-    values: Numbers of any shape, converted to float32 first.
   """
   limit = np.float32(LARGEST_BFLOAT16)
   clipped = np.clip(values.astype(np.float32), -limit, limit)
@@ -368,19 +325,11 @@ def _to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def _from_bfloat16(data: np.ndarray) -> np.ndarray:
-  """Returns the values of bfloat16 numbers, float32 [R, N].
-
-  Args:
-    data: Bytes of the numbers, uint8 [R, 2 N].
-  """
+  """Returns bfloat16 numbers, given as bytes [R, 2 N], as float32 [R, N]."""
   bits = np.ascontiguousarray(data).view("<u2")
   return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
-  """Returns the bytes of each row of an array, uint8 [R, bytes of a row].
-
-  Args:
-    array: Array [R, width].
-  """
+  """Returns the bytes of each row of an array, uint8 [R, bytes of a row]."""
   return np.ascontiguousarray(array).view(np.uint8)

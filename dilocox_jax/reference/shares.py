@@ -2,7 +2,7 @@
 
 A message consists of *tables*: rows of values of one width, encoded by one
 codec. All rows of a message, table after table, are cut into S *slices* of
-about as many bytes. Share s is the mean of the slices s of all messages,
+about as many bytes. *Share* s is the mean of the slices s of all messages,
 encoded with the codec of the messages. So the S shares together are a message
 again, whose values are the mean.
 
@@ -10,18 +10,17 @@ For example, a message has one table of 5 rows of 4 bytes, and S = 2. Slice 0
 has rows 0 and 1, slice 1 has rows 2, 3 and 4: the cut is at byte 10 of 20,
 which is within row 2, and a slice has whole rows.
 
-The mean is rounded when it is encoded. The loss is the *residual* of the share:
-it is added to the same share of the next mean of the same kind, e.g. of the
-same fragment. The residual is encoded too, in 4 bits a value, because another
-replica may compute the next share. With one row (0.4, 1.2), a codec that rounds
-to whole numbers, and the same mean each time:
+Encoding rounds the mean. The loss is the *residual* of the share: it is added
+to the same share of the next mean, e.g. of the same fragment. It is encoded
+too, in 4 bits a value, because another replica may compute the next share. With
+one row (0.4, 1.2), a codec that rounds to whole numbers, and the same mean each
+time:
 
     mean          plus residual     share       residual
     0.4, 1.2      0.4, 1.2          0, 1        0.4, 0.2
     0.4, 1.2      0.8, 1.4          1, 1        -0.2, 0.4
 
-A share depends only on the messages, their weights and norms, and the residual
-before. All machines compute the same bytes (`row_codecs`).
+All machines compute the same bytes of a share (`row_codecs`).
 
 Source: 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for the residual of the
 mean ("server error" there).
@@ -51,17 +50,16 @@ Table = list[np.ndarray]
 class Tables:
   """Says how the arrays of a message form tables of encoded rows.
 
-  A table has the rows of one width, as the codec encodes them. For example, a
-  codec that encodes a row as codes and a scale makes two arrays for each table.
+  A table has all rows of one width. For example, a codec that encodes a row as
+  codes and a scale makes two arrays for each table.
 
   Attributes:
     codec: Codec of all rows.
-    widths: Number of values in a row, one number for each table. With A =
+    widths: Number of values in a row of each table. With A =
       `codec.num_arrays`, table t consists of the arrays t A to t A + A - 1 of
       the message.
-    has_residual: Whether the loss of encoding a share is kept as a residual. It
-      is False if the exchange has no error feedback, or if the codec loses
-      nothing.
+    has_residual: Whether the loss of encoding a share is kept and added to the
+      next mean.
   """
 
   codec: RowCodec
@@ -81,38 +79,25 @@ class Tables:
     ]
 
   def decode(self, tables: Sequence[Table]) -> list[np.ndarray]:
-    """Decodes tables to the values of each table, float32 [R, width].
-
-    Args:
-      tables: A message or a slice, as tables of encoded rows.
-    """
+    """Decodes each table of encoded rows to its values, float32 [R, width]."""
     return [
       self.codec.decode(table, width)
       for table, width in zip(tables, self.widths, strict=True)
     ]
 
   def encode(self, values: Sequence[np.ndarray]) -> list[Table]:
-    """Encodes values to tables.
-
-    Args:
-      values: Values of each table, float32 [R, width].
-    """
+    """Encodes the values of each table, float32 [R, width], to tables."""
     return [self.codec.encode(rows) for rows in values]
 
   def norm(self, tables: Sequence[Table]) -> float:
-    """Returns the Euclidean norm of all decoded values together.
-
-    Args:
-      tables: A message or a slice, as tables of encoded rows.
-    """
+    """Returns the Euclidean norm of all decoded values together."""
     return norm_of_values(self.decode(tables))
 
 
 def norm_of_values(values: Sequence[np.ndarray]) -> float:
   """Returns the Euclidean norm of all values together, computed in float64.
 
-  Args:
-    values: Arrays of any shapes. If a value is NaN, the norm is NaN.
+  If a value is NaN, the norm is NaN.
   """
   squares = 0.0
   for array in values:
@@ -137,12 +122,7 @@ class Cuts:
 
   @classmethod
   def of(cls, tables: Sequence[Table], num_slices: int) -> "Cuts":
-    """Cuts a message into slices of about equally many bytes.
-
-    Args:
-      tables: The message, as tables of encoded rows. Only shapes are read.
-      num_slices: Number of slices, S.
-    """
+    """Cuts the tables of a message into slices of about equally many bytes."""
     row_bytes = tuple(
       tuple(matrix.shape[1] for matrix in table) for table in tables
     )
@@ -173,21 +153,13 @@ class Cuts:
     return len(self.starts) - 1
 
   def num_rows(self, number: int) -> list[int]:
-    """Returns the number of rows that a slice has in each table.
-
-    Args:
-      number: Number of the slice, from 0.
-    """
+    """Returns the number of rows that slice `number` has in each table."""
     first = self.starts[number]
     end = self.starts[number + 1]
     return [stop - start for start, stop in zip(first, end, strict=True)]
 
   def num_bytes(self, number: int) -> int:
-    """Returns the number of bytes of a slice.
-
-    Args:
-      number: Number of the slice, from 0.
-    """
+    """Returns the number of bytes of slice `number`."""
     return sum(
       rows * sum(widths)
       for rows, widths in zip(
@@ -196,15 +168,7 @@ class Cuts:
     )
 
   def slice_of(self, tables: Sequence[Table], number: int) -> list[Table]:
-    """Cuts a slice out of a message, without copying.
-
-    Args:
-      tables: The message, as tables of encoded rows.
-      number: Number of the slice, from 0.
-
-    Returns:
-      The rows of the slice in each table.
-    """
+    """Returns the rows of slice `number` in each table, without copying."""
     first = self.starts[number]
     end = self.starts[number + 1]
     return [
@@ -213,11 +177,9 @@ class Cuts:
     ]
 
   def slice_in(self, content: bytes | memoryview, number: int) -> list[Table]:
-    """Reads the tables of a slice from its raw bytes.
+    """Reads the tables of slice `number` from its raw bytes.
 
-    Args:
-      content: The rows of each array of each table, one after the other.
-      number: Number of the slice, from 0.
+    These are the rows of each array of each table, one after the other.
     """
     tables = []
     start = 0
@@ -232,11 +194,7 @@ class Cuts:
     return tables
 
   def join(self, slices: Sequence[Sequence[Table]]) -> list[np.ndarray]:
-    """Joins all slices of a message to its arrays, uint8 [R, bytes of a row].
-
-    Args:
-      slices: All slices, in order.
-    """
+    """Joins all slices of a message to its arrays, uint8 [R, row bytes]."""
     return [
       np.concatenate([tables[t][a] for tables in slices])
       for t, widths in enumerate(self.row_bytes)
@@ -253,10 +211,9 @@ def make_share(
 ) -> tuple[list[Table], list[Table]]:
   """Averages the same slice of all messages, and encodes the mean (a share).
 
-  A sender signs the norm of its whole message, but nobody has checked the
-  values that the store holds. So a slice whose norm is above the declared norm
-  is scaled down to the declared norm. The norm of the share is at most the
-  largest declared norm.
+  A sender declares the norm of its whole message. A slice with a larger norm is
+  scaled down to the declared norm. The norm of the share is at most the largest
+  declared norm.
 
   Args:
     tables: How messages are encoded.
@@ -264,8 +221,8 @@ def make_share(
       All replicas must have the messages in the same order.
     weights: Weight of each message, [K].
     norms: Norm of each whole message, as its sender declared it, [K].
-    residual: The residual before, as values of each table, float32 [R, width];
-      None: there is none.
+    residual: What encoding the last share lost, as values of each table,
+      float32 [R, width]; None: nothing.
 
   Returns:
     The tables of the share, and the tables of its residual, encoded by
@@ -300,18 +257,7 @@ def make_share(
 def _encoded_within(
   tables: Tables, values: Sequence[np.ndarray], largest_norm: float
 ) -> list[Table]:
-  """Encodes values so that the norm after decoding is within a limit.
-
-  Values with a larger norm are scaled down.
-
-  Args:
-    tables: How values are encoded.
-    values: Values of each table, float32 [R, width].
-    largest_norm: Largest norm of the decoded values.
-
-  Returns:
-    The tables of encoded rows.
-  """
+  """Encodes values, scaled down until their decoded norm is within a limit."""
   encoded = tables.encode(values)
   norm = tables.norm(encoded)
   while norm > largest_norm:
@@ -325,12 +271,7 @@ def _encoded_within(
 def residual_values(
   tables: Tables, residual: Sequence[Table]
 ) -> list[np.ndarray]:
-  """Decodes the residual of a share to values, float32 [R, width] each.
-
-  Args:
-    tables: How messages are encoded; gives the widths of the rows.
-    residual: The tables of the residual, encoded by `RESIDUAL_ROWS`.
-  """
+  """Decodes a share's residual to each table's values, float32 [R, width]."""
   return [
     RESIDUAL_ROWS.decode(table, width)
     for table, width in zip(residual, tables.widths, strict=True)
@@ -340,12 +281,8 @@ def residual_values(
 def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
   """Returns where the residual of a mean is cut into slices.
 
-  The residual is what the encoding of the mean loses. It has as many rows and
-  slices as the messages, but other bytes in each row.
-
-  Args:
-    tables: How messages are encoded.
-    cuts: The cuts of messages.
+  The residual (the loss of encoding the mean) has as many rows and slices as
+  the messages, but other bytes in each row.
   """
   bits = RESIDUAL_ROWS.bits
   row_bytes = tuple((-(-width * bits // 8), 2) for width in tables.widths)
@@ -353,13 +290,10 @@ def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
 
 
 def _rows_of(array: np.ndarray) -> np.ndarray:
-  """Returns the bytes of each row of an array, little-endian.
+  """Returns the bytes of each row of an array, uint8 [R, bytes of a row].
 
-  Args:
-    array: Array of any type. Its last axis is a row.
-
-  Returns:
-    uint8 [R, bytes of a row]; [0, 0] if there are no rows.
+  The last axis is a row. The bytes are little-endian. Without rows, the result
+  is [0, 0].
   """
   little = array.astype(array.dtype.newbyteorder("<"), copy=False)
   flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8)

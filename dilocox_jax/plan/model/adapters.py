@@ -1,7 +1,6 @@
 """Settings and shapes of the low-rank adapters of the built-in decoder.
 
-This module needs no JAX, so that plans and estimates of memory can read the
-shapes of adapters. `models.adapters` builds and trains the adapters.
+This module needs no JAX. `models.adapters` builds and trains the adapters.
 """
 
 import dataclasses
@@ -27,9 +26,9 @@ class Lora:
   Source: Hu et al., 2021, arXiv 2106.09685.
 
   Attributes:
-    rank: R, the number of columns of a and of rows of b; 0: no adapters, and
+    rank: Number of columns of a and of rows of b; 0: there are no adapters, and
       all parameters are trained.
-    alpha: alpha in the formula. The adapters are scaled by alpha / rank.
+    alpha: alpha in the formula.
     products: Names of the matrix products of a layer that have adapters, joined
       by commas: query, key, value, output, gate, up, down.
   """

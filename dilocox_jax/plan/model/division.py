@@ -1,17 +1,15 @@
 """Divides a replica's arrays among its devices.
 
 A replica may be spread over data shards, pipeline stages and tensor shards.
-Parameters, the states of both optimizers, residuals and pseudo-gradients in
-flight are all divided in the same way. So a device holds only its part of every
-array. The table `_RULES` says how a leaf of a decoder is divided, by the leaf's
-path. Leaves of any other model are divided as the user says, or along their
-largest dimension (`Division.leaf_specs`, `largest_dimension_spec`).
+Parameters and all arrays like them (optimizer states, residuals,
+pseudo-gradients in flight) are divided in the same way. The table `_RULES` says
+how, by the path of a leaf, for this package's decoders. Leaves of other models
+are divided as the user says, or along their largest dimension.
 
 For example, with 2 data shards and 2 stages a kernel of 4 layers [4, 128, 344]
 is divided into [2, 64, 344] on each of the 4 devices: layers by stage, rows by
-data shard. If a stage does not keep the layers that it computes, the spec
-(_WHOLE, _ALL, _WHOLE) is used. It divides the rows among all 4 devices, so each
-device holds [4, 32, 344].
+data shard. If a stage does not keep the layers that it computes, all 4 devices
+divide the rows, so each device holds [4, 32, 344].
 """
 
 import dataclasses
@@ -131,11 +129,10 @@ class Division:
 
   Attributes:
     num_data_shards: Number of parts into which a stage divides a batch. Each
-      data shard keeps its own part of every array.
+      data shard keeps its own part of every divided array.
     num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If not,
-      every device keeps a part of each layer. It is False if stages have
-      unequal numbers of layers, or if a fragment has layers of several stages.
+      every device keeps a part of each layer.
     num_tensor_shards: Number of devices that share the matrix products of a
       layer. All of them read the same rows of a batch.
     leaf_specs: Path and spec of every parameter of a model that is not a
@@ -162,7 +159,7 @@ class Division:
   def sizes(self) -> dict[str, int]:
     """Number of shards along the mesh axes "data", "stage" and "tensor".
 
-    This is the order of the axes in the mesh, outermost first.
+    The mesh has the axes in this order, outermost first.
     """
     return {
       DATA_AXIS: self.num_data_shards,
@@ -176,8 +173,8 @@ class Division:
     The leaf is a parameter, or belongs to one as an optimizer's moment does.
 
     Args:
-      path: Keys of the leaf, joined by "/". The path may have more keys in
-        front than that of the parameter, such as the name of a moment.
+      path: Keys of the leaf, joined by "/". In front of the parameter's keys
+        there may be more, such as the name of a moment.
       shape: Shape of the leaf in one replica. It may have more dimensions in
         front than the parameter. These are not divided.
 
@@ -194,22 +191,15 @@ class Division:
 
   @functools.cached_property
   def _specs_by_path(self) -> dict[str, Spec]:
-    """`leaf_specs` as a dict by path; {} for the built-in decoder."""
+    """`leaf_specs` as a dict by path; {} if there are none."""
     return dict(self.leaf_specs or ())
 
   def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:
     """Returns the spec of a leaf that belongs to a parameter of a user's model.
 
-    The leaf may be the parameter itself, or a moment of an optimizer or a
-    residual, whose path has more keys in front. Example: the leaf
-    "inner/0/mu/up/kernel" has the spec of the parameter "up/kernel". Two kinds
-    of leaves have the spec of `largest_dimension_spec` instead: a leaf that
-    belongs to no parameter, and a leaf whose shape the parameter's spec does
-    not divide evenly.
-
-    Args:
-      path: Keys of the leaf, joined by "/".
-      shape: Shape of the leaf in one replica.
+    Example: the moment "inner/0/mu/up/kernel" has the spec of "up/kernel". If
+    no parameter fits, or its spec divides the leaf unevenly,
+    `largest_dimension_spec` gives the spec.
     """
     keys = path.split("/")
     for first in range(len(keys)):
@@ -225,13 +215,12 @@ class Division:
   def largest_dimension_spec(self, shape: tuple[int, ...]) -> Spec:
     """Returns a spec that divides the largest dimension among all data shards.
 
-    The largest dimension whose size the number of data shards divides evenly is
+    The largest dimension that the number of data shards divides evenly is
     taken. Example: with 4 data shards, [6, 64, 256] is divided along its last
     dimension, and [6, 64, 250] along its second one. Exceptions:
 
     - If an array has three or more dimensions, the first one is divided only if
-      no other can be, because it may count layers: a device that collects one
-      layer at a time needs a part of every layer.
+      no other can be, because it may count layers.
     - A vector is divided only if it has 65,536 values or more.
     - If no dimension is divisible, every device keeps the whole leaf.
 
@@ -261,19 +250,10 @@ class Division:
   def _first_even(
     self, specs: tuple[Spec, ...], shape: tuple[int, ...]
   ) -> Spec:
-    """Returns the first spec that divides a shape evenly.
+    """Returns the first usable spec that divides a shape evenly.
 
-    A spec is skipped if it divides layers among stages that do not keep their
-    layers, or if it names the tensor shards and there is only one.
-
-    Args:
-      specs: Specs of the last dimensions of the leaf. More dimensions in front
-        are not divided.
-      shape: Shape of the leaf.
-
-    Returns:
-      The mesh axes of each dimension of `shape`. If no spec divides the shape
-      evenly, the result divides no dimension.
+    Dimensions in front of those of a spec are not divided. If no spec is
+    usable, no dimension is.
     """
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE
@@ -292,9 +272,7 @@ class Division:
     """Returns the embedding and the head, if data shards divide their tokens.
 
     Each data shard then has the rows of the embedding, or the columns of the
-    head, of some tokens of the vocabulary. The shards compute the products of
-    such a table together (`inner.vocabulary`), so no device needs the whole
-    table.
+    head, of some tokens of the vocabulary, and no device needs the whole table.
 
     Args:
       shape: Sizes of the model.
@@ -315,31 +293,16 @@ class Division:
     return frozenset(paths)
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Returns whether a spec divides all dimensions of a shape evenly.
-
-    Args:
-      spec: One entry for each dimension: the names of the mesh axes that divide
-        it, () if none does.
-      shape: Sizes of the dimensions.
-    """
+    """Returns whether a spec divides all dimensions of a shape evenly."""
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 
   def num_shards(self, axes: tuple[str, ...]) -> int:
-    """Returns into how many parts some mesh axes together divide a dimension.
-
-    Args:
-      axes: Names of the mesh axes that divide the dimension.
-    """
+    """Returns into how many parts some mesh axes divide a dimension."""
     return math.prod(self.sizes[axis] for axis in axes)
 
   def share_size(self, path: str, shape: tuple[int, ...]) -> int:
-    """Returns how many values of a leaf a device holds.
-
-    Args:
-      path: Keys of the leaf, joined by "/".
-      shape: Shape of the leaf in one replica.
-    """
+    """Returns how many values of a leaf a device holds."""
     return math.prod(
       size // self.num_shards(axes)
       for size, axes in zip(shape, self.spec(path, shape), strict=True)
@@ -381,10 +344,10 @@ class Division:
 class StageLayers:
   """Says which layers each pipeline stage computes.
 
-  A stage computes neighboring layers, and the numbers of layers are as equal as
-  possible. Stages with one more layer come first, because the last stage also
-  computes the head. For example, of five layers and two stages, the first stage
-  computes the layers 0, 1 and 2, and the second stage the layers 3 and 4.
+  A stage computes neighboring layers. The numbers of layers are as equal as
+  possible, and stages with one more layer come first. For example, of five
+  layers and two stages, the first stage computes the layers 0, 1 and 2, and the
+  second stage the layers 3 and 4.
 
   Attributes:
     num_layers: Number of layers of the model.
@@ -407,8 +370,8 @@ class StageLayers:
     """Indices of the layers of each stage, [S, K] int32.
 
     K is the number of layers of the longest stage. In a shorter stage the last
-    entry is `num_layers`, which is not a layer. For example, five layers (0 to
-    4) and two stages have the table [[0, 1, 2], [3, 4, 5]].
+    entry is `num_layers`, which is no layer. For example, five layers and two
+    stages have the table [[0, 1, 2], [3, 4, 5]].
     """
     parts = np.array_split(np.arange(self.num_layers), self.num_stages)
     table = np.full((len(parts), len(parts[0])), self.num_layers, np.int32)
@@ -426,8 +389,8 @@ class StageLayers:
   def rows(self) -> np.ndarray:
     """Index of each layer in the flattened `table`, [num_layers] int32.
 
-    For example, four layers and three stages have the table [[0, 1], [2, 4],
-    [3, 4]], in which 4 is no layer. So the rows are 0, 1, 2 and 4.
+    For example, the table [[0, 1], [2, 4], [3, 4]] of four layers and three
+    stages gives 0, 1, 2 and 4.
     """
     return np.flatnonzero(self.table < self.num_layers).astype(np.int32)
 

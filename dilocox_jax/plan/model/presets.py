@@ -1,7 +1,7 @@
 """Named model sizes, which a config chooses by `model.preset`.
 
-A preset is a `ModelShape`. So its parameters can be counted, and its runs
-planned and simulated, without building the model.
+A preset is a `ModelShape`: its parameters can be counted, and its runs planned
+and simulated, without building the model.
 """
 
 import functools
@@ -61,15 +61,10 @@ def register_model(name: str, shape: ModelShape) -> None:
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   """Returns the sizes of a model of Streaming DiLoCo.
 
-  Source: Douillard et al., 2025, arXiv 2501.18512, table 2. The "hidden dim" of
-  the table is taken as the width of the MLP, which has two matrices (the paper
-  does not say so, but a width of 4 D suggests it). The head is tied (the paper
-  does not say so), because then the model 35M has 35.3 million parameters.
+  `ff_dim` is 4 D. It is taken to be the "hidden dim" of the paper's table, and
+  the head to be tied: then the model 35M has 35.3 million parameters.
 
-  Args:
-    num_layers: Number of layers.
-    ff_dim: Width of the MLP, which is 4 D.
-    num_heads: Number of attention heads.
+  Source: Douillard et al., 2025, arXiv 2501.18512, table 2.
   """
   return ModelShape(
     num_layers=num_layers,

@@ -1,9 +1,7 @@
 """Computes the shapes of a model's parameters without making any array.
 
-Codecs, fragments, the simulator and the model itself must agree on the path and
-shape of every leaf, so all of them use this file. It does not need JAX, so
-planning a model of 107 billion parameters takes no memory. A test compares the
-shapes with the parameters that the model really has.
+This module needs no JAX, so planning a model of 107 billion parameters takes no
+memory.
 """
 
 import dataclasses
@@ -43,30 +41,27 @@ class ModelShape:
     ff_dim: Hidden width of the MLP, F. With SwiGLU each of the two branches has
       this width.
     vocab_size: Number of tokens in the vocabulary, V.
-    head_dim: Width of one attention head as configured. 0 means model_dim /
-      num_heads. `head_width` is the resulting width.
+    head_dim: Width of one attention head. 0 means model_dim / num_heads.
     activation: "swiglu" (Shazeer 2020, arXiv 2002.05202), "gelu" or "relu".
     qk_norm: Whether queries and keys of each head are normalized before their
       product (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
-    num_kv_heads: Number of heads of keys and values as configured. Equally many
-      query heads share each of them (Ainslie et al. 2023, arXiv 2305.13245). 0
-      means num_heads. `kv_heads` is the resulting number.
+    num_kv_heads: Number of heads of keys and values, each shared by equally
+      many query heads (Ainslie et al. 2023, arXiv 2305.13245). 0 means
+      num_heads.
     tied_head: Whether the output head is the embedding table. Otherwise the
       head has a matrix of its own.
-    positions: How the model knows positions: "rope" rotates queries and keys
-      (Su et al. 2021, arXiv 2104.09864), "learned" adds a table to the
-      embedding.
+    positions: "rope" rotates queries and keys (Su et al. 2021, arXiv
+      2104.09864), "learned" adds a table to the embedding.
     num_positions: Number of rows of the table of learned positions, and so the
       longest sequence. 0 with "rope".
     rope_base: Base of the angles of "rope".
     rope_factor: Divisor of the speed of the slow rotations of "rope", as in
-      Llama 3.1 (`models.attention.rotation_speeds`). 1 means that no rotation
-      is slowed.
+      Llama 3.1. 1 means that no rotation is slowed.
     norm: "rms" (Zhang and Sennrich 2019, arXiv 1910.07467), or "layer", which
       also subtracts the mean and adds a bias (Ba et al. 2016, arXiv
       1607.06450).
-    norm_epsilon: Number that a norm adds to the mean square, or with "layer" to
-      the variance, before the square root.
+    norm_epsilon: Number that a norm adds to the mean square ("rms") or the
+      variance ("layer") before the square root.
     biases: Which projections add a bias: "none", "qkv" (queries, keys and
       values, as in Qwen2), or "all" (all but the head, as in OPT).
   """
@@ -129,16 +124,11 @@ class ModelShape:
 
   @property
   def kv_heads(self) -> int:
-    """Number of heads of the keys, which is also that of the values."""
+    """Number of heads of keys and values."""
     return self.num_kv_heads or self.num_heads
 
   def has_bias(self, projection: str) -> bool:
-    """Returns whether a projection of a layer adds a bias.
-
-    Args:
-      projection: Last part of the projection's path: query, key, value, output,
-        gate, up or down.
-    """
+    """Returns whether a projection of a layer, such as "query", adds a bias."""
     if self.biases == "qkv":
       return projection in ("query", "key", "value")
     return self.biases == "all"
@@ -177,12 +167,7 @@ class ModelShape:
     return leaves
 
   def _norm_shapes(self, path: str, width: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the leaves of a norm, by path.
-
-    Args:
-      path: Path of the norm.
-      width: Number of values that are normalized together.
-    """
+    """Returns the shapes of the leaves of a norm of `width` values, by path."""
     shapes: dict[str, tuple[int, ...]] = {f"{path}/scale": (width,)}
     if self.norm == "layer":
       shapes[f"{path}/bias"] = (width,)
@@ -192,8 +177,8 @@ class ModelShape:
   def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter leaf of the model, by path.
 
-    There is a "/" between the keys of a path. Leaves of the layers are stacked:
-    their paths begin with "blocks/" and their first axis is the layer.
+    Leaves of the layers are stacked: their paths begin with "blocks/" and their
+    first axis is the layer.
     """
     model_dim = self.model_dim
     leaves: dict[str, tuple[int, ...]] = {
@@ -210,28 +195,23 @@ class ModelShape:
 
 
 def parameter_count(shape: ModelShape) -> int:
-  """Returns the number of parameters of the model.
+  """Returns the number of parameters, including embedding and head.
 
   The number is
 
     h V D + D + num_layers (2 D (W + U) + g D F + 2 D + q)
 
-  V is the size of the vocabulary, and D the width of the model. With N heads of
-  width K, W = N K is the width of the queries, and U = kv_heads K is the width
-  of the keys and the width of the values. The MLP has the width F, and g = 3
-  (SwiGLU) or 2 (GELU, ReLU) matrices. With QK-norm, the norms of queries and
-  keys have q = 2 K parameters; otherwise q is 0. There are h = 2 tables of the
-  vocabulary, or 1 if head and embedding are tied. Biases of norms and
-  projections, and learned positions, are added to this number.
+  With heads of width K, W = N K is the width of the queries, and U = kv_heads K
+  that of the keys and of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU,
+  ReLU) matrices. The norms of queries and keys have q = 2 K parameters, or 0
+  without QK-norm. There are h = 2 tables of the vocabulary, or 1 if the head is
+  tied. Biases and learned positions are added to this number.
 
   Source: counted by this project. The matrix terms are those of Hoffmann et al.
   2022, arXiv 2203.15556, appendix F.
 
   Args:
     shape: Sizes of the model.
-
-  Returns:
-    Number of parameters, including embedding and head.
   """
   return sum(math.prod(leaf) for leaf in shape.parameter_shapes.values())
 
@@ -239,17 +219,17 @@ def parameter_count(shape: ModelShape) -> int:
 def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
   """Returns the floating-point operations to train on one token.
 
-  The forward and the backward pass of a token together have
+  A multiply-add counts as two operations. Forward and backward pass together
+  take
 
     6 N_mm + 12 num_layers W L,    W = N K
 
-  operations. N_mm is the number of parameters in matrices that are multiplied:
-  the kernels of the layers and the head. The rows of the embedding are only
-  looked up, so the embedding counts only if it is also the head. Each of these
-  parameters costs one multiply and one add forward, and twice that backward.
-  Attention multiplies queries with keys, and weights with values. For a layer
-  this costs 4 W L operations forward and twice that backward. The causal mask
-  is not subtracted, and the backward pass is assumed to recompute nothing.
+  operations. N_mm is the number of parameters in the kernels of the layers and
+  in the head, which may be the embedding. Each of these parameters costs one
+  multiply-add forward, and twice that backward. Attention (queries times keys,
+  weights times values) costs 4 W L operations for a layer forward, and twice
+  that backward. The causal mask is not subtracted, and the backward pass is
+  assumed to recompute nothing.
 
   Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
   Differs: the number of parameters in the paper includes the embedding table.
@@ -257,9 +237,6 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
   Args:
     shape: Sizes of the model.
     sequence_length: Number of tokens that attend to each other, L.
-
-  Returns:
-    Number of operations per token. A multiply-add counts as two.
   """
   matrix_parameters = sum(
     math.prod(leaf)

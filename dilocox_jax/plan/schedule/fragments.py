@@ -1,20 +1,16 @@
 """Divides the parameter tree into fragments: parts that are sent together.
 
-A model's blocks are stacked: every leaf under "blocks" has a leading layer
+The layers of a model are stacked: every leaf under "blocks" has a leading layer
 axis. With P = 1 the whole tree is fragment 0. With more fragments there are
 three ways to divide the tree:
 
 - By layers (orders "sequential" and "strided"). Fragment 0 has all leaves that
   are not stacked (embedding, final norm, head). Fragments 1 to P - 1 divide the
-  layers. A table holds the layers of each fragment (`Fragments.layer_table`).
-  So a compiled program looks up a fragment by its index, and does not grow with
-  P.
+  layers.
 - By rows (orders "sliced" and "interleaved"). Every fragment has some rows of
-  every leaf. So fragments have equal sizes for any P, also in a model of few
-  layers. A "sliced" fragment has neighboring rows, and an "interleaved" one has
-  every P-th row. If the devices of a replica divide the rows among themselves,
-  each device has a part of every interleaved fragment. So no device has to send
-  rows to another device before an exchange.
+  every leaf, so fragments have equal sizes. A "sliced" fragment has neighboring
+  rows, an "interleaved" one every P-th row. If the devices of a replica divide
+  the rows, each device has a part of every interleaved fragment.
 - By whole leaves (`balanced`, `by_path`), for the tree of a user's own model.
 """
 
@@ -70,12 +66,7 @@ class Fragments:
     """Returns the indices of the layers of a fragment, ascending.
 
     Call it only if there are several fragments and `is_sliced` is False.
-
-    Args:
-      fragment: Index of the fragment, 0 to P - 1.
-
-    Returns:
-      Integers, empty for fragment 0, which has no layers.
+    Fragment 0 has no layers.
     """
     num_layer_fragments = self.num_fragments - 1
     layers = np.arange(self.num_layers)
@@ -90,9 +81,9 @@ class Fragments:
     """Indices of the layers of fragments 1 to P - 1, [P - 1, K] int32.
 
     K is the number of layers of the longest fragment. Shorter rows are filled
-    up with `num_layers`, which is the index of no layer. The table is empty if
-    P = 1 or if fragments are slices. With P = 4, the seven layers 0 to 6 are
-    divided as below, where 7 fills up:
+    up with `num_layers`, which is no layer. The table is empty if P = 1 or if
+    fragments are slices. With P = 4, the seven layers 0 to 6 are divided as
+    below, where 7 fills up:
 
         strided     0 3 6      sequential   0 1 2
                     1 4 7                   3 4 7
@@ -110,8 +101,8 @@ class Fragments:
     """Returns a shape that gives the P slices of a leaf an axis of their own.
 
     Reshape the leaf to this shape, [..., parts, P, rows, ...]. Then index p of
-    the axis P selects slice p, which is the fragment's part of the leaf. For
-    example, a leaf of 6 rows and P = 2:
+    the axis P selects slice p, the part of the leaf in fragment p. For example,
+    a leaf of 6 rows and P = 2:
 
         sliced       [1, 2, 3]   slice 1, [:, 1, :], has the rows 3, 4 and 5
         interleaved  [3, 2, 1]   slice 1, [:, 1, :], has the rows 1, 3 and 5
@@ -126,8 +117,8 @@ class Fragments:
 
     Returns:
       The shape, and the index of the axis `parts` in it. If P does not divide
-      the number of rows, the shape has more rows than the leaf. Then the leaf
-      must be padded with rows of zeros before it is reshaped.
+      the number of rows, the shape has more rows than the leaf, which must
+      first be padded with rows of zeros.
     """
     shape = shape or (1,)
     axis = min(int(is_stacked(path)), len(shape) - 1)
@@ -148,14 +139,12 @@ class Fragments:
 
     Args:
       fragment: Index of the fragment, 0 to P - 1.
-      shapes: Shapes of the leaves of the whole tree, by path. A leaf below
-        "blocks" is stacked: its first axis is the layers.
+      shapes: Shapes of the leaves of the whole tree, by path.
 
     Returns:
-      Shapes of the leaves that the fragment has, by path. They include padding:
-      if fragments have different numbers of layers, or slices different numbers
-      of rows, the shorter ones are filled up with zeros to the length of the
-      longest one. With slices, a leaf without axes has the shape (1,).
+      Shapes of the leaves that the fragment has, by path. If fragments have
+      unequal numbers of layers or rows, shorter ones are padded with zeros to
+      the longest. With slices, a leaf without axes has the shape (1,).
     """
 
     def sliced(path: str) -> Shape:
@@ -181,14 +170,10 @@ class Fragments:
 
 
 def is_stacked(path: str) -> bool:
-  """Returns whether the first axis of a leaf is the layer axis.
+  """Returns whether the first axis of the leaf at a path is the layer axis.
 
-  This is so for every leaf below "blocks", such as "blocks/query/kernel".
-  Exception: if a number follows "blocks", as in "blocks/0/kernel", every layer
-  has leaves of its own, which have no layer axis.
-
-  Args:
-    path: Keys of the leaf, joined by "/".
+  This is so below "blocks", as in "blocks/query/kernel", unless a number
+  follows: in "blocks/0/kernel" every layer has leaves of its own.
   """
   first_key, _, other_keys = path.partition("/")
   second_key = other_keys.split("/", 1)[0]
@@ -198,15 +183,7 @@ def is_stacked(path: str) -> bool:
 def stacked_shape(path: str, shape: Shape) -> Shape:
   """Returns the shape of a leaf with a layer axis in front.
 
-  A codec compresses each layer by itself, and a leaf without a layer axis as
-  one layer.
-
-  Args:
-    path: Keys of the leaf, joined by "/".
-    shape: Shape of the leaf.
-
-  Returns:
-    `shape` itself if the leaf is stacked, and (1, *shape) otherwise.
+  It is `shape` itself if the leaf is stacked, and (1, *shape) otherwise.
   """
   if shape and is_stacked(path):
     return tuple(shape)
@@ -217,7 +194,7 @@ def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
   """Assigns whole leaves to fragments so that these have similar sizes.
 
   Leaves are assigned from the largest to the smallest, each to the fragment
-  that has the fewest values so far. For example, leaves of 6, 5, 4 and 3 values
+  with the fewest values so far. For example, leaves of 6, 5, 4 and 3 values
   make the two fragments (6, 3) and (5, 4).
 
   Args:

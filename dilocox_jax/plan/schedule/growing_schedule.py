@@ -1,10 +1,9 @@
 """Computes when fragments are sent and applied while rounds grow longer.
 
-The first rounds have h_1 inner steps (`first_interval`). After every d inner
-steps (`steps_per_doubling`) the length doubles, until it is H
-(`sync_interval`). A round keeps the length that it has at its first step. So
-all rounds have one of at most log2(H / h_1) + 2 lengths, and few programs have
-to be compiled.
+A *fragment* is a part of the parameters. The first rounds have h_1 inner steps
+(`first_interval`). After every d inner steps (`steps_per_doubling`) the length
+doubles, until it is H (`sync_interval`). A round keeps the length that it has
+at its first step.
 
 Example: with h_1 = 4, d = 20 and H = 16 the rounds end after these steps. The
 round that begins after step 36 still has 8 steps, as 36 is below 2 d = 40:
@@ -15,7 +14,7 @@ round that begins after step 36 still has 8 steps, as 36 is below 2 d = 40:
 The rounds with one length are a *stage*.
 
 The delay tau (`overlap_steps`) between sending a fragment and applying its mean
-is the delay in rounds of H steps. In a round of h steps the delay is tau h / H,
+is given for rounds of H steps. In a round of h steps the delay is tau h / H,
 rounded down, but at least 1 if tau is not 0. A send at the end of a round has
 the delay of the next round. So with tau = H a mean is applied at the end of the
 next round, however long that round is.
@@ -49,13 +48,13 @@ class Stage:
 class GrowingSchedule(SyncSchedule):
   """Computes when fragments are sent and applied in rounds that grow.
 
-  The rounds begin with `first_interval` inner steps, and grow until they have
-  H (`sync_interval`).
+  The rounds begin with `first_interval` inner steps, and grow until they have H
+  (`sync_interval`).
 
   Attributes:
     first_interval: h_1, the number of inner steps of the first rounds.
-    steps_per_doubling: d, the number of inner steps after which the length of
-      a round doubles. The last length is H, also if H is no power of two times
+    steps_per_doubling: d, the number of inner steps after which the length of a
+      round doubles. The last length is H, also if H is no power of two times
       h_1.
   """
 
@@ -116,11 +115,7 @@ class GrowingSchedule(SyncSchedule):
     return tuple(stages)
 
   def _stage_at(self, step: int) -> Stage:
-    """Returns the stage to which the next inner step belongs.
-
-    Args:
-      step: Number of inner steps that are done.
-    """
+    """Returns the stage that has the inner step after `step` finished ones."""
     starts = [stage.start for stage in self.stages]
     return self.stages[bisect.bisect_right(starts, step) - 1]
 
@@ -131,11 +126,10 @@ class GrowingSchedule(SyncSchedule):
 
   @property
   def depth(self) -> int:
-    """Largest number of sends of one fragment that are in flight at once.
+    """Largest number of sends of one fragment whose mean is not applied yet.
 
-    A send is in flight until its mean is applied. This happens before the
-    fragment is sent again, or at the same step. So the number is 1, or 0 if tau
-    is 0.
+    A mean is applied at the latest when the fragment is sent again. So the
+    number is 1, or 0 if tau is 0.
     """
     return 1 if self.overlap_steps else 0
 
@@ -144,8 +138,8 @@ class GrowingSchedule(SyncSchedule):
     """Index of the round from which on all rounds are alike.
 
     These rounds have H steps, and send and apply the same fragments after the
-    same of their steps. If tau is not 0, the first round of H steps still
-    applies what a shorter round has sent, so the next one is the first of them.
+    same of their steps. If tau is not 0, the first round of H steps is not
+    among them, because it still applies sends of a shorter round.
     """
     return self.stages[-1].first_round + self.depth
 
@@ -179,13 +173,9 @@ class GrowingSchedule(SyncSchedule):
     return ends[stage_number] - round_index
 
   def round_at(self, step: int) -> tuple[int, int]:
-    """Returns the round to which the next inner step belongs.
+    """Returns the round of the next inner step, after `step` finished ones.
 
-    Args:
-      step: Number of inner steps that are done.
-
-    Returns:
-      Index of the round, from 0, and the number of inner steps of the round.
+    The result is the index of the round, from 0, and its number of inner steps.
     """
     stage = self._stage_at(step)
     rounds_before = (step - stage.start) // stage.interval
@@ -201,14 +191,7 @@ class GrowingSchedule(SyncSchedule):
     return self._delay_in(self._stage_at(send_step).interval)
 
   def _delay_in(self, interval: int) -> int:
-    """Returns the delay between a send and its apply in rounds of one length.
-
-    Args:
-      interval: Length h of the rounds (inner steps).
-
-    Returns:
-      tau h / H, rounded down, in inner steps: at least 1, but 0 if tau is 0.
-    """
+    """Returns the delay from send to apply in rounds of `interval` steps."""
     if not self.overlap_steps:
       return 0
     return max(self.overlap_steps * interval // self.sync_interval, 1)
@@ -216,12 +199,8 @@ class GrowingSchedule(SyncSchedule):
   def events(self, start: int, stop: int) -> list[Event]:
     """Returns the sends and applies after inner steps `start` + 1 to `stop`.
 
-    Args:
-      start: Inner step before the first of these steps.
-      stop: Last of these steps.
-
-    Returns:
-      Events by ascending step. The applies of a step come before its sends.
+    The events have ascending steps. The applies of a step come before its
+    sends.
     """
     events = []
     for fragment, send_step in self._sends(start - self.overlap_steps, stop):
@@ -235,15 +214,10 @@ class GrowingSchedule(SyncSchedule):
     return sorted(events)
 
   def _sends(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields all sends of the rounds that overlap a range of inner steps.
+    """Yields all sends of the rounds that overlap steps `start` + 1 to `stop`.
 
-    Args:
-      start: Inner step before the first step of the range.
-      stop: Last step of the range.
-
-    Yields:
-      The index of a fragment, and the inner step after which it is sent. Some
-      of these steps may lie outside the range.
+    Each is a fragment and the inner step after which it is sent. Some of these
+    steps lie outside the range.
     """
     step = max(start, 0)
     stage = self._stage_at(step)
@@ -268,9 +242,9 @@ def schedule_of(
   """Returns a schedule whose rounds all have H steps, or grow up to H steps.
 
   Args:
-    sync_interval: H (inner steps), the length of all rounds, or of the last
-      ones if rounds grow.
-    num_fragments: Number of fragments, P.
+    sync_interval: H, the length of all rounds, or of the last ones if rounds
+      grow (inner steps).
+    num_fragments: Number of fragments (parts of the parameters), P.
     overlap_steps: tau, the delay between sending a fragment and applying its
       mean, in rounds of H steps (inner steps).
     first_interval: Length of the first rounds (inner steps). None: all rounds

@@ -1,24 +1,21 @@
 """Plans in which rounds each replica takes part, and with how many steps.
 
-A round has H inner steps. A replica that is away for some rounds takes no inner
-steps. What it had sent before is left out of the mean if the mean was not
-applied yet. It comes back at the start of a round as a copy of the *source
-replica*, the first replica that was present in the round before. It then has
-the outer parameters, the inner optimizer state of the source replica, no
-residual of error feedback, and nothing in flight. So a replica that lost its
-memory, a new replica, and a replica that was only away all begin in the same
-way.
+A replica that is away for some rounds takes no inner steps. A mean leaves it
+out if it was away in any round from the send to the apply. It comes back at the
+start of a round as a copy of the *source replica*, the first replica that was
+present in the round before: it gets the outer parameters and the source
+replica's inner optimizer state, but no residual of error feedback, and has
+nothing in flight.
 
-A replica m may be slow: it takes h_m of the H steps of a round. It takes its
-step k when floor(t h_m / H) reaches k for the first time, where t counts the H
-steps. The mean of the replicas is weighted by h_m, that is by the tokens of a
-whole round. A replica that has just come back has the weight h_m as well, also
-if it sends a fragment after fewer steps than that.
+A slow replica m takes h_m of the H steps of a round. It takes its step k when
+floor(t h_m / H) reaches k for the first time, where t counts the H steps. The
+mean of the replicas is weighted by h_m, also for a replica that has just come
+back and sends after fewer steps.
 
-Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1.
-In round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are
-two thirds and one third, and replica 1 steps on the second and the fourth of
-the four steps.
+Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1. In
+round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are two
+thirds and one third, and replica 1 steps on the second and the fourth of the
+four steps.
 """
 
 import dataclasses
@@ -44,9 +41,9 @@ class WindowParticipation:
 
   Attributes:
     num_steps: Number of inner steps of each replica, [M].
-    weights: Factor of each replica's pseudo-gradient in the mean that is
-      applied in this window, [M]. A factor of 0 leaves the replica out. The
-      factors that are not 0 have the mean 1. Empty if nothing is applied.
+    weights: Factor of each replica's pseudo-gradient in the mean that this
+      window applies, [M]. A factor of 0 leaves the replica out. The others have
+      the mean 1. Empty if nothing is applied.
   """
 
   num_steps: tuple[int, ...]
@@ -60,8 +57,7 @@ class RoundParticipation:
   Attributes:
     members: Indices of the replicas that are present, ascending.
     returning: Indices of the members that were away in the round before.
-    source_replica: Index of the replica that the returning replicas copy: the
-      first one that was present in the round before.
+    source_replica: Index of the replica that the returning replicas copy.
     windows: What each replica does in each window of the round, in order.
   """
 
@@ -72,10 +68,9 @@ class RoundParticipation:
 
   @property
   def participants(self) -> list[np.ndarray]:
-    """Which replicas are in each mean that the round applies.
+    """Which replicas are in each mean that the round applies, in order.
 
-    It has one boolean array [M] for each mean, in the order in which the means
-    are applied.
+    Each entry is a boolean array [M].
     """
     return [
       np.array(window.weights) > 0 for window in self.windows if window.weights
@@ -97,9 +92,8 @@ class Membership:
     num_replicas: Number of replicas, M.
     absences: Planned absences as triples (replica, first round, last round),
       counted from 0. The replica is away in the last round, too.
-    absence_rate: Probability that a replica is away in a round, drawn for each
-      replica and round in addition to `absences`. If no replica would be left,
-      one stays.
+    absence_rate: Probability that a replica is away in a round, in addition to
+      `absences`. If no replica would be left, one stays.
     seed: Seed of the random absences.
     inner_steps: Number of inner steps of each replica in a round, 1 to H, of
       which the largest must be H. Empty: all replicas take H steps.
@@ -141,7 +135,7 @@ class Membership:
   def _planned_away(self, round_index: int) -> np.ndarray:
     """Returns whether each replica is away by plan in a round, booleans [M].
 
-    Random absences (`absence_rate`) are not included.
+    The plan is `absences`, without random absences.
     """
     away = np.zeros(self.num_replicas, bool)
     for replica, first, last in self.absences:
@@ -154,9 +148,6 @@ class Membership:
 
     If chance would keep all replicas away, the first one that is not away by
     plan is present all the same.
-
-    Args:
-      round_index: Index of the round, from 0.
     """
     is_planned_away = self._planned_away(round_index)
     rng = np.random.default_rng([self.seed, round_index])
@@ -179,7 +170,7 @@ class Membership:
 
     Returns:
       Number of rounds, the given one included, so at least 1. None: all later
-      rounds are like the given one. With random absences it is always 1.
+      rounds are like the given one. With random absences it is 1.
     """
     if self.absence_rate:
       return 1
@@ -195,7 +186,7 @@ class Membership:
     return min(later) - round_index if later else None
 
   def _done(self, step: int, is_present: np.ndarray) -> np.ndarray:
-    """Returns the number of steps that each replica has taken in a round, [M].
+    """Returns how many inner steps each replica has taken in a round, [M].
 
     Args:
       step: How many of the H steps of the round have passed, 0 to H.
@@ -207,17 +198,11 @@ class Membership:
     return is_present * (step * inner_steps // interval)
 
   def _weights(self, send_step: int, round_index: int) -> tuple[float, ...]:
-    """Returns the factor of each replica in the mean of a fragment.
+    """Returns the factor of each replica in the mean of a fragment, [M].
 
-    The factor is proportional to the replica's number of steps in a round. It
-    is 0 if the replica was away in any round from the send to the apply.
-
-    Args:
-      send_step: Inner step after which the fragment was sent.
-      round_index: Index of the round in which the mean is applied.
-
-    Returns:
-      Factors, [M]. Those that are not 0 have the mean 1.
+    It is 0 if the replica was away in any round from that of the send to
+    `round_index`, that of the apply. The others have the mean 1, and are
+    proportional to the replica's steps in a whole round.
     """
     sent_round, _ = self.schedule.round_at(send_step - 1)
     is_counted = np.ones(self.num_replicas, bool)
@@ -270,14 +255,13 @@ def named_absences(text: str) -> Absences:
 
   Args:
     text: For example "1:3-5;0:8": replica 1 is away in the rounds 3 to 5, and
-      replica 0 in round 8. Replicas and rounds are counted from 0. Empty: there
-      are no absences.
+      replica 0 in round 8, both counted from 0. Empty: there are no absences.
 
   Returns:
     Triples (replica, first round, last round).
 
   Raises:
-    ValueError: If the text has another form. The message is one line.
+    ValueError: If the text has another form.
   """
   triples = []
   for entry in filter(None, text.split(";")):
@@ -293,16 +277,9 @@ def named_absences(text: str) -> Absences:
 
 
 def named_inner_steps(text: str) -> tuple[int, ...]:
-  """Parses the text of the numbers of inner steps of replicas.
+  """Parses numbers of inner steps of replicas: "32,16" becomes (32, 16).
 
-  Args:
-    text: One number for each replica, such as "32,16". Empty: no numbers.
-
-  Returns:
-    The numbers in order, such as (32, 16).
-
-  Raises:
-    ValueError: If the text has another form. The message is one line.
+  An empty text has no numbers. Raises ValueError if the text has another form.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,

@@ -1,13 +1,12 @@
 """The schedules of the named methods.
 
 In this file a method is a schedule, and the rule by which a replica applies the
-averaged pseudo-gradient. The same training code runs all methods. Each function
-below takes exactly the settings that its method leaves open, so a setting that
-would be ignored is refused. The other parts of a method, which are its codec,
-its optimizers and its error feedback, are its *recipe* (`config.recipes`).
+averaged pseudo-gradient. Each function takes only the settings that its method
+leaves open. The codec, the optimizers and the error feedback of a method are
+its *recipe* (`config.recipes`).
 
-The rounds of most methods may grow. `growing_schedule.schedule_of` describes
-the two arguments for this, `first_interval` and `steps_per_doubling`.
+The rounds of most methods may grow, by the arguments `first_interval` and
+`steps_per_doubling` (`growing_schedule.schedule_of`).
 """
 
 import dataclasses
@@ -42,8 +41,8 @@ class RuleKind:
   Attributes:
     build: Function from the `Method` and the name of the replica axis to an
       `outer.rules.ApplyRule`; or where to import it from, as "module:name".
-    allows: Function (H, tau) -> whether the rule works with a schedule of H
-      inner steps a round and a delay of tau inner steps.
+    allows: Function (H, tau) -> whether the rule works with rounds of H inner
+      steps and a delay of tau inner steps.
     says: How the error message "overlap_steps=8 must ..." goes on if `allows`
       returns False. "{}" in it is replaced by, for example, "sync_interval=4".
     reads_alpha: Whether the rule reads `Method.mixing_alpha`. If not, a
@@ -61,9 +60,6 @@ RULES: Registry[RuleKind] = Registry("rule")
 
 def register_rule(name: str, kind: RuleKind) -> None:
   """Registers an apply rule under a name, for `sync.rule`.
-
-  An apply rule says with which parameters a replica continues when an averaged
-  pseudo-gradient arrives.
 
   Args:
     name: The name, e.g. "reset".
@@ -111,8 +107,8 @@ class Method:
   Attributes:
     schedule: After which inner steps fragments (parts of the parameters) are
       sent and their means applied.
-    rule: Name of the apply rule, one of `RULES`. It says with which parameters
-      a replica continues when a mean arrives (docs/methods.md).
+    rule: Name of the apply rule, one of `RULES`: with which parameters a
+      replica continues when a mean arrives (docs/methods.md).
     mixing_alpha: Weight of the replica's own parameters under the rule "mix", 0
       to 1. With 1 the mean has no effect on the replica.
     exchanged: What is averaged: "pseudo_gradient"; or "gradient" for methods
@@ -131,7 +127,7 @@ class Method:
   def __post_init__(self):
     """Raises ValueError if a field is outside its limits or would be ignored.
 
-    It also raises ValueError if the rule does not work with the schedule.
+    It also does so if the rule does not work with the schedule.
     """
     check_limits(self)
     # A subclass of `SyncSchedule` from outside may declare limits.
@@ -156,9 +152,8 @@ class Method:
 
     With this field of a config, the part of a pseudo-gradient that the codec
     did not send stays in the replica's parameters, and is measured again at the
-    next send. This needs the rule "continue", or the rule "reset" without a
-    delay. With any other rule or delay that part would be overwritten before
-    the next send.
+    next send. It is allowed with the rule "continue", and with the rule "reset"
+    if tau is 0. Otherwise that part would be overwritten before the next send.
     """
     if self.exchanged != "pseudo_gradient":
       return False
@@ -180,7 +175,7 @@ def register_method(build: Build) -> Build:
 
   Args:
     build: Function that returns a `Method`. Its arguments are the settings of a
-      config's section `sync` that it needs. Each must have a default.
+      config's section `sync` that it needs, each with a default.
 
   Returns:
     `build`.
@@ -262,8 +257,7 @@ def open_diloco(
 ) -> Method:
   """Averages pseudo-gradients every H steps as DiLoCo does, but in fp16.
 
-  The schedule is DiLoCo's. The codec and the outer optimizer are in
-  `config.recipes`.
+  The codec and the outer optimizer are in `config.recipes`.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
@@ -283,8 +277,8 @@ def sparse_loco(
 ) -> Method:
   """Averages the largest values of pseudo-gradients every H steps.
 
-  The schedule is DiLoCo's. The codec, the error feedback and the outer
-  optimizer (SGD without momentum) are in `config.recipes`.
+  The codec, the error feedback and the outer optimizer (SGD without momentum)
+  are in `config.recipes`.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
@@ -304,9 +298,8 @@ def muloco(
 ) -> Method:
   """Averages pseudo-gradients of Muon every H steps, in few bits.
 
-  The schedule is DiLoCo's. The other parts of the method are in
-  `config.recipes`: Muon as the inner optimizer, a codec of 2 bits, and error
-  feedback.
+  Muon as the inner optimizer, a codec of 2 bits, and error feedback are in
+  `config.recipes`.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
@@ -369,14 +362,15 @@ def eager(
 ) -> Method:
   """Applies a replica's own pseudo-gradient at once, the others' a round late.
 
-  The newest pseudo-gradient of the replica takes the place of its older one in
-  the mean of the round before (`outer.rules.eager_rule`).
+  The outer step takes the mean of the round before, in which the replica's
+  newest pseudo-gradient replaces its older one.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
   Args:
     sync_interval: H (inner steps), which is also the delay.
-    num_fragments: Number of fragments, P; the paper has 1.
+    num_fragments: Number of fragments (parts of the parameters), P; the paper
+      has 1.
     first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
     steps_per_doubling: Inner steps after which a round's length doubles.
   """
@@ -479,12 +473,10 @@ def overlap_loco(
   """Sends equal slices of the parameters in turn, so the link is never idle.
 
   While a slice is exchanged, the replicas take the H / P inner steps until the
-  next slice is sent. So each mean is applied only H / P steps late, and
-  replicas keep the progress that they make meanwhile. A delay of one step costs
-  next to nothing, a delay of a quarter round a lot (measured). The other parts
-  of the method are in `config.recipes`: Muon as inner optimizer, one bit per
-  value with error feedback, and SGD with learning rate 1 as outer optimizer,
-  which moves the outer parameters to the mean of the replicas.
+  next slice is sent. So each mean is applied H / P steps late, and replicas
+  keep the progress that they make meanwhile. The other parts of the method are
+  in `config.recipes`: Muon as inner optimizer, one bit per value with error
+  feedback, and SGD with learning rate 1 as outer optimizer.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
@@ -516,16 +508,8 @@ def overlap_loco(
 def method_parts(text: str) -> tuple[str, dict[str, Any]]:
   """Parses a text such as "diloco(sync_interval=8)".
 
-  Args:
-    text: Name of a method. Settings in parentheses may follow it. The method
-      need not exist.
-
-  Returns:
-    The name, and the values of the settings by name: here "diloco" and
-    {"sync_interval": 8}.
-
-  Raises:
-    ValueError: If the text has another form.
+  The example gives "diloco" and {"sync_interval": 8}. The method need not
+  exist. Raises ValueError if the text has another form.
   """
   try:
     ((name, settings),) = parts_of(text)
@@ -581,9 +565,7 @@ _PLAIN_TYPES = {int, float, str, bool, type(None)}
 def _is_plain(hint: Any) -> bool:
   """Returns whether a type is int, float, str, bool, None or a union of these.
 
-  Args:
-    hint: Type hint of an argument. None: the function does not state a type,
-      and the result is False.
+  `hint` is None if the function states no type: then the result is False.
   """
   if not hint:
     return False
@@ -592,15 +574,7 @@ def _is_plain(hint: Any) -> bool:
 
 
 def _advice(key: str, parameters: Iterable[str]) -> str:
-  """Returns what to do about a setting that a method does not have.
-
-  Args:
-    key: Name of the setting.
-    parameters: Names of the settings that the method has.
-
-  Returns:
-    The end of an error message, such as "drop it".
-  """
+  """Returns what to do about a setting that a method lacks, e.g. "drop it"."""
   if key in inspect.signature(delayed).parameters:
     return "drop it or take method 'delayed'"
   hint = did_you_mean(key, parameters)
@@ -613,8 +587,8 @@ def takes(text: str, setting: str) -> bool:
   """Returns whether a method exists and has a setting.
 
   Args:
-    text: Name of a method, known or not. Settings may follow it. Empty: no
-      method, so the result is False.
+    text: Name of a method, known or not, with or without settings. Empty: the
+      result is False.
     setting: Name of the setting.
 
   Raises:
@@ -634,13 +608,13 @@ def with_interval(method: Method, sync_interval: int) -> Method:
   A delay of one round stays a delay of one round.
 
   Args:
-    method: A method with one fragment, whose means are applied at once or one
-      round late.
+    method: A method with one fragment, rounds of equal length, and no delay or
+      that of one round.
     sync_interval: The new H (inner steps).
 
   Raises:
-    ValueError: If the method has several fragments, another delay, or rounds
-      of different lengths.
+    ValueError: If the method has several fragments, another delay, or rounds of
+      unequal length.
   """
   old = method.schedule
   has_whole_delay = old.overlap_steps == old.sync_interval

@@ -1,10 +1,9 @@
 """Divides a run into segments.
 
 The trainer gives a segment to the devices without waiting in between. Between
-two segments it may evaluate, save and stop. If a method has rounds, a segment
-is a round. Data-parallel steps have no rounds and are divided into segments of
-a chosen length. The segments depend only on the config. So a run that was
-stopped and continued has the same segments as a run without a stop.
+two segments it may evaluate, save and stop. A segment is a round, or some
+data-parallel steps. The segments depend only on the config, so a resumed run
+has the same segments as a run without a stop.
 
 For example, with 130 steps, of which the first 60 are data parallel, H = 30 and
 steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
@@ -22,19 +21,15 @@ from dilocox_jax.plan.schedule.sync_schedule import Window
 class Segment:
   """A round, or some data-parallel steps, of a run.
 
-  The trainer gives a segment to the devices without waiting in between.
-
   Attributes:
     phase: "rounds" or "data_parallel".
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
-    windows: The round divided into windows, in order: some inner steps each,
-      then at most one apply and one send of a fragment. Empty if `phase` is
-      "data_parallel".
+    windows: The round in parts: some inner steps each, then at most one apply
+      and one send of a fragment. Empty if `phase` is "data_parallel".
     ends_phase: Whether the next segment is of another phase.
     schedule_start: Number of inner steps of the run before step 0 of the
-      schedule. The events in `windows` count their steps from there. 0 if
-      `phase` is "data_parallel".
+      schedule, from which `windows` count. 0 if `phase` is "data_parallel".
     participation: What each replica does in the windows. None: all replicas
       take all inner steps and have equal weights.
   """
@@ -53,22 +48,16 @@ class Segment:
     return self.start + self.num_steps
 
   def replica_steps(self, num_replicas: int) -> int:
-    """Returns the inner steps of the segment, summed over all replicas.
-
-    Args:
-      num_replicas: Number of replicas, M.
-    """
+    """Returns the inner steps of the segment, summed over all replicas."""
     if self.participation:
       return sum(self.participation.num_steps)
     return self.num_steps * num_replicas
 
   def crosses(self, interval_steps: int) -> bool:
-    """Returns whether something is due that is done once in an interval.
+    """Returns whether a multiple of an interval lies in (start, stop].
 
-    This is so if a multiple of the interval lies in (start, stop].
-
-    Args:
-      interval_steps: The interval (inner steps). For 0 the result is False.
+    Then something is due that is done once in `interval_steps` inner steps. For
+    0 the result is False.
     """
     if not interval_steps:
       return False
@@ -85,8 +74,8 @@ class RunPlan:
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Number of inner steps of a data-parallel segment.
     schedule_start: Number of inner steps of the run before step 0 of the
-      schedule. It is set when H changes during a run, because the schedule then
-      starts again. None: step 0 is the start of the first round.
+      schedule, which starts again when H changes. None: it starts with the
+      first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """
@@ -109,7 +98,7 @@ class RunPlan:
     return self.warm_start_steps
 
   def phase(self, step: int) -> str:
-    """Returns the phase of the next inner step: "rounds" or "data_parallel".
+    """Returns "rounds" or "data_parallel", the phase of the next inner step.
 
     Args:
       step: Number of finished inner steps.
@@ -119,13 +108,10 @@ class RunPlan:
     return "data_parallel"
 
   def at_interval(self, sync_interval: int) -> "RunPlan":
-    """Returns the same plan with another H.
+    """Returns the same plan with another H (inner steps).
 
-    Args:
-      sync_interval: The new H (inner steps).
-
-    Raises:
-      ValueError: If H of the method cannot change (`methods.with_interval`).
+    Raises ValueError if H of the method cannot change
+    (`methods.with_interval`).
     """
     if sync_interval == self.method.schedule.sync_interval:
       return self
@@ -144,18 +130,14 @@ class RunPlan:
       step = segment.stop
 
   def repeated_segments(self) -> Iterator[tuple[Segment, int]]:
-    """Yields equal segments in a row only once, with their number.
+    """Yields the first of equal segments in a row, and how many they are.
 
     Segments are equal if they differ only in their position in the run. Here,
-    a data-parallel phase is divided into segments of one step, and not of
-    `steps_per_dispatch` steps.
+    data-parallel segments have one step each.
 
     Example: 100 data-parallel steps and then DiLoCo with H = 30 up to step 1010
     are 100 segments of 1 step, 30 segments of 30 steps, and 1 segment of 10
     steps.
-
-    Yields:
-      The first of the equal segments, and how many they are.
     """
     step = 0
     while step < self.total_steps:
@@ -169,11 +151,7 @@ class RunPlan:
       step += num_segments * segment.num_steps
 
   def _num_equal_rounds(self, segment: Segment) -> int:
-    """Returns how many rounds in a row are equal, beginning with a given one.
-
-    Args:
-      segment: The given round, a segment of the phase "rounds".
-    """
+    """Returns how many rounds in a row are equal, from the given one on."""
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
     round_index, interval = schedule.round_at(done)
@@ -191,13 +169,10 @@ class RunPlan:
     return min(num_rounds, num_alike)
 
   def round_starts(self) -> list[float]:
-    """Returns which share of the rounds' inner steps precedes each round.
+    """Returns, for each round, the share of the rounds' steps that precede it.
 
-    Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps. The
-    result is 0, 0.25 and 0.5.
-
-    Returns:
-      A share for each round of the run, from 0 to less than 1.
+    Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps give 0,
+    0.25 and 0.5.
     """
     num_steps = self.total_steps - self.local_start
     starts = []
@@ -211,8 +186,7 @@ class RunPlan:
   def schedule_step(self, step: int) -> int:
     """Converts a step of the run into a step of the schedule.
 
-    The schedule counts from its own start (`schedule_start`), so data-parallel
-    steps before the first round are left out.
+    The schedule counts from its own start (`schedule_start`).
 
     Args:
       step: Number of finished inner steps of the run.
@@ -252,11 +226,8 @@ class RunPlan:
     """Returns what each replica does in the flush at the end of the run.
 
     The flush sends and applies what is left over after the last round
-    (`SyncSchedule.flush_windows`).
-
-    Returns:
-      Participation in the windows of the flush. None: all replicas have equal
-      weights, or the run has no rounds.
+    (`SyncSchedule.flush_windows`). None: all replicas have equal weights, or
+    the run has no rounds.
     """
     if self.membership is None or self.local_start == self.total_steps:
       return None

@@ -2,13 +2,13 @@
 
 A *fragment* is one of the P parts into which the parameters are divided. Each
 fragment is sent every H inner steps: replicas begin to average their
-pseudo-gradients of it. The mean is applied tau inner steps after the send.
+pseudo-gradients of it. The mean is applied tau inner steps after the send. A
+send and an apply are both called *events*.
 
-Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
-the offset t_p = floor(p H / P), and *applied* after step s + tau. A send and an
-apply are both called *events*. If both come after the same step, the
-pseudo-gradient is measured first, then the older mean is applied, and then the
-pseudo-gradient is sent.
+Fragment p is sent after inner step s if (s - t_p) mod H = 0 and s > 0, with the
+offset t_p = floor(p H / P), and applied after step s + tau. If both come after
+the same step, the pseudo-gradient is measured first, then the older mean is
+applied, and then the pseudo-gradient is sent.
 
 The inner steps up to an event, together with the event, are a *window*. For
 example, with H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each
@@ -16,9 +16,6 @@ of these steps:
 
     after step   2       3        4       5        6       7        8
     event        send 1  apply 1  send 2  apply 2  send 0  apply 0  send 1
-
-The trainer and the simulator both take their events from this module, so a
-simulated run has the events of the training run.
 """
 
 import dataclasses
@@ -38,8 +35,8 @@ class Event:
       the mean of an earlier send is applied. Sorted events have the applies of
       a step before its sends.
     fragment: Index of the fragment, from 0.
-    send_step: Inner step after which the fragment is sent. For an apply it is
-      the step of the send whose mean is applied; for a send it equals `step`.
+    send_step: Inner step of the send whose mean is applied; for a send it
+      equals `step`.
   """
 
   step: int
@@ -54,14 +51,12 @@ class Window:
 
   Attributes:
     num_steps: Number of inner steps, 0 or more.
-    applied: The apply after the inner steps, which applies the mean of an
-      earlier send. None: nothing is applied. The mean is computed during the
-      inner steps, or after them if tau is 0.
-    sent: The send after the inner steps. None: nothing is sent. The replica
-      measures the pseudo-gradient that it sends before it applies `applied`.
+    applied: The apply after the inner steps: of the mean of an earlier send.
+      None: nothing is applied.
+    sent: The send after the inner steps. Its pseudo-gradient is measured before
+      `applied` is applied. None: nothing is sent.
     follows_send: Whether the window before this one sent the fragment that this
-      window applies, with no inner step in between. The outer step may then
-      read the pseudo-gradient of that send (`outer.rules.ApplyRule.gradient`).
+      window applies, with no inner step in between.
   """
 
   num_steps: int
@@ -80,10 +75,9 @@ class Window:
   def parts(self) -> list["Window"]:
     """This window divided into windows that do one thing each, in order.
 
-    They are the inner steps, then the apply, then the send; what this window
-    lacks is left out. If the apply and the send are of the same fragment, the
-    send comes first, because the pseudo-gradient that is sent has to be
-    measured before the older mean is applied.
+    First come the inner steps, then the apply, then the send. If both are of
+    the same fragment, the send comes first, because the pseudo-gradient has to
+    be measured before the older mean is applied.
     """
     windows = []
     if self.num_steps:
@@ -107,11 +101,10 @@ class SyncSchedule:
 
   Attributes:
     sync_interval: H, the number of inner steps between two sends of a fragment.
-    num_fragments: P, the number of fragments into which the parameters are
-      divided, 1 to H.
+    num_fragments: P, the number of fragments (parts of the parameters), 1 to H.
     overlap_steps: tau, the number of inner steps from the send of a fragment to
-      the step at which its mean is applied. If it is 0, replicas wait for the
-      mean. It may exceed H.
+      the apply of its mean. With 0, replicas wait for the mean. It may exceed
+      H.
   """
 
   sync_interval: int
@@ -135,13 +128,11 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Largest number of sends of one fragment that are in flight at once.
+    """Largest number of sends of one fragment whose mean is not applied yet.
 
-    A send is in flight until its mean is applied, so this is ceil(tau / H).
-
-    Example: with H = 4 and tau = 6, the pseudo-gradient that is sent after step
-    4 is applied after step 10. The next one is sent after step 8. So two of
-    them are in flight between steps 8 and 10, and the depth is 2.
+    It is ceil(tau / H). Example: with H = 4 and tau = 6, the mean of the send
+    after step 4 is applied after step 10. The next send is after step 8. So two
+    sends are pending after step 8, and the depth is 2.
     """
     return -(-self.overlap_steps // self.sync_interval)
 
@@ -149,8 +140,7 @@ class SyncSchedule:
   def is_whole_rounds(self) -> bool:
     """Whether tau (`overlap_steps`) is a multiple of H (`sync_interval`).
 
-    The steps at which a fragment is sent are then also those at which an
-    earlier send of it is applied.
+    Then a fragment is sent and applied after the same steps.
     """
     return self.overlap_steps % self.sync_interval == 0
 
@@ -158,10 +148,8 @@ class SyncSchedule:
   def hiding_steps(self) -> int:
     """Smallest number of inner steps that run at the same time as an exchange.
 
-    It is 0 if tau is 0. Otherwise it may be less than tau, because a compiled
-    program begins an exchange after the last event before its apply, and not at
-    the send. So a tau above H / P makes the mean older, but hides no more of
-    the exchange.
+    It is 0 if tau is 0. It may be less than tau, because a compiled program
+    begins an exchange after the last event before its apply, not at the send.
 
     Example: with H = 6, P = 1 and tau = 8, the fragment is sent after steps 6
     and 12, and the mean of the first send is applied after step 14. The
@@ -176,10 +164,7 @@ class SyncSchedule:
 
   @property
   def is_regular(self) -> bool:
-    """Whether all rounds have H inner steps.
-
-    False for every subclass, because a subclass may have other rounds.
-    """
+    """Whether all rounds have H inner steps. False for every subclass."""
     return type(self) is SyncSchedule
 
   @property
@@ -187,14 +172,12 @@ class SyncSchedule:
     """Index of the round from which on all rounds are alike.
 
     Rounds are alike if they send and apply the same fragments after the same of
-    their inner steps. The first rounds apply less than later ones, because less
-    was sent before them. With H = 4 and tau = 6 the pseudo-gradient that is
-    sent after step 4 is applied after step 10. So rounds 0 and 1 (steps 1 to 8)
-    apply nothing, and round 2 is the first of equal rounds.
+    their inner steps. The first rounds apply less, because less was sent before
+    them. Example: with H = 4 and tau = 6 the first send, after step 4, is
+    applied after step 10. So rounds 0 and 1 (steps 1 to 8) apply nothing, and
+    round 2 is the first of the equal rounds.
 
-    None: no such round is known. This is the case for a subclass that does not
-    override this property. The simulator then goes through every round of a
-    run.
+    None: the schedule is of a subclass that does not override this property.
     """
     if not self.is_regular:
       return None
@@ -204,8 +187,8 @@ class SyncSchedule:
   def steady_step(self) -> int:
     """Number of inner steps before round `steady_round`, the first steady one.
 
-    If `steady_round` is None, it is the number of steps in `depth` rounds of
-    H steps each.
+    If `steady_round` is None, it is the number of steps in `depth` rounds of H
+    steps each.
     """
     if self.is_regular or self.steady_round is None:
       return self.depth * self.sync_interval
@@ -242,20 +225,15 @@ class SyncSchedule:
     """Returns how many inner steps lie between a send and its apply: tau.
 
     Args:
-      send_step: Inner step after which a fragment is sent. It makes a
-        difference only in subclasses.
+      send_step: Inner step of the send, which only subclasses read.
     """
     del send_step
     return self.overlap_steps
 
   def round_at(self, step: int) -> tuple[int, int]:
-    """Returns the round to which the next inner step belongs.
+    """Returns the round of the next inner step, after `step` finished ones.
 
-    Args:
-      step: Number of inner steps that are done.
-
-    Returns:
-      Index of the round, from 0, and the number of inner steps of the round.
+    The result is the index of the round, from 0, and its number of inner steps.
     """
     return step // self.sync_interval, self.sync_interval
 
@@ -263,21 +241,14 @@ class SyncSchedule:
     """Returns t_p: fragment p is sent after the steps t_p + k H for k = 0, 1...
 
     Step 0 is left out, so fragment 0, with t_0 = 0, is first sent after step H.
-
-    Args:
-      fragment: Index p of the fragment.
     """
     return fragment * self.sync_interval // self.num_fragments
 
   def events(self, start: int, stop: int) -> list[Event]:
     """Returns the sends and applies after inner steps `start` + 1 to `stop`.
 
-    Args:
-      start: Inner step before the first of these steps.
-      stop: Last of these steps.
-
-    Returns:
-      Events by ascending step. The applies of a step come before its sends.
+    The events have ascending steps. The applies of a step come before its
+    sends.
     """
     interval = self.sync_interval
     events = []
@@ -301,14 +272,9 @@ class SyncSchedule:
   def windows(self, start: int, stop: int) -> list[Window]:
     """Divides the inner steps `start` + 1 to `stop` into windows.
 
-    A window ends at each step after which a fragment is sent or applied, and
-    has at most one apply and one send. If there are more of them after a step,
-    more windows follow, which have no inner steps. Inner steps after the last
-    event are a window without events.
-
-    Args:
-      start: Inner step before the first of these steps.
-      stop: Last of these steps.
+    A window is some inner steps, then at most one apply and one send of a
+    fragment. If a step has more events, windows without inner steps follow.
+    Inner steps after the last event are a window without events.
 
     Returns:
       Windows in order. Their numbers of inner steps add up to `stop` - `start`.
@@ -332,16 +298,11 @@ class SyncSchedule:
     return windows
 
   def num_in_flight(self, step: int) -> list[int]:
-    """Returns how many sends of every fragment are in flight after a step.
-
-    A send is in flight until its mean is applied.
+    """Returns, for every fragment, how many sends are not applied yet, [P].
 
     Args:
       step: Number of finished inner steps. The sends and applies after the last
         of them count as done.
-
-    Returns:
-      Number of sends in flight by fragment, [P].
     """
     counts = [0] * self.num_fragments
     for event in self._pending(step):
@@ -349,14 +310,10 @@ class SyncSchedule:
     return counts
 
   def _pending(self, step: int) -> list[Event]:
-    """Returns the applies that are still due for what was sent up to a step.
+    """Returns the applies that are still due for the sends up to a step.
 
-    Args:
-      step: Number of finished inner steps. The sends and applies after the last
-        of them count as done.
-
-    Returns:
-      Events of the kind "apply", by ascending step.
+    The events of the step itself count as done. The applies have ascending
+    steps.
     """
     return [
       event
@@ -367,15 +324,11 @@ class SyncSchedule:
   def flush_windows(self, step: int) -> list[Window]:
     """Returns the sends and applies of the flush, which ends a run.
 
-    The flush applies the mean of every send that is still pending. It also
-    sends the progress that was not sent yet, and applies its mean. The trainer
-    runs the result, and bytes and simulated times are computed from it.
-
-    The fragments come one after the other. For each fragment, the pending sends
-    are applied, the oldest first. The progress since the last send is sent
-    before these applies if tau >= H, as in the rounds, and after them
-    otherwise. Its mean is applied last. If there was no inner step since the
-    last send of the fragment, nothing is sent.
+    The flush applies the mean of every pending send. It also sends the progress
+    since the last send, if there is any, and applies its mean last. The
+    fragments come one after the other. The pending sends of a fragment are
+    applied from the oldest on, after the new send if tau >= H, and before it
+    otherwise.
 
     Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
     are pending and the progress of step 9 is unsent. So the order is send(9),
@@ -388,8 +341,7 @@ class SyncSchedule:
 
     Returns:
       Windows in order, each with one send or one apply and no inner steps. An
-      event keeps the step at which it would happen in a longer run. So the
-      steps of a fragment's events may not be ascending.
+      event keeps the step at which it would happen in a longer run.
     """
     return [
       window
@@ -398,12 +350,7 @@ class SyncSchedule:
     ]
 
   def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
-    """Yields the windows that flush one fragment (see `flush_windows`).
-
-    Args:
-      step: Number of finished inner steps.
-      fragment: Index of the fragment.
-    """
+    """Yields the windows that flush one fragment (see `flush_windows`)."""
     overlap = self.overlap_steps
     pending = [
       Window(0, event)
