@@ -179,16 +179,7 @@ def _check_scalar(name: str, value: ArrayLike) -> None:
 
 
 def _check_same(name: str, before: Tree, after: Tree) -> None:
-  """Checks that a step keeps the leaves of a tree, their shapes and dtypes.
-
-  Args:
-    name: Name of the tree, for the message.
-    before: Tree that the step gets.
-    after: Tree that the step returns.
-
-  Raises:
-    ValueError: If a leaf is missing or new, or has another shape or dtype.
-  """
+  """Raises ValueError if a step changes a tree's paths, shapes or dtypes."""
   kinds_before = kinds_by_path(before)
   kinds_after = kinds_by_path(after)
   for path in kinds_before | kinds_after:
