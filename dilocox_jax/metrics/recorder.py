@@ -39,12 +39,12 @@ class DriftRow:
     fragment: Index of the fragment, a part of the parameters.
     step: Inner step after which the fragment was measured and sent.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
-      by the product of their norms. NaN with fewer than two finite ones other
-      than zero, with `exchange.collective` "pairs", or with a mailbox.
+      by the product of their norms. NaN if fewer than two of them are finite
+      and not zero, with `exchange.collective` "pairs", and with a mailbox.
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient. With "pairs",
-      the root mean square of the norms of the replicas' own means.
+      where each replica has a mean of its own, root mean square of their norms.
     rank: Mean rank with which the fragment's matrices were sent; NaN without a
       low-rank codec.
     energy_rank: Mean over matrices of the rank that holds a given share of the

@@ -182,16 +182,7 @@ def named_logs(text: str) -> RunLog:
 
 
 def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
-  """Builds one log.
-
-  Args:
-    name: Name of the log.
-    settings: Its settings by name.
-
-  Raises:
-    ValueError: One line, if the name or a setting is unknown, or if the package
-      of the log is not installed.
-  """
+  """Builds a log; raises ValueError for an unknown name or setting."""
   message = f"log={name!r} must be one of {', '.join(LOGS)}"
   suggestion = did_you_mean(name, LOGS)
   if suggestion.startswith("did"):
