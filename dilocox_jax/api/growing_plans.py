@@ -46,9 +46,9 @@ def growing_plans(
   """Proposes schedules that average more often early in a run, and times them.
 
   A proposal has rounds that grow (`sync.first_interval`), or begins with
-  data-parallel steps (`sync.warm_start_steps`); its last rounds have H, 2 H or
-  4 H steps. Within the allowed time, rounds grow as slowly, or the start is as
-  long, as possible. Which proposal has the lowest loss is not predicted.
+  data-parallel steps (`sync.warm_start_steps`). Its last rounds have H, 2 H or
+  4 H steps. Within the allowed time, rounds grow as slowly as possible, or the
+  data-parallel start is as long as possible. The losses are not predicted.
 
   Args:
     config: Config of the run, whose rounds have one length, without a

@@ -83,10 +83,10 @@ def check_memory(
 def _needed_bytes(
   config: RunConfig, overrides: Overrides, device_limit_bytes: float
 ) -> tuple[float, float]:
-  """Returns the bytes that a run needs on one device, as a tuple.
+  """Returns the memory that a run needs on one device, as a tuple (bytes).
 
   The first number is the state between steps. The second is what a step needs
-  besides, 0 for a model of the user.
+  besides: 0 for a model of the user.
   """
   num_replicas = 1
   if config.mesh.layout == "stacked":
@@ -110,10 +110,10 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns the state's bytes of a replica with a user's model, at the least.
+  """Returns the least memory of a replica with a user's model (bytes).
 
-  The inner optimizer's state is not counted. If only a part of the model is
-  trained, only the parameters are.
+  It is the state on a device between steps, without that of the inner
+  optimizer. If only a part of the model is trained, it is only the parameters.
   """
   assert overrides.model is not None
   params = jax.eval_shape(overrides.model.init, jax.random.key(0))

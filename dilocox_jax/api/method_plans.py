@@ -119,7 +119,7 @@ class MethodPlan:
 
   @property
   def is_measured(self) -> bool:
-    """Whether a gap of the method was measured, so that it can be ranked."""
+    """Whether the gap of the method was measured, or is 0 for AllReduce."""
     if self.is_baseline or self.gap is not None:
       return True
     return self.expected is not None and self.name in law().factors
@@ -128,10 +128,10 @@ class MethodPlan:
   def gap_at_equal_time(self) -> float:
     """Loss of this plan in equal time, relative to a fast AllReduce, minus 1.
 
-    The AllReduce makes as many steps as the fastest plan. This plan's loss has
-    the method's gap at equal steps, and the cost of fewer steps in the same
-    time (`share_of_more_steps`). 0.02 is a loss that is 2 % higher. NaN if no
-    gap of the method was measured.
+    This AllReduce makes as many steps as the fastest plan. Two things raise the
+    loss of a plan: its method's gap at equal steps, and fewer steps in the same
+    time if it is slower (`share_of_more_steps`). 0.02 is a loss that is 2 %
+    higher. NaN if no gap of the method was measured.
     """
     return self._at_equal_time(self.gap_range.value)
 
@@ -158,7 +158,10 @@ class MethodPlan:
     )
 
   def _at_equal_time(self, gap: float) -> float:
-    """Adds the cost of fewer steps in equal time to a gap at equal steps."""
+    """Adds the cost of fewer steps in equal time to a gap at equal steps.
+
+    The result is NaN if no gap of the method was measured.
+    """
     if not self.is_measured:
       return math.nan
     ratio = self.tokens_per_s / self.fastest_tokens_per_s
@@ -463,10 +466,10 @@ def of_method(
     config: Config whose model, data and other fields outside of the method's
       sections stay, except for the inner optimizer and its momentum.
     method: Name of the method.
-    settings: Values in place of the recipe's, by dotted name; the config's H
-      and the rank of "dilocox", which follows from the model's width, go first.
-      None: no such values; a config that has the method already keeps all its
-      fields except `adaptive.mode`.
+    settings: Values in place of the recipe's, by dotted name. H of the config
+      wins over them, as does the rank of "dilocox", which follows from the
+      model's width. None: the recipe, or if the config has the method already,
+      all its fields except `adaptive.mode`.
   """
   if method == config.sync.method_name and settings is None:
     return changed(config, {"adaptive.mode": "off"})
@@ -571,8 +574,9 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
 def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
   """Returns the numbers of stages that `layouts` tries.
 
-  They are 1, the most possible, the largest up to it that divides the layers,
-  and the largest power of two up to it.
+  They are 1; the most for which there are devices and layers; and, up to this
+  number, the largest divisor of the number of layers, and the largest power of
+  two.
   """
   num_layers = config.model.shape.num_layers
   most = min(num_devices, num_layers)
@@ -607,8 +611,8 @@ def _fastest_layouts(
 ) -> list[Changes]:
   """Returns the layouts of AllReduce that are worth trying, the fastest first.
 
-  They all fit, unless none fits: then it is the one that needs the least
-  memory. No method needs less memory than AllReduce.
+  Layouts that do not fit are left out, because no method needs less memory than
+  AllReduce. If none fits, the result is the one that needs the least memory.
   """
   num_devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
   possible: list[tuple[int, RunConfig, Changes]] = []

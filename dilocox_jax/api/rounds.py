@@ -63,9 +63,9 @@ def make_rounds(
       for the layout "mesh". None: a replica has one device.
     exchange: Aggregator or mailbox that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
-      codec, for no error feedback.
-    frozen: Parameters that are read but not trained, one copy per device.
-      `inner_step` gets them as the keyword argument `frozen`. None: none.
+      codec, which is then used without error feedback.
+    frozen: Parameters that are read but not trained, which `inner_step` gets as
+      the keyword argument `frozen`. None: there are no such parameters.
 
   Returns:
     The rounds. `init`, `run` and `flush` train with them.

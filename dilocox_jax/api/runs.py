@@ -246,8 +246,9 @@ def train(
       trains the model of the config.
     data: Data to train on: a pair (train, validation) of arrays or data sets, a
       function (replica, step) -> batch, or an iterable of batches
-      (`data.feeds.as_feed` lists all kinds). None reads the data that the
-      config names.
+      (`data.feeds.as_feed` lists all kinds). Of named columns, `input_ids` has
+      the tokens, unless `loss` is given. None reads the data that the config
+      names.
     method: Name of the method, e.g. "overlap_loco"; None uses the config's.
     replicas: Number of replicas, M; None uses the number in the config.
     steps: Number of inner steps of each replica; None uses the config's.
@@ -264,8 +265,9 @@ def train(
       the module has any. Otherwise, or if it returns None, data shards divide
       the largest dimension.
     trainable: The part of the model that is trained: a `dilocox_jax.Lora`, or a
-      function from the path of a leaf to a bool. The rest keeps the values of
-      `checkpoint.init_from`, or of a new model. None trains all of it.
+      function from the path of a leaf to whether it is trained. The rest keeps
+      the values of `checkpoint.init_from`, or of a new model. None trains all
+      of it.
     inner_optimizer: Optimizer of the inner steps, with its own learning rate;
       None uses the optimizer of the config.
     outer_optimizer: Optimizer of the outer parameters; None uses the optimizer
@@ -281,7 +283,7 @@ def train(
       exchanges messages with the other replicas' programs. None trains all
       replicas in this program.
     check_memory: Whether to refuse a run that needs more memory than the host
-      or the device has (estimated, `api.memory_check`).
+      or the device has (partly estimated, `api.memory_check`).
     log: Receiver of every row that the run writes: a function of a row, an
       object with `write(row)` (`dilocox_jax.RunLog`), or names such as
       "tensorboard" or "tensorboard+wandb(project=links)". None: rows are only

@@ -43,8 +43,10 @@ def step_transform(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds an optax transform of a method, which exchanges between replicas.
 
-  A transform cannot hide transfers behind later steps. The rounds of
-  `make_rounds` can.
+  It must be the last transform of a chain, and every replica must call it in
+  every step: a transform that may skip a step, such as `optax.apply_if_finite`,
+  belongs into `inner`. Only `make_rounds` can hide transfers behind later
+  steps.
 
   Args:
     method: Schedule and apply rule, e.g. `plan.schedule.methods.diloco(32)`.
@@ -54,7 +56,7 @@ def step_transform(
       average gradients, which do not read it.
     exchange: Aggregator that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
-      codec, for no error feedback.
+      codec, which is then used without error feedback.
     axis_name: Name of the axis over which replicas are mapped.
     fragments: How the parameters are divided into P fragments: a function from
       the path of a leaf, such as "layers/0/kernel", to the number of its
@@ -71,10 +73,6 @@ def step_transform(
     `optax.apply_updates`, and the new state. Integers and booleans do not
     change. Outer parameters and updates in flight have the dtypes of the
     parameters.
-
-  The transform must be the last one of a chain, because nothing may change its
-  updates. Every replica must call it in every step. A transform that may skip a
-  step, such as `optax.apply_if_finite`, belongs into `inner`.
 
   Raises:
     TypeError: If `method` is not a method, `inner` or `outer` is not an
@@ -117,7 +115,7 @@ def check_kind(
 def check_method(method: Any) -> None:
   """Raises TypeError unless an argument `method` is a `Method`.
 
-  The name "diloco" and the transform `dilocox_jax.diloco` are none.
+  The name "diloco" and the transform `dilocox_jax.diloco` are not.
   """
   check_kind(
     is_right=isinstance(method, Method),

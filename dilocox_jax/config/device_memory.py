@@ -1,9 +1,9 @@
 """Computes the memory that a run needs on one device, from its config.
 
 The bytes of the state between two steps are exact with Adam, Lion and SGD, and
-nearly exact with Muon. Other inner optimizers count as Adam, and
-`outer.rules.ApplyRule.correct` is not counted. What a step or an exchange needs
-besides is an estimate (`config.step_memory`).
+nearly exact with Muon. Other inner optimizers count as Adam, and the correction
+of a user's rule (`outer.rules.ApplyRule.correct`) is not counted. The memory
+that a step or an exchange needs besides is an estimate.
 """
 
 import dataclasses
@@ -66,8 +66,8 @@ def device_memory(
 
   Args:
     config: Config of the run.
-    device_bytes: Memory of a device, which decides what `mesh.gather="auto"`
-      means (`chosen_gather`).
+    device_bytes: Memory of a device (bytes), which decides what
+      `mesh.gather="auto"` means (`chosen_gather`).
     platform: Kind of the accelerators: "gpu" or "tpu".
   """
   gather = chosen_gather(config, device_bytes, platform)
@@ -79,9 +79,11 @@ def chosen_gather(
 ) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
+  It is `mesh.gather`, or if that is "auto": "stage" if a tenth of the memory
+  then stays free (`LEAST_SPARE`), else "layer".
+
   Args:
-    config: Config of the run. If `mesh.gather` is "auto", the result is "stage"
-      if a tenth of the memory stays free (`LEAST_SPARE`), else "layer".
+    config: Config of the run.
     device_bytes: Memory of a device (bytes).
     platform: Kind of the accelerators: "gpu" or "tpu".
 
@@ -133,9 +135,9 @@ def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
   """Returns the bytes that an exchange needs on a device besides the state.
 
   Example: with 3.4 GB of the parameters on a TPU, an exchange of all of them
-  needs 10.1 GB. A codec other than float32 needs less than the result. The
-  result is 0 if inner steps go on during the exchange, if gradients are
-  averaged, or if there are no other replicas on other devices.
+  needs 10.1 GB in float32; other codecs need less. The result is 0 if inner
+  steps go on during the exchange, if gradients are averaged, or if there is one
+  replica or one device for all.
   """
   method = config.sync.named
   has_own_devices = config.mesh.layout == "mesh"
@@ -153,11 +155,11 @@ def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
 def num_copies(config: RunConfig) -> float:
   """Returns how many copies of the trained parameters a replica keeps.
 
-  They are the parameters, the states of the optimizers, the residual of error
-  feedback, the average of the parameters, the outer parameters, and
-  pseudo-gradients that are sent and not applied yet. Example: with P = 16
-  fragments (parts of the parameters), H = 16 and tau = 1, one fragment at a
-  time is sent and not applied, 1/16 of a copy.
+  Where the run has them, these are the parameters, the states of the
+  optimizers, the residual of error feedback, the average of the parameters, the
+  outer parameters, and pseudo-gradients that are sent and not applied yet.
+  Example: of P = 16 fragments (parts of the parameters) with H = 16 and tau =
+  1, one at a time is sent and not applied: 1/16 of a copy.
   """
   copies = 1 + optimizer_copies(config)
   if config.exchange.feedback > 0:
@@ -182,9 +184,9 @@ def num_copies(config: RunConfig) -> float:
 def optimizer_copies(config: RunConfig) -> float:
   """Returns how many copies of the parameters the inner optimizer keeps.
 
-  Adam keeps two, Lion one, and SGD one with momentum, otherwise none. Muon
-  keeps one of layers and two of other leaves. Any other optimizer counts as
-  Adam.
+  Adam keeps two, Lion one, SGD one with momentum and none without. Muon keeps
+  one of layers and two of other leaves, so the result is a mean. Any other
+  optimizer counts as Adam.
   """
   if config.inner.optimizer == "sgd":
     return 1.0 if config.inner.momentum > 0 else 0.0

@@ -1,12 +1,12 @@
 """Computes the bytes that devices of one replica wait for in an inner step.
 
-Two kinds of bytes are counted, since compute cannot hide them:
+Other bytes travel while devices compute. The devices wait for these:
 
 - If data shards collect one layer at a time, each micro-batch after the first
   collects every layer twice (forward and backward) and sums its gradient once.
 - Tensor shards sum the residual stream twice in the forward of a layer and
   twice in the backward. With `mesh.remat="full"` the forward runs twice.
-Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+  Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
 """
 
 from dilocox_jax.config.run import RunConfig
@@ -52,7 +52,7 @@ def _collected_values(config: RunConfig, gather: str) -> float:
 def _summed_values(config: RunConfig) -> float:
   """Returns how many values a device receives in a step from tensor shards.
 
-  To sum n values over T shards, a ring sends each of them 2 n (T - 1) / T.
+  To sum n values over T shards, a ring sends each shard 2 n (T - 1) / T values.
   """
   mesh = config.mesh
   num_sums = _SUMS_OF_A_LAYER

@@ -52,12 +52,11 @@ class MailboxTerms:
     """Checks that a program that supports only some settings can take part.
 
     Args:
-      computed: The values that the program supports, e.g. a replica in PyTorch,
-        for each field that it reads, by dotted name.
+      computed: For each field that the program (e.g. a replica in PyTorch)
+        reads, by dotted name, the values that it supports.
 
     Raises:
-      ValueError: If a field of the run has another value. The message is one
-        line that names the first such field.
+      ValueError: One line, if a field of the run has another value.
     """
     for field, values in computed.items():
       require(

@@ -65,8 +65,9 @@ class Computation:
   """The config fields that decide how a device computes, with their values.
 
   `stacked_by` is a field of the section `mesh`, the others of `model`. Fields
-  of `model` may still be "auto" or None if the user supplies the model, and so
-  may `remat` if several devices divide a replica: they read `mesh.remat`.
+  of `model` may still be "auto" or None if the user supplies the model. If
+  several devices divide a replica, so may `remat`: `mesh.remat` is then read
+  instead.
   """
 
   attention: str

@@ -1,8 +1,9 @@
 """Recipes: the config fields that a method sets in addition to its schedule.
 
-A recipe is the inner optimizer, codec, error feedback and outer optimizer of a
-paper. So `sync.method=muloco` sets all that belongs to MuLoCo. A value that the
-user sets wins over the recipe, even if it is the default.
+A recipe has the inner optimizer, codec, error feedback and outer optimizer that
+a paper combines with the schedule. So `sync.method=muloco` sets all that
+belongs to MuLoCo. A value that the user sets wins over the recipe, even if it
+is the default.
 """
 
 import math
@@ -84,12 +85,10 @@ RECIPES: Registry[Mapping[str, Any]] = Registry("recipe")
 def register_recipe(method: str, values: Mapping[str, Any]) -> None:
   """Registers the config fields that a method sets besides its schedule.
 
-  A value that the user sets wins over such a recipe.
-
   Args:
     method: Name of a registered method.
     values: Values of config fields, by dotted name, e.g. {"exchange.codec":
-      "float16"}.
+      "float16"}. A value that the user sets wins over them.
 
   Raises:
     ValueError: If there is no such method, if the method has a recipe already,
@@ -132,8 +131,8 @@ def resolved(
 
   Returns:
     All fields by dotted name. None is replaced in the fields of `DEFAULTS`, in
-    the warm-up and intervals that follow from `total_steps`, and, with LoRA, in
-    `sync.fragment_order`.
+    fields that follow from `total_steps`, such as the warm-up, and, if adapters
+    are trained, in `sync.fragment_order`.
   """
   name, _ = method_parts(settings["sync.method"])
   recipe = {

@@ -36,10 +36,10 @@ LARGEST_SEED = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """All settings on which a run depends, in sections, checked when it is built.
+  """All settings on which a run depends, in sections.
 
-  Fields at None that the method's recipe sets, such as the codec, get the
-  values of the recipe (`config.recipes`).
+  A field that is None and that recipes may set, such as the codec, gets the
+  value of the method's recipe (`config.recipes`).
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
@@ -57,8 +57,7 @@ class RunConfig:
     mesh: Number of replicas, and how each is divided among devices.
     membership: Planned absences and slow replicas.
     evaluation: When and how the loss is evaluated.
-    checkpoint: When the state is saved, and from which parameters the run
-      starts.
+    checkpoint: When the state is saved, and from what the run starts.
 
   Raises:
     ValueError: One line, if fields contradict each other, or if a field was
@@ -390,9 +389,10 @@ def check_config(config: Any) -> None:
 
 
 def _reason_against_changing_replicas(config: RunConfig) -> str:
-  """Returns which field forbids absent, slow or mailbox replicas, or "".
+  """Returns which field forbids absent replicas, slow ones and a mailbox.
 
-  The result ends an error message: "sync.rule='eager': take continue".
+  The result ends an error message, as in "sync.rule='eager': take continue". It
+  is "" if no field forbids them.
   """
   method = config.sync.named
   outer_memory = config.mesh.outer_memory
@@ -406,9 +406,9 @@ def _reason_against_changing_replicas(config: RunConfig) -> str:
 
 
 def _reason_against_absences(config: RunConfig) -> str:
-  """Returns which other field forbids absent and slow replicas, or "".
+  """Returns which field forbids absent and slow replicas; "" if none does.
 
-  The result ends an error message: "exchange.max_norm_ratio: drop it".
+  It checks only fields that `_reason_against_changing_replicas` does not.
   """
   mode = config.adaptive.mode
   if mode == "rank_and_interval":
@@ -422,9 +422,9 @@ def _reason_against_absences(config: RunConfig) -> str:
 
 
 def _reason_against_a_mailbox(config: RunConfig) -> str:
-  """Returns which other field forbids mailbox replicas, or "".
+  """Returns which field forbids a mailbox; "" if none does.
 
-  The result ends an error message: "adaptive.mode='rank': take off".
+  It checks only fields that `_reason_against_changing_replicas` does not.
   """
   mode = config.adaptive.mode
   warm_start_steps = config.sync.warm_start_steps
@@ -503,7 +503,7 @@ def may_differ() -> tuple[str, ...]:
   """Returns the dotted names of fields that may differ between replicas.
 
   Only replicas with a mailbox can differ: each is a program with its own
-  config, and, for example, its own batch size.
+  config. For example, their batch sizes may differ.
   """
   facts = field_facts().items()
   return tuple(path for path, fact in facts if fact.may_differ)

@@ -474,8 +474,8 @@ _SCHEDULE_FIELDS = (
 class SyncConfig(Section):
   """The method by which replicas synchronize, and its schedule.
 
-  A schedule's field that is None has the method's own value. A setting may also
-  stand behind the method's name: "diloco(sync_interval=32)" sets
+  A field of the schedule that is None has the method's own value. A setting may
+  also stand behind the method's name: "diloco(sync_interval=32)" sets
   `sync_interval`.
   """
 

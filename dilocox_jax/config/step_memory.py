@@ -57,7 +57,7 @@ def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
 
 
 def share_bytes(shapes: Shapes, division: Division) -> int:
-  """Returns the bytes in fp32 of what one device holds of some leaves.
+  """Returns the bytes that one device holds of some leaves, in fp32.
 
   Args:
     shapes: Shapes of the leaves in one replica, by path.
@@ -69,7 +69,7 @@ def share_bytes(shapes: Shapes, division: Division) -> int:
 
 
 def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
-  """Returns the bytes in fp32 of what one device holds of a leaf.
+  """Returns the bytes that one device holds of a leaf, in fp32.
 
   Args:
     division: How a replica is divided among its devices.
@@ -80,13 +80,12 @@ def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
 
 
 def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
-  """Returns a device's bytes for copies of leaves in the compute dtype.
+  """Returns the bytes that a device's copies in the compute dtype take.
 
   Args:
-    shapes: Shapes of the copied leaves, by path.
+    shapes: Shapes of the copied leaves in one replica, by path.
     division: How a replica is divided among its devices.
-    compute_dtype: "bfloat16", or "float32", which needs no copy: the result is
-      0.
+    compute_dtype: "bfloat16", or "float32": then nothing is copied.
   """
   value_bytes = _BYTES[compute_dtype]
   if value_bytes == FP32_BYTES:
@@ -269,7 +268,10 @@ class _Activations:
 def _activations(
   config: RunConfig, computation: Computation, num_layers: int
 ) -> _Activations:
-  """Returns the memory of the values that a step computes in `num_layers`."""
+  """Returns the memory of the values that a step computes on a device.
+
+  `num_layers` is the number of layers that the device computes.
+  """
   shape = config.model.shape
   mesh = config.mesh
   length = config.data.sequence_length
@@ -319,8 +321,8 @@ def _activations(
 def _inner_values(shape: ModelShape) -> int:
   """Returns how many values inside a layer are computed for each token.
 
-  They are queries, keys, values, and outputs of the MLP's first products. No
-  backward reads the outputs of the last products.
+  They are queries, keys, values, and the outputs of the feed-forward's first
+  matrix products. No backward reads the outputs of the last products.
   """
   head_values = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
   num_branches = 2 if shape.activation == "swiglu" else 1
