@@ -86,16 +86,9 @@ def _content() -> dict[str, Any]:
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
   """Returns the gaps of a method that were measured with about M replicas.
 
-  Of the numbers of replicas with a measurement, the one nearest to M by ratio
-  counts; of two equally near ones, as 2 and 8 are to 4, the larger.
-
-  Args:
-    method: Name of the method.
-    num_replicas: Number of replicas of the run, M.
-
-  Returns:
-    The gaps, all with the same number of replicas; [] if the method was not
-    measured.
+  They all have the number of replicas that is nearest to `num_replicas` by
+  ratio. Of two equally near ones, as 2 and 8 are to 4, the larger counts. The
+  result is [] if the method was not measured.
   """
   gaps_of_method = []
   for fields in _content()["gaps"]:

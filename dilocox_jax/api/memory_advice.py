@@ -15,14 +15,9 @@ from dilocox_jax.report.units import human_bytes
 def memory_advice(config: RunConfig, device_bytes: float) -> str:
   """Returns a change of the config with which a run fits into its devices.
 
-  Args:
-    config: Config of a run that needs too much memory.
-    device_bytes: Memory of a device (bytes).
-
-  Returns:
-    A text such as "mesh.gather='layer' needs 24.9 GB": the first change with
-    which the run fits, else the one that needs the least memory. If no change
-    helps, it suggests a smaller model or batch.
+  Example: "mesh.gather='layer' needs 24.9 GB". It is the first change with
+  which the run fits into `device_bytes`, else the one that needs the least
+  memory. If no change helps, it is a smaller model or batch.
   """
   needed_before = device_memory(config, device_bytes).total
   best = (needed_before, "a smaller model or batch, or a smaller rank")

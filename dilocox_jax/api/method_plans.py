@@ -497,7 +497,7 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     changes: New values by dotted name, such as "sync.sync_interval".
 
   Raises:
-    ValueError: If the new config is wrong. The message is one line.
+    ValueError: One line, if the new config is wrong.
   """
   return from_mapping(flat(config.to_mapping()) | dict(changes))
 
@@ -649,12 +649,8 @@ def _useful_layouts(
   """Leaves out layouts that are slower than others and need no less memory.
 
   Args:
-    timed: Layouts, the fastest first. Each entry has the duration of a step
-      (seconds), an order among equal durations, the memory that a device needs
-      (bytes), and the layout.
-
-  Returns:
-    The layouts that remain, the fastest first.
+    timed: Layouts, the fastest first: seconds of a step, an order among equal
+      durations, bytes of a device, and the layout.
   """
   useful: list[Changes] = []
   least_bytes: dict[int, int] = {}

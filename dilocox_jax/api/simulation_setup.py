@@ -73,26 +73,20 @@ class Setup:
 
 
 def cluster_of(config: RunConfig, name: str) -> Cluster:
-  """Loads a cluster for the replicas of a run.
+  """Loads a cluster with as many replicas as a run has.
 
   Args:
     config: Config of the run. Only its number of replicas is read.
     name: Name of a cluster preset, or path of a cluster file.
 
   Raises:
-    ValueError: One line, if there is no such cluster, or if it is too small for
-      the replicas.
+    ValueError: One line, if there is no such cluster, or if it is too small.
   """
   return load_cluster(name, config.mesh.num_replicas)
 
 
 def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
   """Makes what the simulator needs to time a run on a cluster.
-
-  Args:
-    config: Config of the run.
-    cluster: The cluster (`cluster_of`).
-    options: Settings that are neither in the config nor in the cluster.
 
   Raises:
     ValueError: If the run does not fit on the cluster. The message is one line.
@@ -218,27 +212,17 @@ class ClusterClock:
     self._requested_cluster = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Adds the time of the next segment to the clock.
+    """Adds the time of a segment, and returns the seconds since the start.
 
-    Args:
-      segment: The segment of the run that comes next.
-      traffic: Computes the bytes of the exchanges; not read with `timed`.
-
-    Returns:
-      The simulated seconds since the start of the run.
+    `traffic` computes the bytes of exchanges; with `timed`, it is not read.
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the flush, the exchanges that end a run, to the clock.
+    """Adds the time of the last exchanges, and returns the seconds of the run.
 
-    Args:
-      plan: Plan of the run.
-      traffic: Computes the bytes of the exchanges; not read with `timed`.
-
-    Returns:
-      The simulated seconds since the start of the run.
+    `traffic` computes the bytes of exchanges; with `timed`, it is not read.
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s

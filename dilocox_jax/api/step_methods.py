@@ -127,11 +127,9 @@ def check_method(method: Any) -> None:
 
 
 def check_optimizer(argument: str, value: Any) -> None:
-  """Raises TypeError unless an argument is an optax transformation.
+  """Raises TypeError unless a value is an optax transformation.
 
-  Args:
-    argument: Name of the argument, for the message.
-    value: Value of the argument.
+  `argument` is the name of the value in the message.
   """
   check_kind(
     is_right=hasattr(value, "init") and hasattr(value, "update"),

@@ -112,11 +112,8 @@ def mailbox_terms(
 def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
   """Returns the rules by which the replicas of a run exchange messages.
 
-  Args:
-    fields: All fields of the run's config, by dotted name.
-
-  Raises:
-    ValueError: If a rule is wrong. The message is one line.
+  `fields` has all fields of the config by dotted name. Raises ValueError if a
+  rule is wrong.
   """
   rules = {rule: fields[field] for rule, field in _FIELD_OF_RULE.items()}
   if not rules["max_norm_ratio"]:

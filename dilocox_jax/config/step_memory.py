@@ -59,9 +59,7 @@ def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
 def share_bytes(shapes: Shapes, division: Division) -> int:
   """Returns the bytes that one device holds of some leaves, in fp32.
 
-  Args:
-    shapes: Shapes of the leaves in one replica, by path.
-    division: How a replica is divided among its devices.
+  `shapes` has the shapes of the leaves in a whole replica, by path.
   """
   return sum(
     leaf_bytes(division, path, shape) for path, shape in shapes.items()
@@ -71,10 +69,7 @@ def share_bytes(shapes: Shapes, division: Division) -> int:
 def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
   """Returns the bytes that one device holds of a leaf, in fp32.
 
-  Args:
-    division: How a replica is divided among its devices.
-    path: Path of the leaf.
-    shape: Shape of the leaf in one replica.
+  `shape` is the shape of the leaf in a whole replica.
   """
   return FP32_BYTES * division.share_size(path, shape)
 

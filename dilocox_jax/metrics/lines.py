@@ -1,8 +1,8 @@
 """JSON lines that survive a kill, and files that are replaced as a whole.
 
-A row is one line, written by one system call. It counts only if it ends with a
-newline, so a kill leaves at most one torn line at the end of the file. Readers
-ignore this line, and the next writer cuts it:
+A row is one line, written by one system call. A line counts only if it ends
+with a newline, so a kill leaves at most one torn line at the end of the file.
+Readers ignore this line, and the next writer cuts it:
 
     {"loss": 2.5, "step": 30}   newline: this is a row
     {"loss": 2.4, "step": 60}   newline: this is a row
@@ -35,9 +35,7 @@ class RecordError(RuntimeError):
 def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
   """Turns an OSError in the block into a RecordError of one line.
 
-  Args:
-    path: File or directory that the block uses, for the message.
-    verb: Verb of the message "cannot VERB PATH".
+  The message begins with "cannot VERB PATH".
   """
   try:
     yield
@@ -47,10 +45,7 @@ def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
 
 
 def make_directory(path: Directory) -> pathlib.Path:
-  """Creates a directory and its parents unless they exist.
-
-  Returns:
-    The path of the directory.
+  """Creates a directory and its parents unless they exist, and returns it.
 
   Raises:
     RecordError: If the system refuses, or a file has the name.
@@ -105,9 +100,7 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 def write_json(path: Directory, value: Any) -> None:
   """Replaces a file by indented JSON, as a whole (`write_atomically`).
 
-  Args:
-    path: File to replace; its directory must exist.
-    value: Any value that `plain` accepts.
+  `value` may be any that `plain` accepts. The directory must exist.
 
   Raises:
     RecordError: If the system refuses.
@@ -171,14 +164,13 @@ class JsonLines:
   def __init__(self, path: Directory, last_step: int = -1):
     """Opens a file, and cuts what a restored run will write again.
 
-    A torn last line is cut, and so are all rows after `last_step`. With rows of
-    the steps 30, 60 and 90, and a checkpoint of step 60, the row of step 90 is
-    cut. The row of kind "final" is always cut: a run that continues writes it
+    A torn last line is cut, and so are all rows after `last_step`: with rows of
+    the steps 30, 60 and 90 and a checkpoint of step 60, the row of step 90. The
+    row of kind "final" is always cut, because a run that continues writes it
     again.
 
     Args:
-      path: The file, which `append` creates if it is missing, in an existing
-        directory.
+      path: The file, in an existing directory. `append` creates it if missing.
       last_step: Inner step of the restored checkpoint; -1 cuts every row.
 
     Raises:

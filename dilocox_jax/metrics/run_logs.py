@@ -43,8 +43,8 @@ class LogStart:
 class RunLog:
   """Receives every row that a run writes; base class of all logs.
 
-  The process that writes the files calls the methods, in the thread that
-  dispatches the training. So a `write` costs nothing as long as it takes less
+  Only the process that writes the files calls the methods, while the devices
+  work on the next round. So a `write` costs nothing as long as it takes less
   time than a round. An error of a method ends the run, which can continue from
   its last checkpoint.
   """
@@ -57,8 +57,9 @@ class RunLog:
 
     Args:
       row: A line of metrics.jsonl, timing.jsonl or mailbox.jsonl as a mapping.
-        "kind" is "round", "evaluation", "final", "timing" or "mailbox", "step"
-        the number of finished inner steps. A number that is not finite is None.
+        Its "kind" is "round", "evaluation", "final", "timing" or "mailbox", its
+        "step" the number of finished inner steps. A number that is not finite
+        is None.
     """
     raise NotImplementedError
 
@@ -158,11 +159,7 @@ def as_log(log: Any) -> RunLog:
 
 
 def named_logs(text: str) -> RunLog:
-  """Builds the logs that a text names.
-
-  Args:
-    text: Names in `LOGS`, joined by "+", each perhaps with settings, e.g.
-      "tensorboard+wandb(project=links)".
+  """Builds the logs that a text names, e.g. "tensorboard+wandb(project=links)".
 
   Raises:
     ValueError: One line, if the text has another form, if a name or a setting
@@ -204,9 +201,7 @@ def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
 def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
   """Opens a log, and closes the log after the block, also after an error.
 
-  Args:
-    log: The log; None: nothing is done.
-    start: Facts about the run, which `RunLog.open` gets.
+  None as the log means that nothing is done.
   """
   if log is None:
     yield

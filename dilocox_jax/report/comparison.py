@@ -88,9 +88,9 @@ class Page:
   def sections(self) -> Iterator[tuple[str, CellRows, str]]:
     """Yields the title, the rows and the note (in Markdown) of each table.
 
-    The first table compares settings at equal tokens. Then there is one for
-    each clock (a simulated cluster). The last one has the settings with other
-    numbers of tokens, if there are any.
+    The first table compares settings at equal tokens. Then each clock (a
+    simulated cluster) has a table of times. The last one has the settings with
+    other numbers of tokens, if there are any.
     """
     frame = self.equal
     rows = tables.table(frame, self.columns)
@@ -332,7 +332,7 @@ def _picture_names(frame: Frame) -> dict[str, str]:
 
 
 def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
-  """Returns file names (no suffix) that an earlier page may have left."""
+  """Returns names of pictures that an earlier page may have left, no suffix."""
   names = {panels.TOKENS, panels.BYTES}
   for path in (out_dir / FIGURES).glob(f"{_HOURS}*.png"):
     names.add(path.stem)

@@ -99,8 +99,9 @@ def _has_glyph(character: str) -> bool:
 
 
 def file_name(text: str) -> str:
-  """Returns the ASCII letters and digits of a text, with "_" for all between.
+  """Returns a name of a file: "a b/c" becomes "a_b_c".
 
-  The result has at most 80 characters, and may be "".
+  Only ASCII letters and digits stay. The name has at most 80 characters, and
+  may be "".
   """
   return re.sub(r"[^A-Za-z0-9]+", "_", text)[:80].strip("_")

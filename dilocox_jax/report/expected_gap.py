@@ -102,9 +102,9 @@ def _lines(
 
 
 def _measured_gain(run: LoadedRun) -> Estimate | None:
-  """Returns the s of the module's docstring from `gap.json`, with its range.
+  """Returns the measured s from `gap.json` with its range; None without a file.
 
-  The result is None if the run directory has no such file.
+  s is the share by which AllReduce's loss falls when its batch doubles.
 
   Raises:
     RecordError: If the file is damaged, or was measured for another model.

@@ -46,13 +46,8 @@ def _plot(
 ) -> None:
   """Draws one field of some rows against another field.
 
-  Args:
-    ax: Axes to draw into.
-    rows: Objects with both fields, e.g. evaluations or drifts of a run.
-    x_field: Name of the field on the horizontal axis.
-    y_field: Name of the field on the vertical axis.
-    divisor: Number by which the horizontal values are divided.
-    **look: Arguments of `Axes.plot`.
+  Rows are objects with both fields. `divisor` divides the horizontal values,
+  and `look` has arguments of `Axes.plot`.
   """
   x = [getattr(row, x_field) / divisor for row in rows]
   y = [getattr(row, y_field) for row in rows]

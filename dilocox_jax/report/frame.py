@@ -138,7 +138,7 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    Seeds that diverged are left out if others did not.
+    Diverged seeds are left out if there are others, because they end early.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [
@@ -150,14 +150,8 @@ class Setting:
     """Returns the steps and the loss of the first seed after a simulated time.
 
     Both are interpolated between evaluations. The loss is NaN before the first
-    one. After the last one, both are those at the end of the run.
-
-    Args:
-      clock: Name of the clock.
-      time_s: Simulated time since the start (s).
-
-    Returns:
-      The number of inner steps, and the loss (nats a token).
+    evaluation. After the last one, both are those at the end of the run.
+    `clock` is the name of a clock.
     """
     seed_run = self.seed_runs[0]
     points = [Point(0, 0, math.nan, {clock: 0.0}), *seed_run.points]
@@ -173,13 +167,7 @@ class Setting:
   def seconds_to(self, clock: str, target: float) -> list[float]:
     """Returns the simulated times at which the seeds first reached a loss (s).
 
-    Args:
-      clock: Name of the clock.
-      target: The loss (nats a token).
-
-    Returns:
-      One time for each seed that has evaluations; infinity if it never got
-      there.
+    There is one for each seed that has evaluations; infinity if never reached.
     """
     return [
       _seconds_to(seed_run.points, clock, target)
@@ -196,8 +184,7 @@ class Frame:
     settings: Settings in the order of the tables.
     num_seeds: Number of runs that each setting should have.
     clocks: Description of each clock, by its name.
-    target: Loss (nats a token) for which the time to reach it is shown. 0:
-      none.
+    target: Loss (nats a token) for which times to reach it are shown; 0: none.
     front: Names of settings that pictures show in color, the most important
       first. The settings with the lowest losses follow after them.
   """
@@ -240,7 +227,8 @@ class Frame:
     """Returns the gap of a setting to its baseline, and its standard error.
 
     The gap is (mean loss / mean loss of the baseline) - 1 over the common
-    seeds: 2.02 and 2.00 give 0.01. The error is that of the gaps of the seeds.
+    seeds: losses of 2.02 and 2.00 give 0.01. The error is the standard error of
+    the gaps of the seeds.
 
     Returns:
       The gap (infinity if the setting diverged) and its error (NaN then, and
@@ -258,9 +246,9 @@ class Frame:
   def fewer_bytes(self, setting: Setting) -> float:
     """Returns the bytes of the baseline divided by the bytes of a setting.
 
-    Without a baseline, fp32 gradients in every step are the baseline. The
-    result is 1 for a baseline itself, and NaN if the setting sends nothing or
-    has no run.
+    Without a baseline, the bytes of fp32 gradients in every step take its
+    place. The result is 1 for a baseline itself, and NaN if the setting sends
+    nothing or has no run.
     """
     if not setting.sent_bytes:
       return math.nan
@@ -352,7 +340,7 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
   """Returns when a run first reached a loss (s); infinity if it never did.
 
   The loss is interpolated between evaluations: if it is 2 at 10 s and 1 at 20
-  s, it reaches 1.5 at 15 s. There must be at least one.
+  s, it reaches 1.5 at 15 s.
   """
   before = points[0]
   for point in points:
@@ -369,14 +357,11 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
 
 
 def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
-  """Returns a frame with one setting for each run.
+  """Returns a frame with one setting for each run, by label, finished or not.
 
   The frame has a clock only if all runs have the same clock, and each of their
-  evaluations has a simulated time.
-
-  Args:
-    runs: The runs by label, finished or not.
-    baseline: Label of the run with which the others are compared; "": none.
+  evaluations has a simulated time. `baseline` is the label of the run with
+  which the others are compared; "" means none.
   """
   # Two clocks of one cluster may differ, for example in the duration of a step.
   # Their digests differ then.

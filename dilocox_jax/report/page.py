@@ -79,12 +79,7 @@ def picture(
 def remove_pictures(out_dir: pathlib.Path, names: Iterable[str]) -> None:
   """Removes pictures of an earlier page that the new page does not show.
 
-  Args:
-    out_dir: Directory of the page.
-    names: File names without suffix, as for `picture`.
-
-  Raises:
-    RecordError: If a picture cannot be removed.
+  `names` are file names without suffix. Raises RecordError if that fails.
   """
   for name in names:
     path = out_dir / FIGURES / f"{name}.png"
@@ -223,8 +218,8 @@ def _link(run: LoadedRun) -> Iterator[str]:
 def _mailbox_members(workdir: pathlib.Path) -> list[str]:
   """Returns lines about the events (exchanges) of a mailbox, if there are any.
 
-  They name the members that each event averaged or left out, and requests to
-  the store. If there are several rows of an event, the last one counts.
+  They name the members that each event averaged or left out, and count requests
+  to the store. The last of several rows of an event counts.
 
   Raises:
     RecordError: If a row is damaged.
@@ -383,7 +378,7 @@ def _all_settings(run: LoadedRun) -> list[str]:
 def _draw(run: LoadedRun) -> Iterator[str]:
   """Draws the figures of a run, and yields the lines that show them.
 
-  If the run has no values for a figure, an older one is removed.
+  If the run has no values for a figure, an earlier report's is removed.
   """
   for name, (draw, caption) in _FIGURES.items():
     figure = draw(run)

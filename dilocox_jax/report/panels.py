@@ -255,9 +255,10 @@ def _loss_limits(
 ) -> tuple[float, float]:
   """Returns the lowest and the highest loss of an axis with many settings.
 
-  Curves far above the others are cut: for last losses of 2.0, 2.1, 2.2, 2.3 and
-  9.0, the median is 2.2, and the median distance from it is 0.1, so losses
-  above 2.2 + 4 * 0.1 = 2.6 are far above the others.
+  The axis ends above the highest last loss that is not far above the others.
+  Example: for last losses of 2.0, 2.1, 2.2, 2.3 and 9.0, the median is 2.2, and
+  the median distance from it is 0.1, so losses above 2.2 + 4 * 0.1 = 2.6 are
+  far above the others.
 
   Args:
     losses: All finite losses of all settings (nats a token).
@@ -298,15 +299,11 @@ def _front_names(
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
-  """Returns the setting that reaches the frame's target loss first.
+  """Returns the setting that reaches the frame's target loss first on a clock.
 
   The mean time over seeds counts. Baselines, and settings without a baseline at
   equal tokens, do not count. The result is None without a target, or if no
   setting reaches it with all evaluated seeds.
-
-  Args:
-    frame: All settings.
-    clock: Name of the clock.
   """
   if not frame.target:
     return None
@@ -382,14 +379,14 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
 def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
   """Returns the curve of a setting: mean, lowest and highest loss over seeds.
 
-  It has a point for every evaluation that all seeds have and that has a cost.
+  It has a point for every evaluation that all seeds have, except at no cost.
   The cost of a point is that of the first seed.
 
   Args:
     setting: The setting.
     axis: As in `loss_panel`.
-    divisor: Number by which the costs are divided (`_scale`).
-    seeds: Number of seeds that there should be. The label says if some miss.
+    divisor: Number by which the costs are divided.
+    seeds: Number of seeds that there should be, for the label of the curve.
   """
   has_band = len(setting.curves) > 1
   x = []

@@ -224,7 +224,7 @@ class LoadedRun:
 
 
 def _furthest(run: LoadedRun, field: str) -> int:
-  """Returns the largest value of a field that grows during a run, or 0.
+  """Returns the largest value of a field that grows during a run; 0 at first.
 
   Both rounds and evaluations have the field.
   """

@@ -90,14 +90,8 @@ class PlainFigure(Figure):
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
   """Returns color, marker and line style of each curve, by its name.
 
-  Curves of one method differ in their line styles. Curves that do not belong to
-  a method get the colors in order.
-
-  Args:
-    names: Names of the curves, in order.
-
-  Returns:
-    Keyword arguments of `Axes.plot`, by the name of the curve.
+  Curves of one method differ in line style. Curves of no method get the colors
+  in order. The values are keyword arguments of `Axes.plot`.
   """
   looks_of_others = itertools.cycle(zip(COLORS, MARKERS, strict=True))
   looks_by_name: dict[str, dict[str, Any]] = {}
@@ -170,13 +164,7 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
 
 
 def mark(ax: Axes, height: float, name: str) -> None:
-  """Draws a horizontal line across a panel, with a name at its right end.
-
-  Args:
-    ax: Axes of the panel.
-    height: Vertical value of the line, in the unit of the axis.
-    name: Name of the line.
-  """
+  """Draws a horizontal line across a panel, with a name at its right end."""
   ax.axhline(height, color=GRAY, linewidth=0.8, dashes=(4, 3))
   ax.annotate(
     name,
@@ -190,12 +178,9 @@ def mark(ax: Axes, height: float, name: str) -> None:
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
-  """Puts a legend below a figure.
+  """Puts a legend of the lines in `ax` below a figure.
 
-  Args:
-    figure: Figure to write into.
-    ax: Axes whose lines are named.
-    columns: Largest number of columns; long names take fewer.
+  It has at most `columns` columns, and fewer if names are long.
   """
   handles, names = ax.get_legend_handles_labels()
   available_width = _LEGEND * figure.get_figwidth()

@@ -98,8 +98,7 @@ def table(
     frame: All settings of the report.
     columns: Names of columns, which are keys of `CELLS`.
     settings: Settings to show; None: all.
-    clock: Name of the clock (simulated cluster) whose columns are added; "":
-      none.
+    clock: Clock (simulated cluster) whose columns are added; "": none.
   """
   if settings is None:
     settings = frame.settings
@@ -115,8 +114,8 @@ def table(
 def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   """Returns the cells of a setting in the columns of a clock.
 
-  The last one is the time to the target loss. Without a target, it is the loss
-  when the fastest setting has ended, if several settings all have runs.
+  The last column is the time to the target loss. Without a target, it is the
+  loss when the fastest setting has ended, if several settings all have runs.
   """
   cells = {}
   if setting.utilization:
@@ -179,8 +178,8 @@ def price(frame: Frame) -> str:
   """Returns a sentence about the setting that sends fewest bytes, or "".
 
   It compares bytes, time (if the frame has one clock) and loss of
-  `Frame.cheapest` with its baseline. "" means that there is nothing to compare,
-  or that the baseline sends less than 1.05 times as much.
+  `Frame.cheapest` with its baseline. It is "" if there is nothing to compare,
+  or if the baseline sends less than 1.05 times as much.
   """
   cheapest = frame.cheapest()
   if cheapest is None:
@@ -220,8 +219,7 @@ def markdown_table(
 
   Args:
     header: Names of the columns.
-    rows: Cells of each row. Their texts are escaped unless they are
-      `escape.Markdown` already.
+    rows: Cells of each row, which are escaped unless they are `Markdown`.
   """
   table = [list(header), ["---"] * len(header), *map(list, rows)]
   return ["| " + " | ".join(map(_cell, row)) + " |" for row in table]
@@ -237,13 +235,9 @@ def _cell(value: Any) -> str:
 def header_and_cells(
   rows: Sequence[Mapping[str, Any]],
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-  """Splits rows into the names of the columns and the cells.
+  """Splits rows into the names of the columns and a tuple of cells per row.
 
-  Args:
-    rows: Rows by column, at least one. All have the same columns in one order.
-
-  Returns:
-    The names of the columns, and a tuple of cells for each row.
+  There must be at least one row. All have the same columns in one order.
   """
   return tuple(rows[0]), [tuple(row.values()) for row in rows]
 

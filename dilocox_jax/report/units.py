@@ -74,12 +74,9 @@ def human_tokens(value: float | int) -> str:
 
 
 def human_time(seconds: float | int, error_s: float = math.nan) -> str:
-  """Formats a time: "18 s", "2.67 min" or "2,020 h".
+  """Formats a time: "18 s", "2.67 min" or "2,020 h"; "-" if it is not finite.
 
-  Args:
-    seconds: The time; "-" is returned for NaN and infinity.
-    error_s: Standard error of the time (s). If it is finite, it follows in the
-      same unit: "22.9 ± 0.54 s".
+  A finite standard error follows in the same unit: "22.9 ± 0.54 s".
   """
   if not math.isfinite(seconds):
     return "-"
@@ -95,12 +92,9 @@ def human_time(seconds: float | int, error_s: float = math.nan) -> str:
 
 
 def human_gap(share: float, error: float = math.nan) -> str:
-  """Formats a relative difference in per cent with its sign: "+0.78 %".
+  """Formats a relative difference: 0.0078 becomes "+0.78 %", NaN "-".
 
-  Args:
-    share: The difference as a fraction, e.g. 0.0078; "-" is returned for NaN.
-    error: Standard error of the difference, as a fraction. If it is finite, it
-      follows: "+0.78 ± 0.07 %".
+  A finite standard error, also a fraction, follows: "+0.78 ± 0.07 %".
   """
   if math.isnan(share):
     return "-"
@@ -151,12 +145,9 @@ def human_missing(count: int, wanted: int) -> str:
 
 
 def human_comparison(gap: float, error: float = math.nan) -> str:
-  """Describes a relative difference: "0.8 % higher" or "2.1 % lower".
+  """Describes a relative difference: -0.021 becomes "2.1 % lower".
 
-  Args:
-    gap: The difference as a fraction, e.g. -0.021.
-    error: Standard error of the difference, as a fraction. If it is finite, it
-      follows the difference: "2.1 ± 0.3 % lower".
+  A finite standard error, also a fraction, follows: "2.1 ± 0.3 % lower".
   """
   size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
   direction = "lower" if gap < 0 else "higher"
