@@ -97,8 +97,8 @@ class MethodPlan:
       (tokens per second); NaN if `compare_methods` did not make this plan.
     gap: Measured gap to AllReduce's loss with these settings. None if it was
       not measured, for AllReduce itself, and from `plan_run`.
-    expected: Gap that `config.run_gap` predicts. None for methods that exchange
-      gradients at every step, and from `plan_run`.
+    expected: Gap that `config.run_gap` predicts. None for one replica, for
+      methods that exchange gradients at every step, and from `plan_run`.
   """
 
   name: str
@@ -535,8 +535,9 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
   A layout is a number of data shards, of tensor shards (a power of two, at most
   8), of stages and of micro-batches; some devices may stay idle. For example,
   78 layers on 80 devices may have 39 stages x 2 shards, or 32 x 2. With several
-  stages, `mesh.remat` is "full" and both values of `mesh.gather` are tried.
-  With one stage, the config's `mesh.remat` and "full" are tried.
+  stages, `mesh.remat` is "full", and with data shards both values of
+  `mesh.gather` are tried. With one stage, the config's `mesh.remat` and "full"
+  are tried.
 
   Args:
     config: Config whose model and batch are divided.

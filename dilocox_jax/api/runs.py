@@ -291,7 +291,8 @@ def train(
     on_round: Function that is called with a `dilocox_jax.FinishedRound` after
       each round, in every process. The devices wait until it returns. An error
       that it raises ends the run.
-    quiet: Whether to show no progress: no log lines and no bar.
+    quiet: Whether to show no progress. By default, log lines show it, or a bar
+      in a terminal or in a notebook with ipywidgets.
 
   Returns:
     The run. It reads `metrics` and `model` from the directory at first use.

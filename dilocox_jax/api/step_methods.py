@@ -331,10 +331,7 @@ def _signature(
 def _check_settings(
   name: str, build: Callable[..., Method], settings: Mapping[str, Any]
 ) -> None:
-  """Raises TypeError for a setting that the named transform does not have.
-
-  The message suggests a similar argument.
-  """
+  """Raises TypeError for a setting that the named transform does not have."""
   method_arguments = list(inspect.signature(build).parameters)
   arguments = [
     *method_arguments,

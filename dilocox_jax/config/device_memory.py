@@ -134,10 +134,10 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
   """Returns the bytes that an exchange needs on a device besides the state.
 
-  Example: with 3.4 GB of the parameters on a TPU, an exchange of all of them
-  needs 10.1 GB in float32; other codecs need less. The result is 0 if inner
-  steps go on during the exchange, if gradients are averaged, or if there is one
-  replica or one device for all.
+  The result counts values in float32; other codecs need less. Example: with 3.4
+  GB of the parameters on a TPU, an exchange of all of them needs 10.1 GB. It is
+  0 if inner steps go on during the exchange, if gradients are averaged, or if
+  there is one replica or one device for all.
   """
   method = config.sync.named
   has_own_devices = config.mesh.layout == "mesh"
