@@ -1,6 +1,5 @@
-"""Functions that a user calls, and what they need.
+"""Functions that a user calls: `train`, `load`, `make_rounds` and others.
 
-The functions are `train`, `load`, `estimate`, `make_rounds`, `compare_methods`
-and others. `dilocox_jax/__init__.py` lists all public names and the module that
-defines each of them.
+`dilocox_jax/__init__.py` lists all public names, with the modules that define
+them.
 """

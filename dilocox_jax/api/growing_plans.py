@@ -1,4 +1,4 @@
-"""Proposes schedules with growing rounds, and times them with the simulator."""
+"""Proposes schedules that average more often early in a run, and times them."""
 
 import dataclasses
 from typing import Any
@@ -45,20 +45,18 @@ def growing_plans(
 ) -> list[GrowingPlan]:
   """Proposes schedules that average more often early in a run, and times them.
 
-  Averaging more often at the start can lower the loss. A proposal either has
-  rounds that grow (`sync.first_interval`), or begins with data-parallel steps
-  (`sync.warm_start_steps`). Its last rounds have H, 2 H or 4 H steps. Within
-  the allowed time, rounds grow as slowly as possible, or the data-parallel
-  start is as long as possible. The simulator does not know which proposal
-  trains best.
+  A proposal has rounds that grow (`sync.first_interval`), or begins with
+  data-parallel steps (`sync.warm_start_steps`). Its last rounds have H, 2 H or
+  4 H steps. Within the allowed time, rounds grow as slowly as possible, or the
+  data-parallel start is as long as possible. The losses are not predicted.
 
   Args:
-    config: Config of the run. Its rounds have one length, and it has no
+    config: Config of the run, whose rounds have one length, without a
       data-parallel start.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
-    utilization: Least share of the time in inner steps (0 to 1). It decides how
-      long a run may take. None: as long as the run of the config.
+    utilization: Least share of the time in inner steps (0 to 1), which limits
+      the time of a run. None: no longer than the config's own run.
 
   Returns:
     The plan of the config itself, then the proposals.
@@ -96,12 +94,7 @@ def growing_plans(
 
 
 def _plan(config: RunConfig, schedule: TimedSchedule) -> GrowingPlan:
-  """Returns the plan of a config whose costs are known.
-
-  Args:
-    config: Config with this schedule.
-    schedule: The schedule, and its costs.
-  """
+  """Returns the plan of a config whose schedule was timed."""
   return GrowingPlan(
     config=config,
     total_s=schedule.outcome.total_s,
@@ -111,12 +104,7 @@ def _plan(config: RunConfig, schedule: TimedSchedule) -> GrowingPlan:
 
 
 def _with_schedule(config: RunConfig, schedule: TimedSchedule) -> RunConfig:
-  """Returns a config that trains with another schedule.
-
-  Args:
-    config: Config of the run with rounds of one length.
-    schedule: The other schedule.
-  """
+  """Returns a config with the rounds and the start of another schedule."""
   with_rounds = _with_rounds(
     config,
     schedule.sync_interval,
@@ -138,13 +126,9 @@ def _with_rounds(
   Args:
     config: Config of the run.
     interval: Number of inner steps of the last rounds.
-    first_interval: Number of inner steps of the first rounds; None: all rounds
-      have `interval` steps.
+    first_interval: Number of inner steps of the first rounds; None: `interval`.
     steps_per_doubling: Inner steps after which the length of a round doubles;
-      None: it does not.
-
-  Raises:
-    ValueError: If the method does not allow such rounds.
+      None if `first_interval` is None.
   """
   changes: dict[str, Any] = {
     "sync.sync_interval": interval,

@@ -1,15 +1,9 @@
 """Measured gaps: how much higher a method's final loss is than AllReduce's.
 
-A gap is (loss of the method / loss of AllReduce) - 1 after the same number of
-steps on the same number of sequences. All gaps were measured on one small model
-(0.86 million parameters, 2,000 steps). The method and AllReduce had the same
-inner optimizer, and either both or neither kept an average of the parameters.
-With M = 2 and 4, AllReduce with Muon was trained with a momentum of 0.9, which
-suits it better than the 0.95 of the methods. No gap was measured on a large
-model.
-
-The gaps are in `measured_gaps.json`. `experiments.sweeps.measured` writes this
-file from the committed runs.
+A gap is (loss of the method / loss of AllReduce) - 1 after as many steps on as
+many sequences. All gaps were measured on one small model (0.86 million
+parameters, 2,000 steps). `experiments.sweeps.measured` writes them from the
+committed runs to `measured_gaps.json`.
 """
 
 import dataclasses
@@ -37,13 +31,12 @@ class MeasuredGap:
     sequences: Number of sequences in a step of one replica.
     steps: Number of inner steps of each run.
     seeds: Number of seeds. There is one run for each seed.
-    gap: Mean final loss of the method's runs divided by that of AllReduce,
-      minus 1. Example: 0.0078 is a loss that is 0.78 % higher.
+    gap: Mean final loss of the method's runs divided by AllReduce's, minus 1:
+      0.0078 is a loss that is 0.78 % higher.
     error: Standard error of the gap over the seeds, as a fraction like `gap`.
     inner_rate: Inner learning rate, which was tuned for the small model.
     settings: Other fields of the runs' config, by dotted name.
-    study: Name of the runs' sweep, the column `study` of
-      docs/results/runs.csv.
+    study: Name of the runs' sweep, the column `study` of docs/results/runs.csv.
   """
 
   name: str
@@ -93,18 +86,9 @@ def _content() -> dict[str, Any]:
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
   """Returns the gaps of a method that were measured with about M replicas.
 
-  Of the numbers of replicas with which the method was measured, the nearest to
-  M counts. The distance of two numbers is the logarithm of their ratio. If two
-  numbers are equally near, as 2 and 8 are to 4, the larger one counts, because
-  its gap is larger.
-
-  Args:
-    method: Name of the method.
-    num_replicas: Number of replicas of the run, M.
-
-  Returns:
-    The gaps, all with the same number of replicas; [] if the method was not
-    measured.
+  They all have the number of replicas that is nearest to `num_replicas` by
+  ratio. Of two equally near ones, as 2 and 8 are to 4, the larger counts. The
+  result is [] if the method was not measured.
   """
   gaps_of_method = []
   for fields in _content()["gaps"]:
@@ -125,12 +109,10 @@ def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
 def share_of_more_steps(ratio: float) -> float:
   """Returns the factor by which another number of steps changes the final loss.
 
-  The factor is a power of the ratio of the steps. The exponent was fitted to
-  AllReduce runs of 2,000 and of 17,000 steps of a small model. Example: with
-  twice as many steps the factor is 0.934, so the loss ends 6.6 % lower.
+  It is a power of the ratio, fitted to AllReduce runs of 2,000 and 17,000 steps
+  of a small model: twice as many steps multiply the loss by 0.934.
 
   Args:
-    ratio: Number of steps divided by the number of steps of the run whose loss
-      is known.
+    ratio: Number of steps divided by that of the run whose loss is known.
   """
   return ratio ** -_content()["exponent"]["value"]

@@ -1,9 +1,7 @@
 """Suggests a change of a config with which a run needs less memory on a device.
 
-One field is changed at a time, and the memory is estimated again. Changes that
-need no more devices are tried first: more recomputation, collecting one layer
-at a time (which sends more bytes inside a cluster), and more micro-batches.
-Then twice as many shards or stages are tried.
+One field is changed at a time. Changes that need no more devices are tried
+first, e.g. more recomputation; then twice as many shards or stages.
 """
 
 from typing import Any
@@ -17,14 +15,9 @@ from dilocox_jax.report.units import human_bytes
 def memory_advice(config: RunConfig, device_bytes: float) -> str:
   """Returns a change of the config with which a run fits into its devices.
 
-  Args:
-    config: Config of a run that needs too much memory.
-    device_bytes: Memory of a device (bytes).
-
-  Returns:
-    A text such as "mesh.gather='layer' needs 24.9 GB". It names the first
-    change with which the run fits. If there is none, it names the change that
-    needs the least memory. If no change helps, it suggests a smaller model.
+  Example: "mesh.gather='layer' needs 24.9 GB". It is the first change with
+  which the run fits into `device_bytes`, else the one that needs the least
+  memory. If no change helps, it is a smaller model or batch.
   """
   needed_before = device_memory(config, device_bytes).total
   best = (needed_before, "a smaller model or batch, or a smaller rank")
@@ -45,14 +38,9 @@ def memory_advice(config: RunConfig, device_bytes: float) -> str:
 
 
 def _changes(config: RunConfig) -> list[tuple[str, Any]]:
-  """Returns the changes to try, in the order that the module describes.
+  """Returns the changes to try, in order: pairs (dotted name, new value).
 
-  Args:
-    config: The config to change.
-
-  Returns:
-    Pairs of a field's dotted name and its new value. Some may not go with the
-    config.
+  Some may not go with the config.
   """
   mesh = config.mesh
   changes: list[tuple[str, Any]] = []

@@ -1,18 +1,8 @@
 """Refuses a run for which this machine has too little memory.
 
-If a program takes more memory than a host has, the operating system ends it
-without a message, perhaps after minutes, and may end other programs, too. If it
-takes more than an accelerator has, JAX raises RESOURCE_EXHAUSTED, perhaps only
-after a long compilation. So before any array is made, the memory that a run
-needs is compared with the available memory. On CPUs, the available memory is
-what the host has free. On other devices, it is the limit that JAX has on a
-device, even if a part of it is in use.
-
-The bytes of the state that is kept between steps are computed from the config
-(`config.device_memory` says when they are exact). For a user's model they are a
-lower bound, because the state of the inner optimizer is not counted. The memory
-of a step is an estimate, which may be too high. So a run is refused only if it
-needs more than 1.1 times the available memory.
+Without this check, the operating system may end the program without a message,
+or JAX raises RESOURCE_EXHAUSTED after a long compilation. The needed memory is
+computed from the config before any array is made.
 """
 
 import jax
@@ -39,10 +29,7 @@ MARGIN = 1.1
 
 
 class MemoryRefusedError(ValueError):
-  """Raised if a run would need more memory than there is.
-
-  The message is one line.
-  """
+  """Raised if a run would need more memory than there is."""
 
 
 def check_memory(
@@ -53,19 +40,17 @@ def check_memory(
   """Refuses a run that needs more than 1.1 times the available memory.
 
   The available memory is what this host has free (on CPUs), or the limit of a
-  device. The needed memory is partly an estimate, which may be too high. If the
-  system does not tell how much memory there is, no run is refused.
+  device, even if a part of it is in use. If it is not known, no run is refused.
+  The needed memory is partly an estimate, which may be too high.
 
   Args:
     config: Config of the run.
-    overrides: Objects of the user in place of parts that the config names. If a
-      model is among them, only its state between steps is counted, because its
-      layers are unknown.
+    overrides: Objects of the user in place of parts that the config names. Of a
+      user's model, only the state between steps is counted.
     go_on: What a user can set to start the run all the same, for the message.
 
   Raises:
-    MemoryRefusedError: If the run is refused. The message is one line with both
-      numbers of bytes, and says what to change.
+    MemoryRefusedError: One line with both numbers of bytes and what to change.
   """
   device_limit_bytes = min(map(device_bytes, jax.local_devices()))
   state_bytes, step_bytes = _needed_bytes(config, overrides, device_limit_bytes)
@@ -98,17 +83,10 @@ def check_memory(
 def _needed_bytes(
   config: RunConfig, overrides: Overrides, device_limit_bytes: float
 ) -> tuple[float, float]:
-  """Returns the memory that a run needs on a device (bytes).
+  """Returns the memory that a run needs on one device, as a tuple (bytes).
 
-  Args:
-    config: Config of the run.
-    overrides: Objects of the user in place of parts that the config names.
-    device_limit_bytes: Memory of a device that JAX may take (bytes); infinity
-      if the device does not tell it.
-
-  Returns:
-    A tuple: the bytes of the state that is kept between steps, and the bytes
-    that a step needs in addition (0 for a model of the user).
+  The first number is the state between steps. The second is what a step needs
+  besides: 0 for a model of the user.
   """
   num_replicas = 1
   if config.mesh.layout == "stacked":
@@ -132,15 +110,10 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns how many bytes the state of a replica with a user's model needs.
+  """Returns the least memory of a replica with a user's model (bytes).
 
-  This is what is kept on a device between steps, without the state of the inner
-  optimizer, so it is a lower bound. If only a part of the model is trained,
-  only the parameters are counted, once.
-
-  Args:
-    config: Config of the run.
-    overrides: Objects of the user, with a model among them.
+  It is the state on a device between steps, without that of the inner
+  optimizer. If only a part of the model is trained, it is only the parameters.
   """
   assert overrides.model is not None
   params = jax.eval_shape(overrides.model.init, jax.random.key(0))

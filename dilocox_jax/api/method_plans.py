@@ -1,18 +1,10 @@
 """Plans how each method would train a model on a cluster, and ranks the plans.
 
-A plan combines four things:
-
-- a method;
-- the model and the batch of a config;
-- values of P and a codec. If the method's loss was measured
-  (`api.measured_gaps`), they are those of the measurement; otherwise they are
-  those of the method's recipe (`compare_methods` has the exact rules);
-- the H that is best for the links, unless the config sets H;
-- a layout, which divides each replica among its devices: the fastest layout
-  that leaves enough memory free.
-
-Plans are ranked by the loss that they are expected not to exceed in equal time:
-the upper end of its range. An uncertain gap thus counts against a plan.
+A plan is a method with its settings (H, P, codec), and a layout: how each
+replica is divided among its devices. Unless the config sets H, it is the best
+one for the links. The layout is the fastest that leaves enough memory free.
+Plans are ranked by the upper end of the loss that they are expected to reach in
+equal time, so an uncertain gap counts against a plan.
 """
 
 import contextlib
@@ -103,18 +95,16 @@ class MethodPlan:
     config: Config of the run.
     setup: The run on the cluster, ready to be timed.
     rounds: Costs of rounds in the middle of a long run (simulated).
-    memory: Memory that a device needs (the state between steps is derived, the
-      rest is estimated).
+    memory: Memory that a device needs (partly estimated).
     device_bytes: Memory that a device has (bytes); infinity if it is not known.
     allreduce_tokens_per_s: Throughput of AllReduce in float32 on the same
       cluster (tokens per second); NaN before the plan was compared.
-    fastest_tokens_per_s: Throughput of the fastest compared plan (tokens per
-      second); NaN before the plan was compared.
-    gap: Measured gap between the loss with these settings and the loss of
-      AllReduce. None if it was not measured, and for AllReduce itself.
-    expected: Gap that the law of gaps (`gap.law`) expects for the model and the
-      number of replicas. None for methods that exchange gradients at every
-      step.
+    fastest_tokens_per_s: Throughput of the fastest plan with enough free memory
+      (tokens per second); NaN if `compare_methods` did not make this plan.
+    gap: Measured gap to AllReduce's loss with these settings. None if it was
+      not measured, for AllReduce itself, and from `plan_run`.
+    expected: Gap that `config.run_gap` predicts. None for one replica, for
+      methods that exchange gradients at every step, and from `plan_run`.
   """
 
   name: str
@@ -135,7 +125,7 @@ class MethodPlan:
 
   @property
   def is_measured(self) -> bool:
-    """Whether a gap of the method was measured, so that it can be ranked."""
+    """Whether the gap of the method was measured, or is 0 for AllReduce."""
     if self.is_baseline or self.gap is not None:
       return True
     return self.expected is not None and self.name in law().factors
@@ -144,30 +134,24 @@ class MethodPlan:
   def gap_at_equal_time(self) -> float:
     """Loss of this plan in equal time, relative to a fast AllReduce, minus 1.
 
-    The reference is the loss of an AllReduce that makes as many steps as the
-    fastest plan. This plan's loss differs from it for two reasons. First, the
-    method has a gap at equal steps: `expected` or, for a method that exchanges
-    gradients at every step, the measured `gap`. Second, a slower plan makes
-    fewer steps in the same time (derived, `measured_gaps.share_of_more_steps`).
-    Example: 0.02 is a loss that is 2 % higher. NaN if no gap of the method was
-    measured.
+    This AllReduce makes as many steps as the fastest plan. Two things raise the
+    loss of a plan: its method's gap at equal steps, and fewer steps in the same
+    time if it is slower (`share_of_more_steps`). 0.02 is a loss that is 2 %
+    higher. NaN if no gap of the method was measured.
     """
     return self._at_equal_time(self.gap_range.value)
 
   @property
   def worst_gap_at_equal_time(self) -> float:
-    """Upper end of the range of `gap_at_equal_time`.
-
-    Only the range of the gap counts. NaN if no gap of the method was measured.
-    """
+    """Upper end of the range of `gap_at_equal_time`, or NaN."""
     return self._at_equal_time(self.gap_range.high)
 
   @property
   def gap_range(self) -> Estimate:
     """The gap at equal steps, with its range; 0 for AllReduce.
 
-    It is the expected gap, if the law has one, else the measured gap with two
-    standard errors on either side.
+    It is `expected`, else the measured gap with two standard errors on each
+    side.
     """
     if self.expected is not None:
       expected = self.expected
@@ -180,10 +164,9 @@ class MethodPlan:
     )
 
   def _at_equal_time(self, gap: float) -> float:
-    """Returns a gap that also has the cost of fewer steps in equal time.
+    """Adds the cost of fewer steps in equal time to a gap at equal steps.
 
-    Args:
-      gap: Gap at equal steps.
+    The result is NaN if no gap of the method was measured.
     """
     if not self.is_measured:
       return math.nan
@@ -194,8 +177,8 @@ class MethodPlan:
   def spare(self) -> float:
     """Share of a device's memory that the plan leaves free.
 
-    It is below 0 if the plan needs more memory than a device has, and 1 if the
-    memory of a device is not known.
+    It is below 0 if the plan does not fit, and 1 if a device's memory is
+    unknown.
     """
     if math.isinf(self.device_bytes):
       return 1.0
@@ -203,19 +186,12 @@ class MethodPlan:
 
   @property
   def has_room(self) -> bool:
-    """Whether enough memory is left free to recommend the plan.
-
-    At least a tenth (`LEAST_SPARE`) must be free, because the estimate may be
-    too low.
-    """
+    """Whether at least a tenth of the memory is left free (`LEAST_SPARE`)."""
     return self.spare >= LEAST_SPARE
 
   @property
   def hides(self) -> bool:
-    """Whether all transfers are hidden behind inner steps.
-
-    This is so if replicas compute for at least 99.9 % of the time.
-    """
+    """Whether replicas compute for at least 99.9 % of the time."""
     return self.rounds.utilization >= _HIDDEN
 
   @property
@@ -236,10 +212,7 @@ class MethodPlan:
 
   @property
   def fits(self) -> bool:
-    """Whether a device has the memory that the plan needs.
-
-    It is True if the memory of a device is not known.
-    """
+    """Whether a device has the memory that the plan needs; True if unknown."""
     return self.memory.total <= self.device_bytes
 
   @property
@@ -276,8 +249,8 @@ def plan_run(
     The plan of the run. Its `allreduce_tokens_per_s` is set.
 
   Raises:
-    ValueError: If the cluster is unknown, or if the run does not fit on it. The
-      message is one line.
+    ValueError: One line, if the cluster is unknown or the run does not fit on
+      it.
   """
   run_cluster = cluster_of(config, cluster)
   plan = _plan(config.sync.method, config, run_cluster, options, device_bytes)
@@ -318,34 +291,30 @@ def compare_methods(
 
   Args:
     config: Config with the model, the batch of a replica, the number of steps,
-      and the settings of the inner steps. The rules also choose the inner
-      optimizer and its momentum.
+      and the settings of the inner steps. The inner optimizer and its momentum
+      may be replaced.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
-      If they state the duration of a step, this duration belongs to the layout
-      of the config, so no other layout is tried.
+      If they state the duration of a step, only the config's layout is tried.
     device_bytes: Memory of a device (bytes). None takes it from the cluster.
-    gain: Share by which AllReduce's loss falls when its batch doubles
-      (`gap.gain`). The expected gaps follow from it. None: it is extrapolated
-      from the size of the model.
+    gain: Share by which AllReduce's loss falls when its batch doubles, for the
+      expected gaps. None: extrapolated from the size of the model.
 
   Returns:
-    A tuple (plans, refused). `plans` has the best plan of each method, and
-    `refused` the reason for each method that the config does not allow, by
-    method. The best plan of all comes first. Plans are ordered by:
+    A tuple (plans, refused): the best plan of each method, the best of all
+    first; and the error for each method that the config does not allow. Plans
+    are ordered by:
 
-    1. whether they leave enough memory free (`LEAST_SPARE`), and then whether
-       they fit at all;
-    2. the upper end of the range of the loss in equal time, and then the
-       expected loss in equal time, both rounded to a tenth of a percent;
-       methods whose gap was never measured come last;
+    1. whether they leave enough memory free (`LEAST_SPARE`), then whether they
+       fit at all;
+    2. the upper end of the range of the loss in equal time, then the expected
+       loss, both rounded to 0.1 %; methods without a measured gap come last;
     3. the memory that they leave free;
     4. their throughput.
 
   Raises:
     TypeError: If `config` is not a `RunConfig`.
-    ValueError: If the cluster is unknown, or if AllReduce does not fit on it.
-      The message is one line.
+    ValueError: One line, if the cluster is unknown or AllReduce does not fit.
   """
   check_config(config)
   run_cluster = cluster_of(config, cluster)
@@ -396,14 +365,9 @@ def _intervals(
 ) -> list[int]:
   """Returns the values of H with which a method is planned.
 
-  They are the candidate's H and its doubles, up to the largest H that may be
-  chosen. If the candidate's H exceeds this largest H, the latter is the only
-  value. An H that the user chose stays alone.
-
-  Args:
-    config: The user's config.
-    candidate: The config with the settings of the method.
-    method: Name of the method.
+  They are the candidate's H and its doubles up to the largest H that may be
+  chosen, or this largest H alone if the candidate's H exceeds it. An H that the
+  user's `config` sets is the only value.
   """
   schedule = candidate.sync.named.schedule
   is_chosen = config.sync.sync_interval or _sets_fields_of(method, config)
@@ -419,16 +383,7 @@ def _intervals(
 
 
 def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
-  """Chooses the best plan of each method, and sorts these plans.
-
-  `compare_methods` says which plan is better than another one.
-
-  Args:
-    plans: For each method, its plans with different settings.
-
-  Returns:
-    One plan for each method, the best first.
-  """
+  """Chooses the best of each method's plans, and returns these, best first."""
   all_plans = [plan for candidates in plans for plan in candidates]
   with_room = [plan for plan in all_plans if plan.has_room] or all_plans
   fastest = max(plan.tokens_per_s for plan in with_room)
@@ -459,22 +414,10 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
 def _candidates(
   config: RunConfig, method: str
 ) -> list[tuple[RunConfig, MeasuredGap | None]]:
-  """Returns the configs with which a method is planned, each with its gap.
+  """Returns pairs (config with the method, measured gap) to plan, at least one.
 
-  `compare_methods` says how the settings are chosen. In addition, the rank
-  never adapts. If the settings are those of measurements, only measurements
-  with plain Muon count.
-
-  Args:
-    config: Config of the run.
-    method: Name of the method.
-
-  Returns:
-    At least one pair (config with the method, measured gap to AllReduce's
-    loss). The gap is that of runs with the same schedule and the same kinds of
-    codec. These runs may have kept an average of the parameters, even if the
-    returned config keeps none. None in place of the gap: there is no such
-    measurement.
+  `compare_methods` says how settings are chosen; the rank never adapts. The gap
+  is None if no runs had this schedule and these kinds of codec.
   """
   gaps = measured_gaps(method, config.mesh.num_replicas)
   if _sets_fields_of(method, config):
@@ -510,10 +453,7 @@ def _candidates(
 
 
 def _has_plain_muon(gap: MeasuredGap) -> bool:
-  """Returns whether a gap was measured with Muon and its default momentum.
-
-  Every measured method has such a gap, so methods are compared by these gaps.
-  """
+  """Returns whether a gap was measured with Muon and its default momentum."""
   has_default_momentum = "inner.momentum" not in gap.settings
   return gap.settings["inner.optimizer"] == "muon" and has_default_momentum
 
@@ -522,10 +462,6 @@ def _sets_fields_of(method: str, config: RunConfig) -> bool:
   """Returns whether a config has a method and changes a field of its recipe.
 
   `exchange.collective` does not count.
-
-  Args:
-    method: Name of the method.
-    config: The config.
   """
   if method != config.sync.method_name:
     return False
@@ -545,11 +481,7 @@ def _sets_fields_of(method: str, config: RunConfig) -> bool:
 def _has_settings_of(gap: MeasuredGap, config: RunConfig) -> bool:
   """Returns whether a gap was measured with the settings of a config.
 
-  Of a codec, only the names are compared, and not its settings.
-
-  Args:
-    gap: The measured gap.
-    config: The config.
+  Of a codec, only the names are compared, as in "low_rank+int".
   """
   values = flat(config.to_mapping())
   schedule = config.sync.named.schedule
@@ -572,20 +504,17 @@ def of_method(
 ) -> RunConfig:
   """Returns the config with another method and the fields of its recipe.
 
-  The rank does not adapt (`adaptive.mode="off"`), so that all rounds cost the
-  same. The config's H and its mailbox stay, unless the method averages in every
-  step.
+  The rank does not adapt, so all rounds cost the same. The config's H and
+  mailbox stay, unless the method averages in every step.
 
   Args:
-    config: Config whose model, data and inner learning rate stay, as do the
-      other fields outside of the method's sections. The inner optimizer and its
-      momentum become those of the method.
+    config: Config whose model, data and other fields outside of the method's
+      sections stay, except for the inner optimizer and its momentum.
     method: Name of the method.
-    settings: Values that take the place of the recipe's, by dotted name.
-      Exceptions: an H of the config comes first, and the rank of "dilocox"
-      follows from the width of the model. None: there are no such values. If
-      the config has this method already, all its fields then stay except
-      `adaptive.mode`.
+    settings: Values in place of the recipe's, by dotted name. H of the config
+      wins over them, as does the rank of "dilocox", which follows from the
+      model's width. None: the recipe, or if the config has the method already,
+      all its fields except `adaptive.mode`.
   """
   if method == config.sync.method_name and settings is None:
     return changed(config, {"adaptive.mode": "off"})
@@ -613,7 +542,7 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     changes: New values by dotted name, such as "sync.sync_interval".
 
   Raises:
-    ValueError: If the new config is wrong. The message is one line.
+    ValueError: One line, if the new config is wrong.
   """
   return from_mapping(flat(config.to_mapping()) | dict(changes))
 
@@ -625,15 +554,7 @@ def _plan(
   options: Options,
   device_bytes: float | None,
 ) -> MethodPlan:
-  """Returns the plan of a config, without a comparison and without a gap.
-
-  Args:
-    name: Name of the plan.
-    config: Config of the run, with its method and layout.
-    cluster: The cluster.
-    options: Durations and transport, which neither config nor cluster states.
-    device_bytes: Memory of a device (bytes). None takes it from the cluster.
-  """
+  """Returns the plan of a config, without a comparison and without a gap."""
   setup = set_up(config, cluster, options)
   memory_bytes = _device_bytes(setup.link_costs.cluster, device_bytes)
   return MethodPlan(
@@ -647,13 +568,7 @@ def _plan(
 
 
 def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
-  """Returns the memory of a device (bytes); infinity if it is not known.
-
-  Args:
-    cluster: The cluster. Its smallest device counts.
-    stated_bytes: Memory of a device that the user states (bytes). None takes it
-      from the cluster.
-  """
+  """Returns the stated bytes, else those of the cluster's smallest device."""
   if stated_bytes is not None:
     return stated_bytes
   return least_memory(cluster)
@@ -662,19 +577,12 @@ def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
 def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
   """Yields the layouts to try, i.e. ways to divide a replica among its devices.
 
-  A layout is a number of data shards, of tensor shards, of pipeline stages and
-  of micro-batches. Some devices may stay idle. For each number of shards, these
-  numbers of stages are tried: 1; the most for which there are devices and
-  layers; and, up to this number, the largest divisor of the number of layers
-  and the largest power of two. Example: 78 layers on 80 devices may have 39
-  stages x 2 shards, or 32 x 2 on 64 of the devices. The number of tensor shards
-  is a power of two, and at most 8: in most machines eight devices share fast
-  links.
-
-  With several stages, the backward pass computes the activations again
-  (`mesh.remat` "full"), because models that need stages need the memory, and
-  both values of `mesh.gather` are tried. With one stage, the config's
-  `mesh.remat` and "full" are tried.
+  A layout is a number of data shards, of tensor shards (a power of two, at most
+  8), of stages and of micro-batches; some devices may stay idle. For example,
+  78 layers on 80 devices may have 39 stages x 2 shards, or 32 x 2. With several
+  stages, `mesh.remat` is "full", and with data shards both values of
+  `mesh.gather` are tried. With one stage, the config's `mesh.remat` and "full"
+  are tried.
 
   Args:
     config: Config whose model and batch are divided.
@@ -712,9 +620,9 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
 def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
   """Returns the numbers of stages that `layouts` tries.
 
-  Args:
-    config: Config whose model is divided.
-    num_devices: Number of devices for each pair of a data and a tensor shard.
+  They are 1; the most for which there are devices and layers; and, up to this
+  number, the largest divisor of the number of layers, and the largest power of
+  two.
   """
   num_layers = config.model.shape.num_layers
   most = min(num_devices, num_layers)
@@ -726,12 +634,9 @@ def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
 def _remat_and_gather(
   config: RunConfig, num_data_shards: int, num_stages: int
 ) -> list[Changes]:
-  """Returns the values of `mesh.remat` and `mesh.gather` that `layouts` tries.
+  """Returns the pairs of `mesh.remat` and `mesh.gather` that `layouts` tries.
 
-  Args:
-    config: Config whose model is divided.
-    num_data_shards: Number of data shards.
-    num_stages: Number of stages.
+  With one stage, they have only `mesh.remat`.
   """
   if num_stages == 1:
     remats = dict.fromkeys((config.mesh.remat, "full"))
@@ -750,20 +655,10 @@ def _powers_of_two_in(number: int) -> list[int]:
 def _fastest_layouts(
   allreduce: RunConfig, cluster: Cluster, options: Options, device_bytes: float
 ) -> list[Changes]:
-  """Returns the layouts that fit for AllReduce, the fastest first.
+  """Returns the layouts of AllReduce that are worth trying, the fastest first.
 
-  AllReduce needs the least memory of all methods. So a layout that does not fit
-  for AllReduce fits for no method. If no layout fits, the one that needs the
-  least memory is returned.
-
-  Args:
-    allreduce: Config of AllReduce.
-    cluster: The cluster.
-    options: Durations and transport, which neither config nor cluster states.
-    device_bytes: Memory of a device (bytes).
-
-  Raises:
-    ValueError: If no layout can divide the batch. The message is one line.
+  Layouts that do not fit are left out, because no method needs less memory than
+  AllReduce. If none fits, the result is the one that needs the least memory.
   """
   num_devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
   possible: list[tuple[int, RunConfig, Changes]] = []
@@ -799,20 +694,15 @@ def _useful_layouts(
 ) -> list[Changes]:
   """Leaves out layouts that are slower than others and need no less memory.
 
-  Only layouts with the same number of devices are compared: other methods need
-  more copies of the parameters than AllReduce, which the devices share.
-
   Args:
-    timed: Layouts, the fastest first. Each entry has the duration of a step
-      (seconds), an order among equal durations, the memory that a device needs
-      (bytes), and the layout.
-
-  Returns:
-    The layouts that remain, the fastest first.
+    timed: Layouts, the fastest first: seconds of a step, an order among equal
+      durations, bytes of a device, and the layout.
   """
   useful: list[Changes] = []
   least_bytes: dict[int, int] = {}
   for _, _, needed_bytes, layout in timed:
+    # Only layouts with as many devices are compared: other methods keep more
+    # copies of the parameters than AllReduce, which the devices share.
     num_devices = math.prod(layout.get(field, 1) for field in _COUNTS)
     if needed_bytes < least_bytes.get(num_devices, needed_bytes + 1):
       least_bytes[num_devices] = needed_bytes
@@ -825,13 +715,8 @@ def _with_layout(
 ) -> RunConfig:
   """Returns the config with the first layout that leaves enough memory free.
 
-  If there is no such layout, the first one that fits is taken. If none fits, it
-  is the layout that needs the least memory.
-
-  Args:
-    config: Config of a run.
-    candidate_layouts: Layouts, the fastest first.
-    device_bytes: Memory of a device (bytes).
+  If there is none, the layout is the first that fits, else the one that needs
+  the least memory.
   """
   divided = []
   for layout in candidate_layouts:

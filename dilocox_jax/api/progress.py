@@ -1,8 +1,8 @@
 """Shows the progress of a run that was started from Python.
 
-A run writes lines to the logger `dilocox_jax`. Python shows such lines only if
-a program sets up logging. `dilocox_jax.train` does so while it trains. In a
-terminal and in a notebook, a bar takes the place of the lines about progress.
+A run writes lines to the logger `dilocox_jax`, which Python does not show by
+itself. In a terminal and in a notebook, a bar takes the place of the lines
+about progress.
 """
 
 import contextlib
@@ -22,10 +22,8 @@ _TALKATIVE = ("absl", "jax", "orbax")
 def bar_console() -> Console | None:
   """Returns a console on standard error, or in a notebook, for a progress bar.
 
-  Returns:
-    The console. None if it cannot show a bar: standard error is a file or a
-    pipe, the terminal cannot move its cursor, or the notebook lacks the package
-    ipywidgets.
+  The result is None if it cannot show a bar: standard error is a file or a
+  pipe, the terminal cannot move its cursor, or the notebook lacks ipywidgets.
   """
   console = Console(stderr=True)
   if console.is_jupyter:
@@ -68,14 +66,11 @@ def shown_progress() -> Iterator[None]:
 def _has_handlers_of_program(logger: logging.Logger) -> bool:
   """Returns whether the user's program has set up a handler for a logger.
 
-  A handler with Python's default format does not count: absl sets up such a
-  handler when Orbax is imported, and it would put the level and the name of a
-  module in front of each line.
-
-  Args:
-    logger: The logger. The handlers of the root logger also count.
+  A handler of the root logger also counts.
   """
   handlers = [*logger.handlers, *logging.getLogger().handlers]
+  # A handler with Python's default format does not count: Orbax imports absl,
+  # which sets up one that would put the level in front of each line.
   return any(
     handler.formatter is None or handler.formatter._fmt != logging.BASIC_FORMAT
     for handler in handlers
@@ -83,10 +78,6 @@ def _has_handlers_of_program(logger: logging.Logger) -> bool:
 
 
 def _set_levels(levels: dict[str, int]) -> None:
-  """Sets the levels of some loggers.
-
-  Args:
-    levels: The new level by the name of the logger.
-  """
+  """Sets the levels of some loggers, given by name."""
   for name, level in levels.items():
     logging.getLogger(name).setLevel(level)

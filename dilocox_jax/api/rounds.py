@@ -1,10 +1,8 @@
 """Builds a method's rounds around a user's inner step, without a config.
 
-The host runs one window of the schedule after the other. A window is the inner
-steps until a fragment is next sent or applied, together with that send or
-apply. If a method has a delay, its messages travel while the inner steps of a
-window run. An optax transform (`step_methods`) sees one step at a time, so its
-messages cannot travel beside several steps.
+While inner steps of a round run, the messages of a method with a delay travel.
+An optax transform (`step_methods`) cannot do this: it ends each step before the
+next one starts.
 """
 
 import jax.numpy as jnp
@@ -47,32 +45,27 @@ def make_rounds(
   """Builds a method's rounds from a user's inner step.
 
   The method only decides the schedule and the apply rule. Codec, error feedback
-  and outer optimizer come from the other arguments. (The named transforms, such
-  as `dilocox_jax.diloco`, take these from the method's recipe.)
+  and outer optimizer come from the other arguments, not from a recipe.
 
   Args:
     method: Schedule and apply rule, e.g. `plan.schedule.methods.dilocox(20)`.
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
       state, (loss, gradient norm)) of one replica. Loss and norm are float32
-      scalars. The step may use collectives over the axis "replica", unless the
-      replicas use a mailbox.
+      scalars. It may use collectives over the axis "replica", unless `exchange`
+      is a mailbox.
     outer: Optimizer of the outer parameters.
     num_replicas: Number of replicas, M.
-    num_layers: Number of stacked layers: the size of the first axis of the
-      leaves below the key "blocks". It is only needed if the method has several
-      fragments that are groups of layers.
+    num_layers: Size of the first axis of the leaves below the key "blocks".
+      Only needed if the method has several fragments that are groups of layers.
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has devices of its own).
     division: How several devices divide a replica (`dilocox_jax.divide_model`),
-      for the layout "mesh". The data shards divide the rows of a batch, and
-      JAX's partitioner divides the work of `inner_step`. None: a replica has
-      one device.
+      for the layout "mesh". None: a replica has one device.
     exchange: Aggregator or mailbox that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
       codec, which is then used without error feedback.
-    frozen: Parameters that are read but not trained. Each device holds one copy
-      for all its replicas. `inner_step` gets them as the keyword argument
-      `frozen`. None: there are no such parameters.
+    frozen: Parameters that are read but not trained, which `inner_step` gets as
+      the keyword argument `frozen`. None: there are no such parameters.
 
   Returns:
     The rounds. `init`, `run` and `flush` train with them.
@@ -82,8 +75,8 @@ def make_rounds(
       `exchange` is neither an aggregator, a mailbox nor a name.
     ValueError: If the method averages gradients, or if it has fragments of
       layers and `num_layers` is missing or too small. The first round raises it
-      if `inner_step` returns values of wrong shapes or dtypes, or if it uses
-      the axis "replica" although the replicas use a mailbox (`rounds.alone`).
+      if `inner_step` returns wrong shapes or dtypes, or uses the axis "replica"
+      with a mailbox.
   """
   check_method(method)
   check_optimizer("outer", outer)
@@ -132,17 +125,10 @@ def make_rounds(
 
 
 def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
-  """Wraps an inner step for a replica on several devices.
+  """Wraps an inner step so that the devices of a replica divide its work.
 
-  The wrapped step divides the rows of a batch among the data shards, and
-  divides its new parameters like the old ones. If there are data shards and
-  tensor shards, it gets whole tables, such as an embedding, of which no data
-  shard has only a part (`automatic.with_whole_tables`). With one device per
-  replica, the step is returned unchanged.
-
-  Args:
-    inner_step: The user's inner step of one replica.
-    division: How the devices divide a replica.
+  Data shards divide the rows of a batch, and the new parameters are divided
+  like the old ones. With one device, the step is returned unchanged.
   """
   if division.num_devices == 1:
     return inner_step
@@ -162,11 +148,7 @@ def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
 def _checked(inner_step: InnerStep) -> InnerStep:
   """Wraps an inner step, and checks its results when JAX traces it.
 
-  The wrapped step raises a ValueError of one line that names the wrong result.
-  JAX would raise an error of many lines about the loop in which the step runs.
-
-  Args:
-    inner_step: The user's inner step of one replica.
+  A wrong result raises a ValueError of one line that names the result.
   """
 
   def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
@@ -188,15 +170,7 @@ def _checked(inner_step: InnerStep) -> InnerStep:
 
 
 def _check_scalar(name: str, value: ArrayLike) -> None:
-  """Checks that a result of the inner step is a scalar.
-
-  Args:
-    name: Name of the result, for the message.
-    value: The result.
-
-  Raises:
-    ValueError: If the result has an axis.
-  """
+  """Raises ValueError if a result of the inner step is not a scalar."""
   require(
     not jnp.shape(value),
     f"inner_step returns a {name} of shape {jnp.shape(value)}; it must be "
@@ -205,16 +179,7 @@ def _check_scalar(name: str, value: ArrayLike) -> None:
 
 
 def _check_same(name: str, before: Tree, after: Tree) -> None:
-  """Checks that a step keeps the leaves of a tree, their shapes and dtypes.
-
-  Args:
-    name: Name of the tree, for the message.
-    before: Tree that the step gets.
-    after: Tree that the step returns.
-
-  Raises:
-    ValueError: If a leaf is missing or new, or has another shape or dtype.
-  """
+  """Raises ValueError if a step changes a tree's paths, shapes or dtypes."""
   kinds_before = kinds_by_path(before)
   kinds_after = kinds_by_path(after)
   for path in kinds_before | kinds_after:

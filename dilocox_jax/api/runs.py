@@ -59,8 +59,8 @@ class Run:
 
   Attributes:
     workdir: The run directory.
-    overrides: Objects that were passed to `train` or `load` and take the place
-      of parts that the config names, e.g. a model or an optimizer.
+    overrides: Objects that were passed to `train` or `load` in place of parts
+      that the config names, e.g. a model or an optimizer.
   """
 
   workdir: pathlib.Path
@@ -81,12 +81,11 @@ class Run:
   def metrics(self) -> LoadedRun:
     """The losses, bytes and times that the run has recorded.
 
-    `.rounds` and `.evaluations` are lists of rows. `.summary` is a line of
+    `.rounds` and `.evaluations` are lists of rows, `.summary` is a line of
     text.
 
     Raises:
-      ValueError: If the directory holds no run, or if a file of the run is
-        damaged. The message is one line.
+      ValueError: One line, if the directory holds no run, or a damaged file.
     """
     return report.load_run(self.workdir)
 
@@ -104,8 +103,8 @@ class Run:
   def loss(self) -> float:
     """Last validation loss (nats a token); NaN before the first validation.
 
-    It is the loss of the outer parameters or, if the run keeps an average of
-    them (`outer.average_power`), the loss of this average.
+    It is that of the outer parameters, or of their average if the run keeps one
+    (`outer.average_power`).
     """
     return self.metrics.validation_loss
 
@@ -130,20 +129,12 @@ class Run:
     return start.saved_outer_params(self.workdir, self._whole_overrides)
 
   def _check_overrides(self) -> None:
-    """Checks that `overrides` has all objects that were passed to `train`.
-
-    Raises:
-      RefusedError: If it lacks one.
-    """
+    """Raises RefusedError if `overrides` lacks an object passed to `train`."""
     resume.check_same_overrides(self.metrics.record, self._whole_overrides)
 
   @functools.cached_property
   def _whole_overrides(self) -> Overrides:
-    """The overrides, with the frozen parameters if a part was not trained.
-
-    The frozen parameters may be large, so they are read only when this property
-    is first used.
-    """
+    """The overrides, with the frozen parameters if a part was not trained."""
     return start.with_trainable(self.config, self.overrides)
 
   def export(
@@ -154,23 +145,20 @@ class Run:
     """Writes the trained parameters as a checkpoint that other libraries read.
 
     A run with `Lora` writes its adapters for `peft`. Any other run writes the
-    whole model for `transformers`. The parameters are those of `params`. If the
-    whole model was trained, they are read and written one after the other, so
-    the host never has a copy of the whole model.
+    whole model for `transformers`, one parameter at a time if all of it was
+    trained.
 
     Args:
       folder: Folder to write into. It is created if it is missing.
       max_file_bytes: Largest number of bytes of tensors in a file. A larger
-        model is divided among several files, with an index. Adapters are always
-        in one file.
+        model is divided among several files; adapters never are.
 
     Returns:
       Name of the family of checkpoints, one of `models.families.FAMILIES`.
 
     Raises:
-      ValueError: If no family has a model like this one, if the model was an
-        object that the user passed to `train`, or if the folder holds another
-        checkpoint. The message is one line.
+      ValueError: One line, if no family has a model like this one, if the user
+        passed the model to `train`, or if the folder holds another checkpoint.
       RefusedError: If the run has no checkpoint.
     """
     require(
@@ -195,12 +183,7 @@ class Run:
   def _leaves_to_export(self) -> Tree:
     """Returns the parameters of the whole model, as `export` writes them.
 
-    If the whole model was trained, the leaves are not in memory yet: each one
-    is read from the checkpoint when it is written.
-
-    Raises:
-      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
-        that was passed to `train`.
+    If all of them were trained, each is read only when it is written.
     """
     if self._whole_overrides.trainable:
       return self.model
@@ -209,11 +192,10 @@ class Run:
 
   @property
   def model(self) -> Any:
-    """The trained model.
+    """The trained model, with LoRA adapters added to its kernels.
 
-    If the user passed a model to `train`, this is that module with the trained
-    parameters. Otherwise it is the parameters of the whole model as a nested
-    dict. LoRA adapters are added to the kernels in both cases.
+    It is the module that the user passed to `train`, with the trained
+    parameters, or else a nested dict of the whole model's parameters.
 
     Raises:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
@@ -255,9 +237,8 @@ def train(
   """Trains a run to its end, or continues the run that is in the directory.
 
   The config describes the run. The arguments `model`, `data`, `loss`,
-  `trainable`, `inner_optimizer`, `outer_optimizer` and `exchange` are objects
-  that take the place of parts that the config names. The file `run.json` in the
-  directory lists them as overrides.
+  `trainable`, `inner_optimizer`, `outer_optimizer` and `exchange` take the
+  place of parts that the config names.
 
   Args:
     model: Model to train: a module of NNX, linen or Equinox, a function from
@@ -265,71 +246,62 @@ def train(
       trains the model of the config.
     data: Data to train on: a pair (train, validation) of arrays or data sets, a
       function (replica, step) -> batch, or an iterable of batches
-      (`data.feeds.as_feed` lists all kinds). If rows have named columns, as
-      data sets of Hugging Face do, the column `input_ids` is read as tokens,
-      unless `loss` is given. None reads the data that the config names.
-    method: Name of the method, e.g. "overlap_loco"; None uses the method of the
-      config.
+      (`data.feeds.as_feed` lists all kinds). Of named columns, `input_ids` has
+      the tokens, unless `loss` is given. None reads the data that the config
+      names.
+    method: Name of the method, e.g. "overlap_loco"; None uses the config's.
     replicas: Number of replicas, M; None uses the number in the config.
-    steps: Number of inner steps of each replica; None uses the number in the
-      config.
+    steps: Number of inner steps of each replica; None uses the config's.
     config: Sections of a config, e.g. {"inner": {"learning_rate": 1e-3}}, or a
-      whole `RunConfig`. A whole config already has a method, a number of
-      replicas and a number of steps, so these arguments must then be None.
+      whole `RunConfig`; `method`, `replicas` and `steps` must then be None.
     workdir: The run directory. It is created if it is missing.
-    loss: Function (model, batch) -> scalar, for a `model` that is passed in. It
-      calls the model as one calls the module. If it has a third argument `key`,
-      it gets a random key of JAX for each micro-batch, e.g. for dropout, and
-      None in evaluations (`models.random_loss`). If `loss` is None, batches are
-      token ids, and the loss is the mean negative log-likelihood of each next
-      token.
+    loss: Function (model, batch) -> scalar for a `model` that is passed in.
+      With a third argument `key`, it gets a random key of JAX for each
+      micro-batch, and None in evaluations. If `loss` is None, batches are token
+      ids, and the loss is the mean negative log-likelihood of each next token.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec` that
-      divides a parameter over the mesh axes "data" and "tensor". It is for a
-      `model` that is passed in, if each replica has several devices
-      (`mesh.num_data_shards`, `mesh.num_tensor_shards`). Without this function,
-      partitioning metadata of flax are used, if the module has any. In all
-      other cases, and if the function returns None, the data shards divide the
-      parameter's largest dimension.
-    trainable: The part of the model that is trained; None trains all of it. It
-      is a `dilocox_jax.Lora`, or a function from the path of a leaf to whether
-      the leaf is trained. The rest keeps the values of the checkpoint
-      `checkpoint.init_from`, or of a new model (`models.adapters`).
+      divides a parameter of a `model` that is passed in over the mesh axes
+      "data" and "tensor". Without it, partitioning metadata of flax decide, if
+      the module has any. Otherwise, or if it returns None, data shards divide
+      the largest dimension.
+    trainable: The part of the model that is trained: a `dilocox_jax.Lora`, or a
+      function from the path of a leaf to whether it is trained. The rest keeps
+      the values of `checkpoint.init_from`, or of a new model. None trains all
+      of it.
     inner_optimizer: Optimizer of the inner steps, with its own learning rate;
       None uses the optimizer of the config.
     outer_optimizer: Optimizer of the outer parameters; None uses the optimizer
       of the config.
-    exchange: Aggregator that averages one fragment over the replicas; None uses
-      the codec and the collective of the config. The run reports the bytes of
-      the config's codec in either case.
+    exchange: Aggregator that averages over the replicas; None uses the codec
+      and the collective of the config. The run reports bytes of the config's
+      codec in either case.
     cluster: Cluster on which the run is timed (simulated): the name of a preset
       or the path of a file. None: no time is simulated.
     step_s: Duration of an inner step on the cluster (seconds); None derives it
       from the config's model. It needs `cluster`.
-    mailbox: Mailbox through which this program exchanges messages with the
-      programs of the other replicas. This program then trains one replica. None
-      trains all replicas in this program.
+    mailbox: Mailbox through which this program, which trains one replica,
+      exchanges messages with the other replicas' programs. None trains all
+      replicas in this program.
     check_memory: Whether to refuse a run that needs more memory than the host
-      or the device has (`api.memory_check`). The needed memory is partly an
-      estimate.
-    log: Receiver of every row that the run writes, as a mapping: a function of
-      a row, an object with a method `write(row)` (`dilocox_jax.RunLog`), or
-      names of logs, such as "tensorboard" or
-      "tensorboard+wandb(project=links)". None: rows are only written to files.
+      or the device has (partly estimated, `api.memory_check`).
+    log: Receiver of every row that the run writes: a function of a row, an
+      object with `write(row)` (`dilocox_jax.RunLog`), or names such as
+      "tensorboard" or "tensorboard+wandb(project=links)". None: rows are only
+      written to files.
     on_round: Function that is called with a `dilocox_jax.FinishedRound` after
-      each round, in every process. It may read the state of all replicas. The
-      devices wait until it returns. An error that it raises ends the run.
-    quiet: Whether to show no progress. By default the run logs what it trains
-      and how far it is. In a terminal, and in a notebook that has ipywidgets, a
-      bar shows the progress (`api.progress`).
+      each round, in every process. The devices wait until it returns. An error
+      that it raises ends the run.
+    quiet: Whether to show no progress. By default, log lines show it, or a bar
+      in a terminal or in a notebook with ipywidgets.
 
   Returns:
     The run. It reads `metrics` and `model` from the directory at first use.
 
   Raises:
     TypeError: If an argument has a wrong type.
-    ValueError: If an argument or the config is wrong, if the directory holds
-      another run, or if the run needs more memory than there is. The message is
-      one line.
+    ValueError: One line, if an argument or the config is wrong, if the
+      directory holds another run, or if the run needs more memory than there
+      is.
     BusyError: If another run is using the directory.
     TrainingStoppedError: If a loss, a gradient or a parameter is not finite, if
       the replicas' copies of the outer state differ, or if a replica with a
@@ -410,20 +382,12 @@ def _run_config(
 ) -> RunConfig:
   """Combines the arguments of `train` that describe the config.
 
-  If the parameters have no layers that could be fragments, and the config names
-  no order of fragments, fragments become slices of every leaf.
-
   Args:
     config: Sections of a config, or a whole config; None: all defaults.
-    fields: Values of other arguments of `train` that are fields of a config, by
-      dotted name. None means that the argument was not given.
-    has_layers: Whether the trained parameters are those of a model of this
-      package, so that groups of layers can be fragments.
-
-  Raises:
-    TypeError: If `config` is a whole config and `fields` has a value, or if
-      `config` is neither a config nor a mapping.
-    ValueError: If a field is unknown or wrong. The message is one line.
+    fields: Values of other arguments of `train`, by the dotted name of a field;
+      None for an argument that was not given.
+    has_layers: Whether groups of layers can be fragments. If not, fragments are
+      slices of every leaf, unless the config names another order.
   """
   fields = {path: value for path, value in fields.items() if value is not None}
   if not isinstance(config, Mapping | None):
@@ -455,22 +419,7 @@ def _overrides(
 ) -> Overrides:
   """Checks the objects that were passed to `train` or `load`, and wraps them.
 
-  None stands for an argument that was not given.
-
-  Args:
-    config: Config of the run.
-    model: Model of the user.
-    loss: Function (model, batch) -> scalar, for a model of the user.
-    partition: Function (path, shape) -> `PartitionSpec`, for a model of the
-      user.
-    data: Data of the user, of any kind that `data.feeds.as_feed` reads.
-    inner_optimizer: optax transformation for the inner steps.
-    outer_optimizer: optax transformation for the outer parameters.
-    exchange: Aggregator that averages a fragment over the replicas.
-
-  Raises:
-    TypeError: If an argument has a wrong type.
-    ValueError: If an argument has a wrong value. The message is one line.
+  The arguments mean the same as in `train`; None was not given.
   """
   optimizers = {
     "inner_optimizer": inner_optimizer,
@@ -541,14 +490,12 @@ def load(
 
   Args:
     workdir: The run directory.
-    model: Model that was passed to `train`; None if the model of the config was
-      trained. The same holds for the other arguments.
+    model: Model that was passed to `train`; None if there was none. The same
+      holds for the other arguments.
     loss: Loss function that was passed to `train`.
     data: Data of the same form as those that were passed to `train`. They are
-      needed only for a module of linen with a loss function, to know the shapes
-      of a batch.
-    trainable: Function that was passed to `train`. A `Lora` is in the config,
-      and is not passed again.
+      needed only for a module of linen with a loss function.
+    trainable: Function that was passed to `train`; a `Lora` is in the config.
     inner_optimizer: Inner optimizer that was passed to `train`.
     outer_optimizer: Outer optimizer that was passed to `train`.
     exchange: Aggregator that was passed to `train`.
@@ -557,8 +504,7 @@ def load(
     The run. It reads its parameters at first use.
 
   Raises:
-    ValueError: If the directory holds no run, or if a file of the run is
-      damaged. The message is one line.
+    ValueError: One line, if the directory holds no run, or a damaged file.
     TypeError: If an argument has a wrong type.
   """
   run = Run(pathlib.Path(workdir))
@@ -591,19 +537,18 @@ def estimate(
     config: Config of the run.
     cluster: Name of a cluster preset, or path of a cluster file.
     step_s: Duration of an inner step (seconds); None derives it from the
-      arithmetic operations of a step and the speed of the cluster's devices.
+      operations of a step and the speed of the cluster's devices.
 
   Returns:
-    Simulated times (seconds) and bytes. `total_s` is the duration of the run,
-    `utilization` the share of it in which replicas compute (0 to 1), and
-    `sent_bytes` the bytes that one replica sends. For every replica,
-    `compute_s` is the time of computing, and `exposed_s` the time of waiting
-    for links. There are more fields.
+    Simulated times (seconds) and bytes, e.g. `total_s` of the run,
+    `utilization` (share of it in which replicas compute, 0 to 1) and
+    `sent_bytes` of one replica. `compute_s` and `exposed_s` (waiting for links)
+    are for each replica.
 
   Raises:
     TypeError: If `config` is not a `RunConfig`.
-    ValueError: If the cluster is unknown, or if the run does not fit on it. The
-      message is one line.
+    ValueError: One line, if the cluster is unknown or the run does not fit on
+      it.
   """
   check_config(config)
   run_cluster = cluster_of(config, cluster)

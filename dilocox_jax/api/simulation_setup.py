@@ -1,8 +1,7 @@
 """Combines the config of a run with a cluster, so that the run can be timed.
 
-The simulator takes a plan and not a config, and a config does not describe a
-cluster. This module makes what the simulator needs from both. `estimate`,
-`experiments.simulate` and the simulated clock of `experiments.train` use it.
+The simulator takes a plan, and a config does not describe a cluster. This
+module makes the simulator's inputs from both.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ class Options:
 
   Attributes:
     step_s: Duration of an inner step (seconds). None: it is computed from the
-      arithmetic operations of the step and the speed of the devices.
+      operations of the step and the speed of the devices.
     codec_s: Time that devices take to encode and decode one exchange (seconds).
     transport: Protocol of the collectives: "nccl" (GPUs), "tpu" or "gloo"
       (CPUs). Messages through a mailbox do not use it.
@@ -59,12 +58,11 @@ class Setup:
   Attributes:
     link_costs: Computes how long messages take on the links of the cluster.
     bubble_fraction: Share of a step in which a pipeline stage is idle (0 to 1);
-      NaN if the duration of a step is given and the pipeline has several
-      stages.
+      NaN if the duration of a step is given and there are several stages.
     work: Durations of a step and of encoding for every replica (seconds).
     script: Turns segments of the plan, such as rounds, into the operations of
       every replica.
-    plan: Plan of the run: its segments, rounds and windows.
+    plan: Plan of the run: its segments and rounds.
   """
 
   link_costs: LinkCosts
@@ -75,26 +73,20 @@ class Setup:
 
 
 def cluster_of(config: RunConfig, name: str) -> Cluster:
-  """Loads a cluster for the replicas of a run.
+  """Loads a cluster with as many replicas as a run has.
 
   Args:
     config: Config of the run. Only its number of replicas is read.
     name: Name of a cluster preset, or path of a cluster file.
 
   Raises:
-    ValueError: If there is no such cluster, or if it is too small for the
-      replicas. The message is one line.
+    ValueError: One line, if there is no such cluster, or if it is too small.
   """
   return load_cluster(name, config.mesh.num_replicas)
 
 
 def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
   """Makes what the simulator needs to time a run on a cluster.
-
-  Args:
-    config: Config of the run.
-    cluster: The cluster (`cluster_of`).
-    options: Settings that are neither in the config nor in the cluster.
 
   Raises:
     ValueError: If the run does not fit on the cluster. The message is one line.
@@ -120,16 +112,9 @@ def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
 def _step_times(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
-  """Computes how long an inner step of each replica takes.
+  """Returns each replica's seconds of an inner step, and the bubble fraction.
 
-  Args:
-    config: Config of the run.
-    cluster: The cluster.
-    options: Settings that are neither in the config nor in the cluster.
-
-  Returns:
-    A tuple: the durations of a step (seconds, [M]), and the share of a step in
-    which a pipeline stage is idle (`Setup.bubble_fraction`).
+  `Setup.bubble_fraction` says what it is.
   """
   has_stages = config.mesh.num_stages > 1
   if options.step_s is not None:
@@ -166,12 +151,7 @@ def _step_times(
 def least_memory(cluster: Cluster) -> float:
   """Returns the memory of a cluster's smallest device (bytes).
 
-  Args:
-    cluster: The cluster.
-
-  Returns:
-    The number of bytes. Sites that do not state the memory of their devices do
-    not count. Infinity if no site states it.
+  Sites that do not state it do not count; infinity if none states it.
   """
   known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
   return min(known, default=math.inf)
@@ -184,11 +164,10 @@ class ClusterClock:
   round.
 
   Attributes:
-    description: Name of the cluster for reports, e.g. "cluster 1gbit". If the
-      time of a larger model is simulated, it also has the size of that model.
-    digest: First 12 hexadecimal digits of the SHA-256 of everything that the
-      times depend on besides the config: the cluster, the options, the duration
-      of a step and, if another run is timed, the shape of its model.
+    description: Name of the cluster for reports, e.g. "cluster 1gbit", perhaps
+      with the size of the model whose time is simulated.
+    digest: Hash of what the times depend on besides the config, 12 hexadecimal
+      digits: cluster, options, step durations, and the shape of another model.
   """
 
   def __init__(
@@ -205,13 +184,11 @@ class ClusterClock:
       cluster: Name of a cluster preset, or path of a cluster file.
       options: Settings that are neither in the config nor in the cluster.
       timed: Config of another run with the same schedule, usually with a larger
-        model. The clock then shows the time that the other run would take.
-        None: it shows the time of the run itself.
+        model, whose time the clock shows. None: the run itself is timed.
 
     Raises:
-      ValueError: If the cluster is unknown, if the run does not fit on it, or
-        if the run cannot show the time of `timed`: it has another schedule, or
-        adapts its rank. The message is one line.
+      ValueError: One line, if the cluster is unknown, if the run does not fit
+        on it, or if `timed` has another schedule or `config` adapts its rank.
     """
     self._timed_traffic = None
     if timed:
@@ -235,51 +212,30 @@ class ClusterClock:
     self._requested_cluster = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Adds the time of a segment to the clock.
+    """Adds the time of a segment, and returns the seconds since the start.
 
-    Args:
-      segment: The segment of the run that comes next.
-      traffic: Computes the bytes of the exchanges. It is not read if the time
-        of another run is simulated.
-
-    Returns:
-      The simulated seconds since the start of the run.
+    `traffic` computes the bytes of exchanges; with `timed`, it is not read.
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the flush, the exchanges that end a run, to the clock.
+    """Adds the time of the last exchanges, and returns the seconds of the run.
 
-    Args:
-      plan: Plan of the run.
-      traffic: Computes the bytes of the exchanges. It is not read if the time
-        of another run is simulated.
-
-    Returns:
-      The simulated seconds since the start of the run.
+    `traffic` computes the bytes of exchanges; with `timed`, it is not read.
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state of the clock for a checkpoint, as values of JSON.
-
-    Returns:
-      A dict. "cluster" is a text of everything that `digest` depends on, which
-      `set_state` compares. "clock" has the times so far.
-    """
+    """Returns the state of the clock for a checkpoint, as values of JSON."""
     return {"cluster": self._name, "clock": self._clock.get_state()}
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state that `get_state` returned.
 
-    Args:
-      state: The state, as values of JSON.
-
     Raises:
-      ValueError: If the state belongs to a clock with another `digest`, e.g. of
-        another cluster.
+      ValueError: If the state belongs to a clock with another `digest`.
     """
     if state["cluster"] != self._name:
       raise ValueError(
@@ -291,15 +247,9 @@ class ClusterClock:
 
 
 def _check_schedules(config: RunConfig, timed: RunConfig) -> None:
-  """Checks that a run can show the simulated time of another run.
+  """Raises ValueError if a run cannot show the simulated time of `timed`.
 
-  Args:
-    config: Config of the run.
-    timed: Config of the other run.
-
-  Raises:
-    ValueError: If their steps, methods or schedules differ, or if the run
-      adapts its rank and H.
+  Their plans must be equal, and the run must not adapt its rank.
   """
   require(
     to_plan.run_plan(config) == to_plan.run_plan(timed),

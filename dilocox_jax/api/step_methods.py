@@ -43,47 +43,41 @@ def step_transform(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds an optax transform of a method, which exchanges between replicas.
 
-  A transform cannot hide transfers behind later steps, because each step ends
-  before the next one starts. The rounds of `make_rounds` can.
+  It must be the last transform of a chain, and every replica must call it in
+  every step: a transform that may skip a step, such as `optax.apply_if_finite`,
+  belongs into `inner`. Only `make_rounds` can hide transfers behind later
+  steps.
 
   Args:
     method: Schedule and apply rule, e.g. `plan.schedule.methods.diloco(32)`.
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
-      pseudo-gradient of one fragment. Methods that average gradients do not
-      read this argument; all others need it. `dilocox_jax.diloco` and the
-      other named transforms have an outer optimizer as the default.
+      pseudo-gradient of one fragment. All methods need it, except those that
+      average gradients, which do not read it.
     exchange: Aggregator that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
       codec, which is then used without error feedback.
     axis_name: Name of the axis over which replicas are mapped.
-    fragments: How the parameters are divided into P fragments. It is a function
-      from the path of a leaf, such as "layers/0/kernel", to the number of its
+    fragments: How the parameters are divided into P fragments: a function from
+      the path of a leaf, such as "layers/0/kernel", to the number of its
       fragment, 0 to P - 1; or a `plan.schedule.fragments.Fragments`, which
-      divides stacked layers. None: whole leaves are divided so that the
-      fragments have about equal bytes or, if the method's fragments are slices,
-      every leaf is sliced.
+      divides stacked layers. None: whole leaves in fragments of about equal
+      bytes, or slices of every leaf if the method's fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
       Other leaves do not change, have no state and are not sent. None: all
       leaves are trained.
 
   Returns:
-    A transform. Its `init` takes the parameters of one replica, a tree of
-    arrays of any shapes. Its `update(grads, state, params)` returns the updates
-    that `optax.apply_updates` adds to the parameters, and the new state. Arrays
-    of real floats are trained. Integers and booleans do not change
-    (`outer.step_state`). Outer parameters and updates in flight have the dtypes
-    of the parameters.
-
-    The transform must be the last one of a chain, because nothing may change
-    its updates. Every replica must call it in every step. A transform that may
-    skip a step, such as `optax.apply_if_finite`, belongs into `inner`.
+    A transform. `init` takes the parameters of one replica, a tree of arrays.
+    `update(grads, state, params)` returns the updates for
+    `optax.apply_updates`, and the new state. Integers and booleans do not
+    change. Outer parameters and updates in flight have the dtypes of the
+    parameters.
 
   Raises:
     TypeError: If `method` is not a method, `inner` or `outer` is not an
       optimizer, or `exchange` is not an aggregator.
-    ValueError: If an argument is wrong. The message is one line that names the
-      argument.
+    ValueError: If an argument is wrong. The message is one line that names it.
   """
   check_method(method)
   check_optimizer("inner", inner)
@@ -108,19 +102,9 @@ def step_transform(
 def check_kind(
   is_right: bool, argument: str, value: Any, expected: str
 ) -> None:
-  """Raises a readable TypeError if an argument has a wrong type.
+  """Raises TypeError "ARGUMENT=VALUE must be EXPECTED" unless `is_right`.
 
-  Without this check, a wrong argument would raise an error deep inside, such as
-  "'str' object has no attribute 'init'".
-
-  Args:
-    is_right: Whether the argument has a right type.
-    argument: Name of the argument, for the message.
-    value: Value of the argument.
-    expected: Description of a right value, e.g. "an optax transformation".
-
-  Raises:
-    TypeError: If `is_right` is False.
+  A long value is shortened.
   """
   if not is_right:
     # The text of a tree of arrays would fill many lines.
@@ -129,16 +113,9 @@ def check_kind(
 
 
 def check_method(method: Any) -> None:
-  """Checks that an argument is a `Method`.
+  """Raises TypeError unless an argument `method` is a `Method`.
 
-  Users may pass the name of a method, such as "diloco", or the transform
-  `dilocox_jax.diloco`. Neither is a `Method`.
-
-  Args:
-    method: Value of the argument `method`.
-
-  Raises:
-    TypeError: If it is not a `Method`.
+  The name "diloco" and the transform `dilocox_jax.diloco` are not.
   """
   check_kind(
     is_right=isinstance(method, Method),
@@ -150,14 +127,9 @@ def check_method(method: Any) -> None:
 
 
 def check_optimizer(argument: str, value: Any) -> None:
-  """Checks that an argument is an optax transformation.
+  """Raises TypeError unless a value is an optax transformation.
 
-  Args:
-    argument: Name of the argument, for the message.
-    value: Value of the argument.
-
-  Raises:
-    TypeError: If it is not.
+  `argument` is the name of the value in the message.
   """
   check_kind(
     is_right=hasattr(value, "init") and hasattr(value, "update"),
@@ -168,16 +140,12 @@ def check_optimizer(argument: str, value: Any) -> None:
 
 
 def check_exchange(exchange: Any) -> None:
-  """Checks that an exchange is an aggregator.
-
-  Args:
-    exchange: Value of the argument `exchange` of a function that cannot wait
-      for a mailbox.
+  """Checks that an argument `exchange` is an aggregator.
 
   Raises:
-    ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`). The
-      message names the functions that can use it.
-    TypeError: If the exchange is neither a mailbox nor an aggregator.
+    ValueError: If it is a mailbox (`dilocox_jax.mailbox`). The message names
+      the functions that can use one.
+    TypeError: If it is neither a mailbox nor an aggregator.
   """
   require(
     not isinstance(exchange, MailboxExchange),
@@ -200,14 +168,13 @@ def aggregator_of(
 
   Args:
     exchange: An aggregator, which is returned unchanged; or the name of a
-      codec, such as "int(bits=4)", for which an aggregator without error
-      feedback is built.
+      codec, such as "int(bits=4)", which is used without error feedback.
     axis_name: Name of the axis over which replicas are mapped; only read if
       `exchange` is a name.
 
   Raises:
-    TypeError: If `exchange` is neither an aggregator nor a string.
-    ValueError: If there is no such codec.
+    TypeError: If `exchange` is neither an aggregator, a mailbox nor a string.
+    ValueError: If it is a mailbox, or if there is no such codec.
   """
   if isinstance(exchange, str):
     return mean_exchange(exchange, axis_name=axis_name)
@@ -216,14 +183,7 @@ def aggregator_of(
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
-  """Checks the type of the argument `fragments` of `step_transform`.
-
-  Args:
-    fragments: Value of the argument.
-
-  Raises:
-    ValueError: If it is neither None, a function, nor a `Fragments`.
-  """
+  """Refuses `fragments` that is not None, a function or a `Fragments`."""
   require(
     isinstance(fragments, Fragments | None) or callable(fragments),
     "fragments must be a function from a leaf's path to the number of its "
@@ -237,10 +197,7 @@ def _averaged_gradients(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the transform of a method that averages gradients.
 
-  Args:
-    inner: Optimizer that gets the averaged gradients.
-    aggregator: Aggregator that averages the gradients over replicas.
-    axis_name: Name of the axis over which replicas are mapped.
+  `inner` gets the averaged gradients.
   """
   inner = optax.with_extra_args_support(inner)
 
@@ -297,10 +254,10 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     name: Name of a method in `plan.schedule.methods.METHODS`.
 
   Returns:
-    A function that returns an optax transform of the method. The function's
-    docstring is the method's docstring, followed by the defaults of the
-    method's recipe. The function raises TypeError for an argument that does not
-    exist or has a wrong type, and ValueError for a wrong value.
+    A function that returns an optax transform of the method. Its docstring is
+    the method's, followed by the defaults of the method's recipe. It raises
+    TypeError for an unknown argument or a wrong type, and ValueError for a
+    wrong value.
   """
   build: Any = METHODS[name]
   recipe = unflat({**DEFAULTS, **RECIPES.get(name, {})})
@@ -353,13 +310,8 @@ def _signature(
 ) -> inspect.Signature:
   """Returns the signature of a named transform, for `help` and editors.
 
-  The arguments of the method's schedule, e.g. `sync_interval`, take the place
-  of `**schedule`. They come before the other arguments that are passed by name.
-
-  Args:
-    make: Function that makes the transform, with `**schedule` as its last
-      argument.
-    build: Function that builds the method from the schedule's arguments.
+  The arguments of `build`, e.g. `sync_interval`, take the place of
+  `**schedule`.
   """
   signature = inspect.signature(make)
   *arguments, _ = signature.parameters.values()
@@ -379,17 +331,7 @@ def _signature(
 def _check_settings(
   name: str, build: Callable[..., Method], settings: Mapping[str, Any]
 ) -> None:
-  """Checks that a named transform has all arguments that the user passes.
-
-  Args:
-    name: Name of the method.
-    build: Function that builds the method from the schedule's arguments.
-    settings: Arguments that the user passes for the schedule, by name.
-
-  Raises:
-    TypeError: If an argument does not exist. The message suggests a similar
-      one.
-  """
+  """Raises TypeError for a setting that the named transform does not have."""
   method_arguments = list(inspect.signature(build).parameters)
   arguments = [
     *method_arguments,
@@ -413,15 +355,9 @@ def _check_settings(
 def _exchange(
   recipe: Mapping[str, Any], codec: Codec | str | None, axis_name: str
 ) -> Aggregator:
-  """Builds the aggregator of a method from its recipe.
+  """Builds the aggregator of a recipe; `codec` takes the place of its codec.
 
-  Without a codec there is no error feedback, because nothing is lost.
-
-  Args:
-    recipe: Section `exchange` of the method's recipe.
-    codec: Codec, or its name, that takes the place of the recipe's codec. None:
-      the recipe's codec is used.
-    axis_name: Name of the axis over which replicas are mapped.
+  None keeps the recipe's codec. Float32 has no error feedback.
   """
   settings = dict(recipe)
   if codec is not None:
@@ -435,16 +371,8 @@ def _exchange(
 def _check_order(order: str | None) -> None:
   """Refuses the fragment orders "sequential" and "strided".
 
-  These two orders divide a stacked model into groups of layers. A transform
-  divides its parameters into groups of whole leaves instead, so it would ignore
-  the order. The orders that slice every leaf are accepted. An unknown order is
-  not refused here, because `Method` refuses it.
-
-  Args:
-    order: The user's `fragment_order`; None if it is not given.
-
-  Raises:
-    ValueError: If the order is refused. The message is one line.
+  These divide stacked layers into groups, but a transform divides whole leaves.
+  An unknown order is refused by `Method`.
   """
   require(
     order is None or order in SLICED or order not in ORDERS,
@@ -460,11 +388,8 @@ def _outer_optimizer(
 ) -> optax.GradientTransformation:
   """Builds the outer optimizer of a recipe: SGD with Nesterov momentum.
 
-  Args:
-    learning_rate: Outer learning rate.
-    momentum: Nesterov momentum; 0 means none.
-    average_power: Power of the running mean of the outer parameters
-      (`dilocox_jax.averaged`); 0 means that no mean is kept.
+  `average_power` is the power of a running mean of the outer parameters
+  (`dilocox_jax.averaged`); 0 means no mean.
   """
   optimizer = optax.sgd(
     learning_rate, momentum=momentum or None, nesterov=bool(momentum)
@@ -477,13 +402,9 @@ def _outer_optimizer(
 def _docstring(
   build: Callable[..., Method], recipe: dict[str, dict[str, Any]]
 ) -> str:
-  """Returns the docstring of a named transform.
+  """Returns the method's docstring with the arguments of the transform.
 
-  It is the docstring of the method, with the arguments of the transform.
-
-  Args:
-    build: Function that builds the method. Its docstring has a section "Args".
-    recipe: Sections of the method's recipe, by name.
+  `recipe` has the sections of the method's recipe, by name.
   """
   docstring = inspect.cleandoc(build.__doc__ or "")
   text, _, sections = docstring.partition("Args:\n")
@@ -516,12 +437,7 @@ def _filled(text: str) -> str:
 
 
 def _about_outer(method: Method, recipe: dict[str, Any]) -> str:
-  """Describes the argument `outer` of a named transform, with its default.
-
-  Args:
-    method: The method.
-    recipe: Section `outer` of the method's recipe.
-  """
+  """Describes the argument `outer` of a named transform, with its default."""
   if method.exchanged != "pseudo_gradient":
     return "Not read, because this method has no outer optimizer."
   optimizer = f"optax.sgd({recipe['learning_rate']}"

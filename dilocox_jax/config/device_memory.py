@@ -1,17 +1,9 @@
 """Computes the memory that a run needs on one device, from its config.
 
-The bytes of the state that a run keeps between two steps follow from the shapes
-of the parameters, and from how devices divide them. Besides the parameters, a
-replica keeps trees of the same shapes, such as the moments of Adam. With the
-codec `low_rank` it also keeps factors. A device has its part of each. The bytes
-are exact for the apply rules of this package with Adam, Lion and SGD, and
-nearly exact with Muon (`optimizer_copies`). Any other inner optimizer counts as
-Adam, and the correction of a user's rule (`outer.rules.ApplyRule.correct`) is
-not counted.
-
-The memory that a step needs in addition is an estimate (`config.step_memory`).
-So is the memory of an exchange, if replicas wait for it. A step and such an
-exchange follow each other, so a device needs the larger of the two.
+The bytes of the state between two steps are exact with Adam, Lion and SGD, and
+nearly exact with Muon. Other inner optimizers count as Adam, and the correction
+of a user's rule (`outer.rules.ApplyRule.correct`) is not counted. The memory
+that a step or an exchange needs besides is an estimate.
 """
 
 import dataclasses
@@ -51,11 +43,10 @@ class DeviceMemory:
   """Memory that one replica needs on one of its devices (bytes).
 
   Attributes:
-    state: Bytes of the state that is kept between steps.
-    step: Bytes that a step needs in addition, or an exchange if it needs more
+    state: State that is kept between steps.
+    step: What a step or an exchange needs besides, whichever is more
       (estimated).
-    frozen: Bytes of the parameters that are not trained. If several replicas
-      are on a device, they share one copy.
+    frozen: Parameters that are not trained. Replicas on one device share them.
   """
 
   state: int
@@ -73,13 +64,10 @@ def device_memory(
 ) -> DeviceMemory:
   """Returns the memory that one replica needs on one of its devices.
 
-  The part that a step needs is an estimate, which does not know what a compiler
-  adds or saves. Optimizers other than Adam, Muon, Lion and SGD count as Adam.
-
   Args:
     config: Config of the run.
-    device_bytes: Memory of a device (bytes); infinity if it is not known. It
-      decides what `mesh.gather="auto"` means (`chosen_gather`).
+    device_bytes: Memory of a device (bytes), which decides what
+      `mesh.gather="auto"` means (`chosen_gather`).
     platform: Kind of the accelerators: "gpu" or "tpu".
   """
   gather = chosen_gather(config, device_bytes, platform)
@@ -91,18 +79,17 @@ def chosen_gather(
 ) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
-  "stage" collects all layers of a stage once in each step, which sends fewer
-  bytes. "layer" collects one layer at a time, which needs less memory. If the
-  config says "auto", the result is "stage" if this leaves enough memory free
-  (`LEAST_SPARE`), else "layer".
+  It is `mesh.gather`, or if that is "auto": "stage" if a tenth of the memory
+  then stays free (`LEAST_SPARE`), else "layer".
 
   Args:
     config: Config of the run.
-    device_bytes: Memory of a device (bytes); infinity if it is not known.
+    device_bytes: Memory of a device (bytes).
     platform: Kind of the accelerators: "gpu" or "tpu".
 
   Returns:
-    "stage" or "layer".
+    "stage" (all layers once a step, fewer bytes sent) or "layer" (one layer at
+    a time, less memory).
   """
   if config.mesh.gather != "auto":
     return config.mesh.gather
@@ -115,11 +102,7 @@ def chosen_gather(
 def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
   """Returns the memory that one replica needs on one of its devices.
 
-  Args:
-    config: Config of the run.
-    gather: When data shards collect layers: "stage" (all layers of the pipeline
-      stage once in each step) or "layer" (one layer at a time).
-    platform: Kind of the accelerators: "gpu" or "tpu".
+  `gather` is "stage" or "layer", as `chosen_gather` returns.
   """
   shapes = config.trained_shapes
   division = config.division
@@ -149,25 +132,12 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 
 
 def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
-  """Returns the memory that an exchange needs in addition to the state (bytes).
+  """Returns the bytes that an exchange needs on a device besides the state.
 
-  It is the memory of one device. Example: a device keeps a share of 3.4 GB of
-  the parameters. In an exchange of all parameters a TPU needs 10.1 GB more.
-
-  The result is 0 in these cases:
-
-  - Inner steps run during the exchange. The state then has the
-    pseudo-gradients in flight.
-  - The method averages gradients, which a step has anyway.
-  - The replicas do not have devices of their own.
-
-  The number of copies was read from a compiled program for TPUs. On GPUs it
-  agrees with the memory that a compiled program needs. Both programs send fp32.
-  With another codec, what is sent is smaller and less is needed.
-
-  Args:
-    config: Config of the run.
-    platform: Kind of the accelerators: "gpu" or "tpu".
+  The result counts values in float32; other codecs need less. Example: with 3.4
+  GB of the parameters on a TPU, an exchange of all of them needs 10.1 GB. It is
+  0 if inner steps go on during the exchange, if gradients are averaged, or if
+  there is one replica or one device for all.
   """
   method = config.sync.named
   has_own_devices = config.mesh.layout == "mesh"
@@ -185,18 +155,11 @@ def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
 def num_copies(config: RunConfig) -> float:
   """Returns how many copies of the trained parameters a replica keeps.
 
-  The copies are: the parameters, the state of the inner optimizer, the residual
-  of error feedback, the average of the parameters, the outer parameters, the
-  outer momentum, and the pseudo-gradients in flight. A schedule-free outer
-  optimizer keeps two copies in place of the outer momentum. A pseudo-gradient
-  is in flight from when it is sent to when its mean is applied. The largest
-  number that is in flight at the same time counts. Example: with P = 16
-  fragments (parts of the parameters), H = 16 and tau = 1, one fragment is in
-  flight, a sixteenth of a copy.
-  A method that averages gradients has only the first four.
-
-  Args:
-    config: Config of the run.
+  Where the run has them, these are the parameters, the states of the
+  optimizers, the residual of error feedback, the average of the parameters, the
+  outer parameters, and pseudo-gradients that are sent and not applied yet.
+  Example: of P = 16 fragments (parts of the parameters) with H = 16 and tau =
+  1, one at a time is sent and not applied: 1/16 of a copy.
   """
   copies = 1 + optimizer_copies(config)
   if config.exchange.feedback > 0:
@@ -221,13 +184,9 @@ def num_copies(config: RunConfig) -> float:
 def optimizer_copies(config: RunConfig) -> float:
   """Returns how many copies of the parameters the inner optimizer keeps.
 
-  Adam keeps two copies, Lion one, and SGD one if it has momentum. Muon keeps
-  one copy of the layers and two copies of all other leaves, so the result is a
-  mean over all trained parameters. (The norms in layers are small, and are
-  counted like matrices.)
-
-  Args:
-    config: Config of the run.
+  Adam keeps two, Lion one, SGD one with momentum and none without. Muon keeps
+  one of layers and two of other leaves, so the result is a mean. Any other
+  optimizer counts as Adam.
   """
   if config.inner.optimizer == "sgd":
     return 1.0 if config.inner.momentum > 0 else 0.0
@@ -238,10 +197,7 @@ def optimizer_copies(config: RunConfig) -> float:
 
 
 def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
-  """Returns a device's share of what a low-rank codec keeps (bytes).
-
-  The codec keeps the right factors of an exchange, because the power iteration
-  of the next exchange starts from them.
+  """Returns a device's part of the factors that `low_rank` keeps (bytes).
 
   Args:
     shapes: Shapes of the exchanged leaves, by path.

@@ -1,16 +1,11 @@
 """Computes the bytes that devices of one replica wait for in an inner step.
 
-A step needs the parameters of every layer once, and sums their gradients once.
-These bytes can travel while devices compute, so they are not counted here. Two
-other kinds of bytes are counted:
+Other bytes travel while devices compute. The devices wait for these:
 
-- If data shards collect one layer at a time, they collect it for every
-  micro-batch. (Without pipeline stages they always do.) Each micro-batch after
-  the first collects a layer twice, for the forward and for the backward, and
-  sums its gradient once.
-- Tensor shards sum the residual stream of their tokens twice in the forward of
-  a layer and twice in the backward. The next matrix product waits for the sum.
-  With `mesh.remat="full"` the forward is computed twice.
+- If data shards collect one layer at a time, each micro-batch after the first
+  collects every layer twice (forward and backward) and sums its gradient once.
+- Tensor shards sum the residual stream twice in the forward of a layer and
+  twice in the backward. With `mesh.remat="full"` the forward runs twice.
   Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
 """
 
@@ -25,15 +20,13 @@ _SUMS_OF_A_SECOND_FORWARD = 2
 def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
   """Returns the bytes that a device receives and waits for in a step.
 
-  They come from other devices of the same replica. Bytes that can travel while
-  devices compute are not counted: the parameters of every layer once in a step,
-  and the sum of their gradients once.
+  They come from other devices of the replica. Not counted is what travels while
+  devices compute: each layer and its gradient once a step.
 
   Args:
     config: Config of the run.
-    gather: When data shards collect layers: "stage" (all layers of the pipeline
-      stage once in each step) or "layer" (one layer at a time). It is only read
-      if there are several stages.
+    gather: When data shards collect layers: "stage" (once a step) or "layer"
+      (one at a time). Only read if there are several stages.
     value_bytes: Size of a value in the compute dtype (bytes).
   """
   return value_bytes * (
@@ -42,16 +35,9 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
 
 
 def _collected_values(config: RunConfig, gather: str) -> float:
-  """Returns how many values a device receives to collect layers in a step.
+  """Returns how many values a device receives for micro-batches 2, 3, ...
 
-  A device receives parameters of layers, and gradients that are summed over
-  data shards. Only the micro-batches after the first one are counted.
-
-  Args:
-    config: Config of the run.
-    gather: When data shards collect layers: "stage" (all layers of the pipeline
-      stage once in each step) or "layer" (one layer at a time). It is only read
-      if there are several stages.
+  They are parameters of layers, and gradients summed over data shards.
   """
   mesh = config.mesh
   if mesh.num_stages > 1 and gather == "stage":
@@ -66,11 +52,7 @@ def _collected_values(config: RunConfig, gather: str) -> float:
 def _summed_values(config: RunConfig) -> float:
   """Returns how many values a device receives in a step from tensor shards.
 
-  Tensor shards sum the residual stream of their tokens. To sum n values over T
-  tensor shards, a ring sends 2 n (T - 1) / T values to each of them.
-
-  Args:
-    config: Config of the run.
+  To sum n values over T shards, a ring sends each shard 2 n (T - 1) / T values.
   """
   mesh = config.mesh
   num_sums = _SUMS_OF_A_LAYER

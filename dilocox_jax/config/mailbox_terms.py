@@ -1,10 +1,9 @@
 """Computes what replicas must have in common to exchange through a mailbox.
 
-A mailbox is a folder or a bucket through which replicas that are separate
-programs exchange. What they must have in common are the *terms* of the run.
-`dilocox_jax.Mailbox` compares them field by field. The terms follow from the
-file `config.json` in the work directory of a run. So a program without JAX can
-read that file and take part in the run.
+A mailbox is a folder or bucket through which replicas that are separate
+programs exchange. Their common settings are the *terms* of the run, which
+follow from the file `config.json` of its work directory. No JAX is needed to
+compute them.
 """
 
 import dataclasses
@@ -37,10 +36,10 @@ class MailboxTerms:
   Attributes:
     fields: All fields of the run's config, by dotted name.
     config: The settings that must be equal in all replicas, by dotted name, and
-      under "overrides" the names of what the user has replaced. They are the
-      argument `config` of `dilocox_jax.Mailbox`.
-    rules: The rules of the exchange, such as how long to wait for a replica.
-      They are the argument `rules` of `dilocox_jax.Mailbox`.
+      under "overrides" the names of what the user has replaced: the argument
+      `config` of `dilocox_jax.Mailbox`.
+    rules: Rules of the exchange, such as how long to wait for a replica: the
+      argument `rules` of `dilocox_jax.Mailbox`.
     method: Schedule and apply rule of the run's method.
   """
 
@@ -52,15 +51,12 @@ class MailboxTerms:
   def check_computed(self, computed: Mapping[str, Collection[Any]]) -> None:
     """Checks that a program that supports only some settings can take part.
 
-    Such a program is, for example, a replica in PyTorch.
-
     Args:
-      computed: For each field that the program reads, by dotted name, the
-        values that it supports.
+      computed: For each field that the program (e.g. a replica in PyTorch)
+        reads, by dotted name, the values that it supports.
 
     Raises:
-      ValueError: If a field of the run has another value. The message is one
-        line that names the first such field.
+      ValueError: One line, if a field of the run has another value.
     """
     for field, values in computed.items():
       require(
@@ -75,8 +71,6 @@ def mailbox_terms(
 ) -> MailboxTerms:
   """Returns what a replica must have in common with a run to take part in it.
 
-  The run is one that `experiments.train --mailbox` trains.
-
   Args:
     values: All fields of the run's config, nested by section, as in the file
       `config.json` of its work directory.
@@ -84,8 +78,8 @@ def mailbox_terms(
       user has replaced parts of the config, such as "model".
 
   Raises:
-    ValueError: If a field is missing, or a rule or the method is wrong. The
-      message is one line.
+    ValueError: One line, if a field is missing, or a rule or the method is
+      wrong.
   """
   fields = flat(values)
   missing = [
@@ -118,11 +112,8 @@ def mailbox_terms(
 def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
   """Returns the rules by which the replicas of a run exchange messages.
 
-  Args:
-    fields: All fields of the run's config, by dotted name.
-
-  Raises:
-    ValueError: If a rule is wrong. The message is one line.
+  `fields` has all fields of the config by dotted name. Raises ValueError if a
+  rule is wrong.
   """
   rules = {rule: fields[field] for rule, field in _FIELD_OF_RULE.items()}
   if not rules["max_norm_ratio"]:

@@ -1,9 +1,7 @@
 """Chooses values for the config fields that are left to the devices.
 
-The same command should be fast on every kind of device. So a config may leave
-some fields open ("auto", or None for a number). When the programs of a run are
-built, this module chooses the values of these fields by the kind of the
-devices. A value that the user sets always wins.
+A config may leave fields open ("auto", or None for a number), so that the same
+command is fast on every kind of device. A value that the user sets always wins.
 """
 
 import dataclasses
@@ -64,12 +62,11 @@ _CUDNN_WIDTH = 128  # Widest head that the kernel supports on every GPU.
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """The values of those config fields that decide how a device computes.
+  """The config fields that decide how a device computes, with their values.
 
-  `stacked_by` is a field of the config section `mesh`. All others are fields of
-  the section `model`, where their meaning is explained. If the user supplies
-  the model, fields of `model` may still have the values "auto" or None. If
-  devices divide a replica, so may `remat`, because `mesh.remat` is then read
+  `stacked_by` is a field of the section `mesh`, the others of `model`. Fields
+  of `model` may still be "auto" or None if the user supplies the model. If
+  several devices divide a replica, so may `remat`: `mesh.remat` is then read
   instead.
   """
 
@@ -86,8 +83,7 @@ def on_platform(
 ) -> Computation:
   """Returns how a kind of devices computes a run.
 
-  The config may leave fields to the device ("auto" or None). These fields get
-  the values that are fast on this kind of device (`chosen_values`).
+  Fields that the config leaves to the device get the values of `chosen_values`.
 
   Args:
     config: Config of a run.
@@ -111,12 +107,12 @@ def chosen_values(
   Args:
     config: Config of a run.
     platform: Kind of the devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm" (AMD).
-    has_own_model: Whether the user supplies the model. Such a model decides by
-      itself how to compute, so no values are chosen for fields of `model`.
+    has_own_model: Whether the user supplies the model. Nothing is then chosen
+      for fields of `model`.
 
   Returns:
-    The chosen values by dotted name. Fields that the user has set are not in
-    it, and neither is `model.remat` if devices divide a replica.
+    The chosen values by dotted name, without fields that the user has set, and
+    without `model.remat` if devices divide a replica.
   """
   config_values = flat(config.to_mapping())
   chosen = {}
@@ -138,12 +134,7 @@ def chosen_values(
 def _has_kernel(config: RunConfig, dtype: str, attention: str) -> bool:
   """Returns whether an implementation of attention supports a config.
 
-  "cudnn" and "splash" have limits. All others support every config.
-
-  Args:
-    config: Config of a run.
-    dtype: The compute dtype, e.g. "bfloat16".
-    attention: Name of the implementation, a value of `model.attention`.
+  Only "cudnn" and "splash" (values of `model.attention`) have limits.
   """
   if attention == "cudnn":
     if dtype != "bfloat16" or config.data.document_masks:

@@ -1,12 +1,9 @@
 """Recipes: the config fields that a method sets in addition to its schedule.
 
-The method of a paper is a schedule (`plan.schedule.methods`) together with an
-inner optimizer, a codec, error feedback and an outer optimizer. All parts but
-the schedule are the method's recipe. So `sync.method=muloco` sets everything
-that belongs to MuLoCo.
-
-A value that the user sets always wins over the recipe, even if it is the
-default value.
+A recipe has the inner optimizer, codec, error feedback and outer optimizer that
+a paper combines with the schedule. So `sync.method=muloco` sets all that
+belongs to MuLoCo. A value that the user sets wins over the recipe, even if it
+is the default.
 """
 
 import math
@@ -88,17 +85,14 @@ RECIPES: Registry[Mapping[str, Any]] = Registry("recipe")
 def register_recipe(method: str, values: Mapping[str, Any]) -> None:
   """Registers the config fields that a method sets besides its schedule.
 
-  These fields are the method's "recipe": codec, error feedback and optimizers,
-  for example. A value that the user sets wins over the recipe.
-
   Args:
-    method: Name of the method.
-    values: Values of config fields, by dotted name, e.g.
-      {"exchange.codec": "float16"}.
+    method: Name of a registered method.
+    values: Values of config fields, by dotted name, e.g. {"exchange.codec":
+      "float16"}. A value that the user sets wins over them.
 
   Raises:
     ValueError: If there is no such method, if the method has a recipe already,
-      or if a method may not set one of the fields.
+      or if a recipe may not set one of the fields.
   """
   known("method", method, METHODS)
   for path in values:
@@ -127,22 +121,18 @@ def resolved(
 ) -> dict[str, Any]:
   """Fills in the fields that a config leaves to its method.
 
-  They get the values of the method's recipe (`register_recipe`). Exception: a
-  field that the run would not read gets its default. For example, DiLoCoX with
-  `exchange.codec=int` has no rank to adapt, and with the codec float32 nothing
-  is lost that could be fed back.
+  They get the values of the method's recipe. But a field that the run would not
+  read gets its default: with `exchange.codec=int`, DiLoCoX has no rank to
+  adapt.
 
   Args:
-    settings: All fields of a run by their dotted names; None for a field that
-      the user did not set.
-    facts: What is declared about each field, e.g. when it is read, by its
-      dotted name.
+    settings: All fields of a run by dotted name; None if not set by the user.
+    facts: Facts about each section's fields, by dotted name.
 
   Returns:
-    All fields by their dotted names. None is replaced in the fields of
-    `DEFAULTS`, and in the fields that follow from `total_steps`: the warm-up,
-    the intervals of evaluations and checkpoints, and `sync.steps_per_dispatch`.
-    If adapters are trained, it is also replaced in `sync.fragment_order`.
+    All fields by dotted name. None is replaced in the fields of `DEFAULTS`, in
+    fields that follow from `total_steps`, such as the warm-up, and, if adapters
+    are trained, in `sync.fragment_order`.
   """
   name, _ = method_parts(settings["sync.method"])
   recipe = {
@@ -188,14 +178,7 @@ def resolved(
 
 
 def _interval(total_steps: int, num_parts: int) -> int:
-  """Returns the steps of one part if a run is divided into equal parts.
-
-  The number is rounded up: 128 steps in 10 parts give 13 steps for each part.
-
-  Args:
-    total_steps: Number of inner steps of the run.
-    num_parts: Number of parts.
-  """
+  """Returns the steps of one of `num_parts` equal parts, rounded up."""
   return max(1, math.ceil(total_steps / num_parts))
 
 
@@ -205,15 +188,12 @@ def unread_fields(
   """Finds fields that the user has changed and that the run would ignore.
 
   Args:
-    values: All fields of a run by their dotted names. Fields that a method may
-      set are not None.
-    defaults: Default values by dotted names. Only these fields are checked.
-    facts: What is declared about each field, e.g. when it is read, by its
-      dotted name.
+    values: All fields of a run by dotted name; fields of recipes are not None.
+    defaults: Defaults of the fields to check, by dotted name.
+    facts: Facts about each section's fields, by dotted name.
 
   Returns:
-    An error message for each field that differs from its default and is not
-    read, by the dotted name of the field.
+    An error message for each such field, by its dotted name.
   """
   preset = MODEL_PRESETS[values["model.preset"]]
   deciding_values = {

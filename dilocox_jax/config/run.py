@@ -1,8 +1,7 @@
-"""The config of one run, and the checks that involve several sections.
+"""Defines `RunConfig`, the config of one run, and its checks across sections.
 
-`RunConfig.from_mapping` builds a frozen config from a plain mapping, and checks
-it before anything else is built. Numbers that follow from other fields, such as
-the tokens of a step, are computed where they are needed and are not fields.
+`RunConfig.from_mapping` builds a frozen config from a mapping, e.g. of the
+command line, and checks it. `config.sections` defines the sections.
 """
 
 import dataclasses
@@ -39,14 +38,13 @@ LARGEST_SEED = 2**32 - 1
 class RunConfig:
   """All settings on which a run depends, in sections.
 
-  The user may leave some fields to the method (None). When the config is built,
-  these fields get the values of the method's recipe: its codec, its optimizers
-  and its error feedback (`config.recipes`).
+  A field that is None and that recipes may set, such as the codec, gets the
+  value of the method's recipe (`config.recipes`).
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
-    total_steps: Number of inner steps of each replica, with those of a
-      data-parallel start (`sync.warm_start_steps`).
+    total_steps: Number of inner steps of each replica, including
+      `sync.warm_start_steps`.
     data: Text, tokenizer and batches.
     model: Sizes and parts of the model.
     lora: Adapters that are trained in place of the whole model.
@@ -59,12 +57,11 @@ class RunConfig:
     mesh: Number of replicas, and how each is divided among devices.
     membership: Planned absences and slow replicas.
     evaluation: When and how the loss is evaluated.
-    checkpoint: When the state is saved, and from which run or checkpoint this
-      run starts.
+    checkpoint: When the state is saved, and from what the run starts.
 
   Raises:
-    ValueError: If fields of several sections contradict each other. The message
-      is one line. Each section checks its own fields.
+    ValueError: One line, if fields contradict each other, or if a field was
+      changed that the run would not read.
   """
 
   seed: int = 0
@@ -93,12 +90,7 @@ class RunConfig:
     )
 
   def __post_init__(self):
-    """Fills in the fields that are left to the method, and checks all fields.
-
-    Raises:
-      ValueError: One line, if a field is wrong, or if a field was changed that
-        this run would not read.
-    """
+    """Fills in fields that are left to the method, and checks all fields."""
     self._resolve()
     self._check_sizes()
     require(
@@ -146,11 +138,7 @@ class RunConfig:
       raise ValueError(next(iter(messages.values())))
 
   def _check_sizes(self) -> None:
-    """Refuses integers that do not fit into int32, except for the seed.
-
-    Raises:
-      ValueError: If there is one.
-    """
+    """Refuses integers that do not fit into int32, except for the seed."""
     for path, value in flat(self.to_mapping()).items():
       is_count = isinstance(value, int) and path != "seed"
       require(
@@ -159,7 +147,7 @@ class RunConfig:
       )
 
   def _resolve(self) -> None:
-    """Replaces None in each field that the user has left to the method."""
+    """Replaces None in the fields that the recipe or `total_steps` decides."""
     sections_with_none = self.to_mapping()
     values = resolved(flat(sections_with_none), field_facts())
     for name, section in sections_with_none.items():
@@ -170,10 +158,7 @@ class RunConfig:
         object.__setattr__(self, name, section_class(**filled))
 
   def _check_rank(self) -> None:
-    """Refuses a low rank that is higher than the rank of every matrix.
-
-    Such a codec would factorize no matrix of the model.
-    """
+    """Refuses a codec whose rank exceeds the rank of every matrix."""
     rank = getattr(self.exchange.named_codec, "rank", 0)
     shapes = self.trained_shapes.items()
     layers = [stacked_shape(path, shape)[1:] for path, shape in shapes]
@@ -233,12 +218,7 @@ class RunConfig:
     )
 
   def _check_adaptive(self) -> None:
-    """Raises ValueError if rank or H is to adapt, and the config forbids it.
-
-    Both need a low-rank codec, and a method that exchanges pseudo-gradients. H
-    also needs a schedule whose H can change, and a constant outer learning
-    rate.
-    """
+    """Refuses to adapt rank or H if codec, method or schedule forbids it."""
     mode = self.adaptive.mode
     if mode == "off":
       return
@@ -264,7 +244,7 @@ class RunConfig:
       )
 
   def _check_membership(self) -> None:
-    """Refuses absent and slow replicas if the method cannot handle them."""
+    """Refuses absent and slow replicas if other fields rule them out."""
     if self.membership == sections.MembershipConfig():
       return
     reason = _reason_against_changing_replicas(self)
@@ -277,7 +257,7 @@ class RunConfig:
     _ = self.membership.plan(self.sync.named, self.mesh.num_replicas, self.seed)
 
   def _check_mailbox(self) -> None:
-    """Refuses settings that replicas with a mailbox cannot have."""
+    """Refuses fields that replicas with a mailbox cannot have."""
     reason = _reason_against_changing_replicas(self)
     reason = reason or _reason_against_a_mailbox(self)
     require(
@@ -286,7 +266,7 @@ class RunConfig:
 
   @property
   def uses_mailbox(self) -> bool:
-    """Whether replicas are separate programs that exchange by a mailbox."""
+    """Whether replicas are separate programs that exchange through a store."""
     return self.exchange.collective == MAILBOX
 
   @property
@@ -303,11 +283,7 @@ class RunConfig:
 
   @functools.cached_property
   def trained_shapes(self) -> Shapes:
-    """Shape of every trained parameter by path.
-
-    These are the parameters of the adapters if there are any, otherwise those
-    of the model.
-    """
+    """Shapes of the trained parameters by path: LoRA's, or else the model's."""
     model_shapes = self.model.shape.parameter_shapes
     if not self.lora.rank:
       return model_shapes
@@ -315,7 +291,7 @@ class RunConfig:
 
   @functools.cached_property
   def fragments(self) -> Fragments:
-    """How the method divides the parameters into parts, sent one by one."""
+    """How the method cuts the parameters into fragments, sent one by one."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,
@@ -325,10 +301,7 @@ class RunConfig:
 
   @property
   def model_builder(self) -> Callable[..., Any]:
-    """The function that builds the model from its `ModelShape`.
-
-    It also takes options of the computation, such as `dtype` and `remat`.
-    """
+    """The function that builds the model from its `ModelShape` and options."""
     return loaded(type(self.model.shape).builder)
 
   @property
@@ -363,9 +336,8 @@ class RunConfig:
     """Builds a config and checks it.
 
     Args:
-      values: Values of fields, nested as {"sync": {"method": "diloco"}} or by
-        dotted name as {"sync.method": "diloco"}. Missing fields get their
-        defaults. None leaves a field to the method, if the method may set it.
+      values: Fields, nested as {"sync": {"method": "diloco"}} or by dotted name
+        as {"sync.method": "diloco"}. Missing fields get their defaults.
 
     Raises:
       ValueError: If a field is unknown or wrong. The message is one line that
@@ -385,13 +357,11 @@ class RunConfig:
 
   @classmethod
   def from_saved(cls, values: Mapping[str, Any]) -> "RunConfig":
-    """Builds a config from the values that a run has saved.
-
-    A run saves every field, so a missing field is an error here. With its
-    default the config could describe another run.
+    """Builds a config from all the fields that a run has saved.
 
     Args:
-      values: All fields, as `to_mapping` returned them.
+      values: All fields, as `to_mapping` returned them. A missing field is an
+        error: its default could describe another run.
 
     Raises:
       ValueError: If a field is missing or wrong. The message is one line.
@@ -410,11 +380,7 @@ class RunConfig:
 
 
 def check_config(config: Any) -> None:
-  """Raises TypeError unless a value is a `RunConfig`.
-
-  Args:
-    config: The value to check.
-  """
+  """Raises TypeError unless `config` is a `RunConfig`."""
   if not isinstance(config, RunConfig):
     raise TypeError(
       f"config={shown(config)} must be a dilocox_jax.RunConfig, such as "
@@ -423,14 +389,10 @@ def check_config(config: Any) -> None:
 
 
 def _reason_against_changing_replicas(config: RunConfig) -> str:
-  """Returns why replicas cannot be absent, or differ in their inner steps.
+  """Returns which field forbids absent replicas, slow ones and a mailbox.
 
-  Args:
-    config: Config of a run with planned absences, slow replicas or a mailbox.
-
-  Returns:
-    The end of an error message: the field that does not allow it, and what to
-    take. "" if no field forbids it.
+  The result ends an error message, as in "sync.rule='eager': take continue". It
+  is "" if no field forbids them.
   """
   method = config.sync.named
   outer_memory = config.mesh.outer_memory
@@ -444,15 +406,9 @@ def _reason_against_changing_replicas(config: RunConfig) -> str:
 
 
 def _reason_against_absences(config: RunConfig) -> str:
-  """Returns why a run cannot have planned absences.
+  """Returns which field forbids absent and slow replicas; "" if none does.
 
-  Args:
-    config: Config of a run for which `_reason_against_changing_replicas` finds
-      nothing.
-
-  Returns:
-    The end of an error message: the field that does not allow it, and what to
-    take. "" if no field forbids it.
+  It checks only fields that `_reason_against_changing_replicas` does not.
   """
   mode = config.adaptive.mode
   if mode == "rank_and_interval":
@@ -466,15 +422,9 @@ def _reason_against_absences(config: RunConfig) -> str:
 
 
 def _reason_against_a_mailbox(config: RunConfig) -> str:
-  """Returns why a run cannot use a mailbox.
+  """Returns which field forbids a mailbox; "" if none does.
 
-  Args:
-    config: Config of a run for which `_reason_against_changing_replicas` finds
-      nothing.
-
-  Returns:
-    The end of an error message: the field that does not allow it, and what to
-    take. "" if no field forbids it.
+  It checks only fields that `_reason_against_changing_replicas` does not.
   """
   mode = config.adaptive.mode
   warm_start_steps = config.sync.warm_start_steps
@@ -497,36 +447,32 @@ def _fields() -> Iterator[tuple[str, dataclasses.Field]]:
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
-  """Returns the defaults of the fields of all sections, by dotted name."""
+  """Returns the default of each section's fields, by dotted name.
+
+  For a field that recipes may set, it is the value without a recipe, not None.
+  """
   return {path: field.default for path, field in _fields()} | dict(DEFAULTS)
 
 
 @functools.cache
 def field_facts() -> dict[str, Facts]:
-  """Returns what is declared about each field of all sections.
-
-  For example, the facts say whether a field may change if a run is resumed.
-
-  Returns:
-    The facts by dotted name.
-  """
+  """Returns the declared facts about each section's fields, by dotted name."""
   return {path: facts_of(field) for path, field in _fields()}
 
 
 def changed_settings(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """Returns the settings of a run that differ from the defaults.
+  """Returns the settings of a run that differ from its method's defaults.
 
-  They are compared with the defaults of a run that has the same method and the
-  same number of steps. The method and the number of steps themselves are
-  compared with the defaults of `RunConfig`.
+  The defaults are those of a run with this method and number of steps. These
+  two settings are compared with the defaults of `RunConfig`.
 
   Args:
-    values: All fields of the run's config, nested by section. Fields that this
-      version does not know are skipped.
+    values: All fields of the run's config, nested by section. Unknown fields
+      are skipped.
 
   Returns:
-    Pairs (value, default) of the settings that differ, by dotted name. The
-    method and the number of steps come first if they differ.
+    Pairs (value, default) by dotted name, the method and the number of steps
+    first.
   """
   fields = flat(values)
   plain_defaults = dict(flat(RunConfig().to_mapping()))
@@ -556,10 +502,8 @@ def free_on_resume() -> tuple[str, ...]:
 def may_differ() -> tuple[str, ...]:
   """Returns the dotted names of fields that may differ between replicas.
 
-  Only replicas that are separate programs and use a mailbox have configs of
-  their own. For example, they may have different batch sizes; their weights in
-  the mean then differ. The fields that name the text may also differ, because
-  the digests of the texts are compared instead.
+  Only replicas with a mailbox can differ: each is a program with its own
+  config. For example, their batch sizes may differ.
   """
   facts = field_facts().items()
   return tuple(path for path, fact in facts if fact.may_differ)

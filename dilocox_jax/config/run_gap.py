@@ -18,14 +18,12 @@ def run_gap(config: RunConfig, gain: Estimate) -> ExpectedGap | None:
 
   Args:
     config: Config of the run.
-    gain: s, the share by which AllReduce's loss falls if its batch is twice as
-      large. The larger batch has the sequences that all replicas together take
-      in a step.
+    gain: s, the share by which AllReduce's loss falls if its batch doubles to
+      the sequences that all replicas of the run take in a step.
 
   Returns:
-    The expected gap. None for a run of one replica, and for a method that
-    averages gradients at every step: the prediction is only for rounds of
-    several inner steps.
+    The expected gap. None for one replica, and for a method that averages
+    gradients at every step.
   """
   method = config.sync.named
   if config.mesh.num_replicas < 2 or method.exchanged == "gradient":

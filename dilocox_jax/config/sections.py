@@ -1,11 +1,8 @@
-"""Defines the sections of a run's config and their fields.
+"""Defines the sections of a run's config; each checks its own fields.
 
-A field is declared with its limits (`limited`) or with more facts, e.g. whether
-it may change when a run is resumed (`setting`). Each section checks its own
-fields.
-`config.run.RunConfig` checks that the sections fit together. If the user leaves
-a field at None, the preset of the model, the method, or the number of steps
-decides its value.
+`setting` declares a field with limits and facts, e.g. whether it may change
+when a run is resumed; `limited` declares limits alone. `config.run.RunConfig`
+checks that the sections fit together.
 """
 
 import dataclasses
@@ -60,25 +57,15 @@ DEVICES = "mesh.num_stages*num_data_shards*num_tensor_shards"
 
 
 def _reads(field: str) -> ReadIf:
-  """Returns the condition under which a field of `DataConfig` is read.
-
-  It is read if the source of the text (`data.source`) needs it.
-
-  Args:
-    field: Name of a field of `DataConfig`, e.g. "glob".
-  """
+  """Returns the condition that `data.source` reads a field of `DataConfig`."""
   return ReadIf("data.source", lambda source: sources.reads(source, field))
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """Returns the condition under which a field for an optimizer is read.
+  """Returns the condition that an optimizer has an option.
 
-  It is read if the optimizer of the section has the option. An optimizer that
-  is not in `OPTIMIZER_OPTIONS` counts as having every option.
-
-  Args:
-    section: "inner" or "outer".
-    option: Name of the option, which is also the name of the field.
+  Example: `_takes("inner", "b1")` holds if `inner.optimizer` has b1. It also
+  holds for any optimizer that is not in `OPTIMIZER_OPTIONS`.
   """
 
   def has_option(optimizer: str) -> bool:
@@ -89,13 +76,9 @@ def _takes(section: str, option: str) -> ReadIf:
 
 
 def _method_has_rounds(method: str) -> bool:
-  """Returns whether a method sends pseudo-gradients after rounds.
+  """Returns whether a method sends pseudo-gradients, not gradients each step.
 
-  It is False for methods that average gradients in every step. It is True for
-  an unknown name, which another check refuses.
-
-  Args:
-    method: Name of the method, perhaps with settings.
+  An unknown name counts as True; another check refuses it.
   """
   name, _ = method_parts(method)
   if name not in METHODS:
@@ -118,8 +101,7 @@ class Section:
   """Base class of all sections. It checks the limits of the fields.
 
   Raises:
-    ValueError: If a field is outside its limits. The message is one line that
-      names the field, its value and its limits.
+    ValueError: If a field is outside its limits. The message is one line.
   """
 
   def __post_init__(self):
@@ -181,9 +163,8 @@ class DataConfig(Section):
 class ModelConfig(Section):
   """The model. A field that is None has the value of the preset.
 
-  Exceptions are `compute_dtype`, `scan_unroll`, `attention`, `remat` and
-  `loss_chunk_tokens`: if they are None or "auto", the kind of the device
-  decides.
+  Exceptions: if `compute_dtype`, `scan_unroll`, `attention`, `remat` or
+  `loss_chunk_tokens` is None or "auto", the kind of the device decides.
   """
 
   # Name of a model; `python -m experiments.fits` shows its leaves.
@@ -258,12 +239,7 @@ class ModelConfig(Section):
     self._check_preset_is_read()
 
   def _check_preset_is_read(self) -> None:
-    """Checks that the run reads something of the preset.
-
-    Raises:
-      ValueError: If the user sets every field in which the preset differs from
-        the default preset. The preset would then have no effect.
-    """
+    """Refuses a preset that the user's own fields override completely."""
     preset = MODEL_PRESETS[self.preset]
     default_preset = MODEL_PRESETS[type(self).preset]
     is_default = preset is default_preset
@@ -287,11 +263,9 @@ class ModelConfig(Section):
 
   @property
   def label(self) -> str:
-    """Words for the model in logs.
+    """Words for the model in logs, e.g. "tiny" or "tiny with 512 tokens".
 
-    They are the preset's name if all sizes are those of the preset, and e.g.
-    "tiny with 512 tokens" if only the vocabulary differs. Otherwise they are
-    "of own sizes".
+    They are "of own sizes" if more than the preset's vocabulary is changed.
     """
     preset = MODEL_PRESETS[self.preset]
     changed = [
@@ -500,10 +474,9 @@ _SCHEDULE_FIELDS = (
 class SyncConfig(Section):
   """The method by which replicas synchronize, and its schedule.
 
-  A method has a schedule and an apply rule. A field that is None has the
-  method's own value. A setting may also be written behind the method's name, as
-  in "doubling(rounds=5)" or "diloco(sync_interval=32)". If this section has a
-  field of that name, the value is moved to the field.
+  A field of the schedule that is None has the method's own value. A setting may
+  also stand behind the method's name: "diloco(sync_interval=32)" sets
+  `sync_interval`.
   """
 
   # Name of the method. Its recipe also sets codec, feedback and optimizers.
@@ -544,11 +517,7 @@ class SyncConfig(Section):
     )
 
   def _move_settings(self) -> None:
-    """Moves settings from the text `method` to the fields of the same names.
-
-    Raises:
-      ValueError: If a setting and its field have different values.
-    """
+    """Moves settings from the text `method` to the fields of the same names."""
     name, settings = method_parts(self.method)
     for field in _SCHEDULE_FIELDS:
       if field not in settings:
@@ -757,14 +726,9 @@ class MembershipConfig(Section):
   ) -> membership.Membership:
     """Returns which replicas take part in each round, and with how many steps.
 
-    Args:
-      method: Method of the run, whose schedule has the rounds.
-      num_replicas: Number of replicas, M.
-      seed: Seed of the random absences.
-
     Raises:
-      ValueError: If a field has a wrong form, or does not fit the schedule. The
-        message is one line.
+      ValueError: One line, if a field has a wrong form or does not fit the
+        schedule.
     """
     with in_front("membership."):
       return membership.Membership(

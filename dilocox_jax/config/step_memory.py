@@ -1,25 +1,15 @@
 """Estimates the memory that an inner step needs in addition to the state.
 
-There are three ways to compute a step, and an estimate for each:
+There are three estimates:
 
-- One device computes a whole replica. It holds the gradients in fp32, and the
-  activations that are saved for the backward.
-- Data shards and tensor shards compute a replica, without pipeline stages. A
-  device holds its share of the gradients. It collects one layer after the other
-  from the data shards (`inner.sharded.loss_by_layer`). Tensor shards divide a
-  layer: each holds its part of the layer's matrices, and of the values between
-  them.
-- Pipeline stages compute a replica. The data shards of a stage collect all
-  layers of the stage before a step (`mesh.gather="stage"`), or one layer at a
-  time ("layer").
+- One device holds a whole replica: all gradients in fp32, and the activations
+  that are saved for the backward.
+- Data and tensor shards, no pipeline stages: a device holds its part of the
+  gradients, and collects layers one by one from the data shards.
+- Pipeline stages: the data shards of a stage collect all its layers once a step
+  (`mesh.gather="stage"`), or one layer at a time ("layer").
 
-Muon updates whole layers after the backward. What only the backward needs is
-then free again: activations, collected layers and tables, and their gradients.
-So the larger of the two counts: this memory, or the whole layers.
-
-Tests compare the estimates with the memory that compilers for TPUs and for GPUs
-need. An evaluation has no gradients and needs less than a step, so there is no
-estimate for it.
+Tests compare the estimates with programs compiled for TPUs and GPUs.
 """
 
 import dataclasses
@@ -47,17 +37,16 @@ _LAYERS_AT_A_TIME = 2
 
 
 def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
-  """Returns the memory that an inner step needs besides the state (bytes).
+  """Returns the bytes that a step of one replica needs on one device.
 
-  It is the memory of one device, for one replica.
+  The state between steps is not counted.
 
   Args:
     config: Config of the run.
-    gather: When data shards collect layers: "stage" (all layers of the pipeline
-      stage once in each step) or "layer" (one layer at a time). It is only read
-      if there are several stages.
+    gather: When data shards collect layers: "stage" (once a step) or "layer"
+      (one at a time). Only read if there are several stages.
     platform: Kind of the accelerators, "gpu" or "tpu", for fields that the
-      config leaves to the devices (`config.platforms`).
+      config leaves to the devices.
   """
   computation = on_platform(config, platform)
   if config.mesh.num_stages > 1:
@@ -68,11 +57,9 @@ def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
 
 
 def share_bytes(shapes: Shapes, division: Division) -> int:
-  """Returns the size of what one device holds of some leaves, in fp32 (bytes).
+  """Returns the bytes that one device holds of some leaves, in fp32.
 
-  Args:
-    shapes: Shapes of the leaves by path.
-    division: How a replica is divided among its devices.
+  `shapes` has the shapes of the leaves in a whole replica, by path.
   """
   return sum(
     leaf_bytes(division, path, shape) for path, shape in shapes.items()
@@ -80,26 +67,20 @@ def share_bytes(shapes: Shapes, division: Division) -> int:
 
 
 def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
-  """Returns the size of what one device holds of a leaf, in fp32 (bytes).
+  """Returns the bytes that one device holds of a leaf, in fp32.
 
-  Args:
-    division: How a replica is divided among its devices.
-    path: Path of the leaf.
-    shape: Shape of the leaf in one replica.
+  `shape` is the shape of the leaf in a whole replica.
   """
   return FP32_BYTES * division.share_size(path, shape)
 
 
 def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
-  """Returns what one device holds of a copy in the compute dtype (bytes).
-
-  Some leaves are copied from fp32 to the compute dtype. The result is 0 if this
-  is float32, because no copy is needed.
+  """Returns the bytes that a device's copies in the compute dtype take.
 
   Args:
-    shapes: Shapes of the copied leaves, by path.
+    shapes: Shapes of the copied leaves in one replica, by path.
     division: How a replica is divided among its devices.
-    compute_dtype: The compute dtype, "float32" or "bfloat16".
+    compute_dtype: "bfloat16", or "float32": then nothing is copied.
   """
   value_bytes = _BYTES[compute_dtype]
   if value_bytes == FP32_BYTES:
@@ -113,12 +94,7 @@ def trained_sizes(config: RunConfig) -> tuple[int, int]:
 
 
 def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
-  """Returns the number of values in layers, and the number of all others.
-
-  Args:
-    shapes: Shapes of the leaves by path. The paths of layers begin with
-      "blocks".
-  """
+  """Returns the number of values in layers ("blocks..."), and of all others."""
   layers_size = 0
   other_size = 0
   for path, shape in shapes.items():
@@ -130,12 +106,7 @@ def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
 
 
 def _bytes_of_one_device(config: RunConfig, computation: Computation) -> int:
-  """Returns the memory of a step on a device with a whole replica (bytes).
-
-  Args:
-    config: Config of the run.
-    computation: How the device computes.
-  """
+  """Returns the bytes of a step on a device that holds a whole replica."""
   gradients = FP32_BYTES * sum(trained_sizes(config))
   activations = _activations(
     config, computation, num_layers=config.model.shape.num_layers
@@ -153,15 +124,7 @@ def _bytes_of_one_device(config: RunConfig, computation: Computation) -> int:
 
 
 def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
-  """Returns the memory of a step on a device without pipeline stages (bytes).
-
-  The device is one of several data shards or tensor shards of a replica. It
-  collects one layer after the other.
-
-  Args:
-    config: Config of the run.
-    computation: How the device computes.
-  """
+  """Returns the bytes of a step on a data or tensor shard, without stages."""
   num_layers = config.model.shape.num_layers
   activations = _activations(config, computation, num_layers)
   num_whole_layers = _LAYERS_AT_A_TIME
@@ -189,13 +152,10 @@ def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
 def _bytes_of_stage(
   config: RunConfig, computation: Computation, gather: str
 ) -> int:
-  """Returns the memory of a step on a device of a pipeline stage (bytes).
+  """Returns the bytes of a step on a device of a pipeline stage.
 
-  Args:
-    config: Config of the run.
-    computation: How the device computes.
-    gather: When data shards collect layers: "stage" (all layers of the stage
-      once in each step) or "layer" (one layer at a time).
+  `gather` is "stage" (layers are collected once a step) or "layer" (one by
+  one).
   """
   mesh = config.mesh
   layers_per_stage = config.stage_layers.table.shape[1]
@@ -233,17 +193,9 @@ def _bytes_of_stage(
 def _or_muon(config: RunConfig, backward_bytes: int) -> int:
   """Returns the larger memory: of the backward, or of Muon's update (bytes).
 
-  Muon updates after the backward, when `backward_bytes` are free again. For it,
-  the devices of a replica swap their parts of all layers for some whole layers.
-  Example: of 78 layers on 128 devices, 78 devices get one layer each, and the
-  other 50 devices get a layer of zeros. With another optimizer the result is
-  `backward_bytes`.
-
-  Args:
-    config: Config of the run, whose replicas have several devices.
-    backward_bytes: Memory that the backward needs besides what stays for the
-      optimizer: activations, collected layers and tables, and their gradients
-      (bytes).
+  Muon updates when the backward's memory is free again. Then each device holds
+  whole layers: 78 layers on 128 devices are one layer a device. With other
+  optimizers the result is `backward_bytes`.
   """
   if config.inner.optimizer != "muon":
     return backward_bytes
@@ -255,14 +207,9 @@ def _or_muon(config: RunConfig, backward_bytes: int) -> int:
 
 
 def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
-  """Returns the size of a layer after a device has collected it (bytes).
+  """Returns the bytes of a collected layer in the compute dtype.
 
-  The layer is in the compute dtype. If tensor shards divide it, a device
-  collects only its part.
-
-  Args:
-    config: Config of the run.
-    computation: How the device computes.
+  If tensor shards divide it, they are the bytes of one shard's part.
   """
   shape = config.model.shape
   layers_size, _ = sizes_by_place(shape.parameter_shapes)
@@ -272,10 +219,7 @@ def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
 
 
 def _divided_tables_size(config: RunConfig) -> int:
-  """Returns the number of trained values in tables that shards divide by token.
-
-  For example, each data shard holds the rows of some tokens of an embedding.
-  """
+  """Returns the number of trained values in tables divided by token."""
   return sum(
     math.prod(config.trained_shapes[path])
     for path in config.division.divided_tables(config.model.shape)
@@ -286,11 +230,7 @@ def _divided_tables_size(config: RunConfig) -> int:
 def _collected_tables_size(config: RunConfig) -> int:
   """Returns how many values outside of layers a data shard collects.
 
-  These are all leaves outside of layers that data shards divide, except for
-  tables that they divide by token.
-
-  Args:
-    config: Config of the run.
+  Tables that are divided by token are not among them.
   """
   division = config.division
   divided = division.divided_tables(config.model.shape)
@@ -308,12 +248,11 @@ class _Activations:
   """Memory of the values that a step computes (bytes).
 
   Attributes:
-    saved: Values that the forward of all layers saves for their backward, for
-      every micro-batch that waits for its backward.
-    layer: Values that the backward of one layer reads.
+    saved: What the forward of all layers saves for the backward, for every
+      micro-batch that waits for its backward.
+    layer: What the backward of one layer reads.
     logits: Logits of a chunk of tokens and their gradient, in fp32. If data
-      shards divide the vocabulary, the residual streams of all shards' tokens
-      are included.
+      shards divide the vocabulary, also the streams of all shards' tokens.
   """
 
   saved: int
@@ -324,12 +263,9 @@ class _Activations:
 def _activations(
   config: RunConfig, computation: Computation, num_layers: int
 ) -> _Activations:
-  """Returns the memory of the values that a step computes.
+  """Returns the memory of the values that a step computes on a device.
 
-  Args:
-    config: Config of the run.
-    computation: How the device computes.
-    num_layers: Number of layers that a device computes.
+  `num_layers` is the number of layers that the device computes.
   """
   shape = config.model.shape
   mesh = config.mesh
@@ -380,9 +316,8 @@ def _activations(
 def _inner_values(shape: ModelShape) -> int:
   """Returns how many values inside a layer are computed for each token.
 
-  They are queries, keys and values, and the outputs of the feed-forward's first
-  matrix products. The outputs of the last matrix products are not counted,
-  because no backward reads them.
+  They are queries, keys, values, and the outputs of the feed-forward's first
+  matrix products. No backward reads the outputs of the last products.
   """
   head_values = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
   num_branches = 2 if shape.activation == "swiglu" else 1

@@ -1,12 +1,8 @@
 """Builds the plan, the codec and the traffic of a run from its config.
 
-The plan says what the run computes and sends, and when. The trainer and the
-simulator use the same plan. So the simulator computes the time of exactly the
-run that is trained.
-
-The objects that this module returns have the low rank and the H of the first
-rounds. An adaptive run changes both during training
-(`training.adaptive_controller`).
+The trainer and the simulator both use them, so the simulator times exactly the
+run that is trained. They have the low rank and H of the first rounds, which an
+adaptive run changes (`training.adaptive_controller`).
 """
 
 import dataclasses
@@ -26,11 +22,7 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 def policy(config: RunConfig) -> Policy:
   """Returns the object that chooses the rank and H during an adaptive run.
 
-  The first rounds have the rank and the H of the config. A codec without a low
-  rank counts as rank 0.
-
-  Args:
-    config: Config of the run.
+  A codec without a low rank counts as rank 0.
   """
   codec = config.exchange.named_codec
   rank = 0
@@ -48,11 +40,8 @@ def policy(config: RunConfig) -> Policy:
 def codec(config: RunConfig) -> Codec:
   """Returns the codec with which a run begins.
 
-  If the low rank adapts during the run, the arrays in the codec's state have
-  room for the first rank, which is the largest.
-
-  Args:
-    config: Config of the run.
+  If the low rank adapts, the codec's state has room for the first rank, which
+  is the largest.
   """
   named = config.exchange.named_codec
   if config.adaptive.mode == "off" or not isinstance(named, LowRank):
@@ -61,11 +50,7 @@ def codec(config: RunConfig) -> Codec:
 
 
 def run_plan(config: RunConfig) -> RunPlan:
-  """Returns the plan of a run: its rounds, and the replicas in each of them.
-
-  Args:
-    config: Config of the run.
-  """
+  """Returns the plan of a run: its rounds, and the replicas in each of them."""
   method = config.sync.named
   membership = None
   if config.membership != MembershipConfig():
@@ -82,11 +67,7 @@ def run_plan(config: RunConfig) -> RunPlan:
 
 
 def _collective(config: RunConfig) -> str | Collective:
-  """Returns the collective of a run: an object for a mailbox, otherwise a name.
-
-  Args:
-    config: Config of the run.
-  """
+  """Returns the config's collective: a name, or an object for a mailbox."""
   if config.uses_mailbox:
     return MailboxMean(config.mailbox.shares)
   return config.exchange.collective
@@ -97,7 +78,7 @@ def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
 
   Args:
     config: Config of the run.
-    shapes: Shape of every parameter by path; None: those of the trained
+    shapes: Shapes of the exchanged parameters by path; None: the trained
       parameters of the config's model.
   """
   exchange = config.exchange

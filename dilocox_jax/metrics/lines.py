@@ -1,15 +1,14 @@
 """JSON lines that survive a kill, and files that are replaced as a whole.
 
 A row is one line, written by one system call. A line counts only if it ends
-with a newline. So a kill at any moment leaves at most one torn line at the end
-of the file. Readers ignore this line, and the next writer cuts it:
+with a newline, so a kill leaves at most one torn line at the end of the file.
+Readers ignore this line, and the next writer cuts it:
 
     {"loss": 2.5, "step": 30}   newline: this is a row
     {"loss": 2.4, "step": 60}   newline: this is a row
     {"loss": 2.3, "st           torn: no newline, so this is not a row
 
-JSON has no NaN or infinity. A float that is not finite is written as null, and
-the row types read null as NaN.
+JSON has no NaN or infinity: a float that is not finite is written as null.
 """
 
 import contextlib
@@ -29,19 +28,14 @@ Directory = str | os.PathLike[str]
 
 
 class RecordError(RuntimeError):
-  """Raised if a file of a run cannot be written or read.
-
-  The message is one line.
-  """
+  """Raised if a file of a run cannot be written or read."""
 
 
 @contextlib.contextmanager
 def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
   """Turns an OSError in the block into a RecordError of one line.
 
-  Args:
-    path: File or directory that the block uses, for the message.
-    verb: What the block does with the path, for the message "cannot VERB PATH".
+  The message begins with "cannot VERB PATH".
   """
   try:
     yield
@@ -51,13 +45,7 @@ def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
 
 
 def make_directory(path: Directory) -> pathlib.Path:
-  """Creates a directory and its parents unless they exist.
-
-  Args:
-    path: The directory.
-
-  Returns:
-    The same path.
+  """Creates a directory and its parents unless they exist, and returns it.
 
   Raises:
     RecordError: If the system refuses, or a file has the name.
@@ -76,8 +64,8 @@ def plain(value: Any) -> Any:
       and None.
 
   Returns:
-    Nested dictionaries and lists of Python numbers, strings and None. Floats
-    that are not finite become None.
+    Nested dicts and lists of Python values. Floats that are not finite become
+    None.
   """
   if isinstance(value, Mapping):
     return {str(key): plain(item) for key, item in value.items()}
@@ -97,9 +85,8 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content. A string is written as UTF-8. Characters that UTF-8
-      cannot encode are written as escapes, e.g. those by which Python
-      represents bytes of a file's name that are not UTF-8.
+    text: New content. A string is written as UTF-8, with characters that UTF-8
+      cannot encode as escapes.
 
   Raises:
     RecordError: If the system refuses.
@@ -113,9 +100,7 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 def write_json(path: Directory, value: Any) -> None:
   """Replaces a file by indented JSON, as a whole (`write_atomically`).
 
-  Args:
-    path: File to replace; its directory must exist.
-    value: Any value that `plain` accepts.
+  `value` may be any that `plain` accepts. The directory must exist.
 
   Raises:
     RecordError: If the system refuses.
@@ -127,11 +112,7 @@ def write_json(path: Directory, value: Any) -> None:
 def whole_lines(path: pathlib.Path) -> list[bytes]:
   """Returns the lines of a file that end with a newline, newline included.
 
-  A missing file has no lines. A FIFO counts as empty too, because a read would
-  wait for a writer.
-
-  Args:
-    path: The file.
+  A missing file has no lines, and a FIFO counts as missing.
 
   Raises:
     RecordError: If the path is a folder, or if the file cannot be read.
@@ -139,7 +120,7 @@ def whole_lines(path: pathlib.Path) -> list[bytes]:
   if path.is_dir():
     raise RecordError(f"{path} is a folder, and has to be a file")
   if not path.is_file():
-    return []
+    return []  # A read of a FIFO would wait for a writer.
   with one_line(path, "read"):
     content = path.read_bytes()
   # Not `splitlines`, which would also divide a line at a carriage return.
@@ -149,10 +130,6 @@ def whole_lines(path: pathlib.Path) -> list[bytes]:
 
 def _parse(path: pathlib.Path, lines: Iterable[bytes]) -> list[dict[str, Any]]:
   """Parses lines of JSON into rows.
-
-  Args:
-    path: File of the lines, for the message.
-    lines: Lines of the file, from the first line on.
 
   Raises:
     RecordError: If a line is not a JSON object with an integer "step".
@@ -171,11 +148,7 @@ def _parse(path: pathlib.Path, lines: Iterable[bytes]) -> list[dict[str, Any]]:
 def read_rows(path: Directory) -> list[dict[str, Any]]:
   """Reads a JSON-lines file; a missing file has no rows.
 
-  Args:
-    path: File to read. A last line without a newline is ignored.
-
-  Returns:
-    One dictionary per line, in order.
+  A last line without a newline is ignored.
 
   Raises:
     RecordError: If the file cannot be read, or a line is not a JSON object with
@@ -191,18 +164,14 @@ class JsonLines:
   def __init__(self, path: Directory, last_step: int = -1):
     """Opens a file, and cuts what a restored run will write again.
 
-    A torn last line is cut, and so are all rows after the restored step.
-    Example: a file has rows of the steps 30, 60 and 90, and the checkpoint is
-    of step 60. The row of step 90 is cut, and the restored run writes it again.
-
-    The row of kind "final" is always cut. A run writes it after its last
-    exchanges. If the run continues, it repeats them and writes the row again.
+    A torn last line is cut, and so are all rows after `last_step`: with rows of
+    the steps 30, 60 and 90 and a checkpoint of step 60, the row of step 90. The
+    row of kind "final" is always cut, because a run that continues writes it
+    again.
 
     Args:
-      path: The file. If it is missing, the first `append` creates it. Its
-        directory must exist.
-      last_step: Inner step of the restored checkpoint. Rows of later steps are
-        cut. -1 cuts every row.
+      path: The file, in an existing directory. `append` creates it if missing.
+      last_step: Inner step of the restored checkpoint; -1 cuts every row.
 
     Raises:
       RecordError: If the file cannot be read or written, or a line is not a
@@ -221,9 +190,6 @@ class JsonLines:
 
   def append(self, row: Mapping[str, Any]) -> None:
     """Appends one row with one system call.
-
-    If the process is killed during the call, the file has nothing of the row, a
-    part of it, or all of it.
 
     Args:
       row: Any mapping that `plain` accepts. `read_rows` returns finite floats

@@ -1,15 +1,11 @@
 """Defines the rows of a run's records, and writes and reads them.
 
-There are two files:
+- `metrics.jsonl` depends only on seed and config: a run that was killed and
+  resumed writes the same bytes as one that was never killed. So rows up to a
+  step must be recorded before a checkpoint of that step is saved.
+- `timing.jsonl` depends on the machine.
 
-- `metrics.jsonl` depends only on seed and config. A run that was killed and
-  resumed must write the same bytes as a run that was never killed. So the
-  trainer must record every row up to a step before it saves a checkpoint of
-  that step.
-- `timing.jsonl` depends on the machine, so it differs between two runs.
-
-Writers and readers use the same types, so every field has one spelling. A
-reader skips fields that it does not know. So an older version can read the
+A reader skips fields that it does not know, so an older version can read the
 files of a newer one.
 """
 
@@ -31,14 +27,7 @@ _Row = TypeVar("_Row")
 
 
 def float_or_nan(value: SupportsFloat | None) -> float:
-  """Converts a number to a Python float.
-
-  Args:
-    value: A number, or None, which stands for a value that is not finite.
-
-  Returns:
-    The float; NaN for None.
-  """
+  """Converts a number to a Python float, and None to NaN."""
   return math.nan if value is None else float(value)
 
 
@@ -47,17 +36,15 @@ class DriftRow:
   """The differences between the pseudo-gradients of replicas in one exchange.
 
   Attributes:
-    fragment: Index of the fragment.
+    fragment: Index of the fragment, a part of the parameters.
     step: Inner step after which the fragment was measured and sent.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
-      by the product of their norms. NaN if fewer than two replicas have a
-      finite pseudo-gradient other than zero, if each replica has a mean of its
-      own (`exchange.collective` "pairs"), or with a mailbox, where each replica
-      logs only itself.
+      by the product of their norms. NaN if fewer than two of them are finite
+      and not zero, with `exchange.collective` "pairs", and with a mailbox.
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
-    pseudo_gradient_norm: Norm of the averaged pseudo-gradient. If each replica
-      has a mean of its own, the root mean square of their norms.
+    pseudo_gradient_norm: Norm of the averaged pseudo-gradient. With "pairs",
+      where each replica has a mean of its own, root mean square of their norms.
     rank: Mean rank with which the fragment's matrices were sent; NaN without a
       low-rank codec.
     energy_rank: Mean over matrices of the rank that holds a given share of the
@@ -84,15 +71,14 @@ class RoundRow:
     tokens: Tokens seen so far by all replicas together.
     phase: "rounds" or "data_parallel".
     loss: Mean loss over the segment's steps and the replicas, in nats.
-    loss_per_replica: Mean loss over the segment's steps (nats), one value for
-      each replica.
+    loss_per_replica: Mean loss over the segment's steps (nats), for each
+      replica.
     grad_norm: Norm of the inner gradient before clipping, mean over the
       segment's steps and the replicas.
     learning_rate: Learning rate of the inner optimizer at the last step.
     sent_bytes: Bytes that one replica sent in this segment.
-    total_sent_bytes: Bytes that one replica has sent since the start. They
-      include evaluations and the flush (the exchanges that are still due after
-      the last step), which belong to no segment.
+    total_sent_bytes: Bytes that one replica has sent since the start, with
+      evaluations and the flush (exchanges that are due after the last step).
     drift: One entry for each exchange that was applied in the segment.
   """
 
@@ -119,13 +105,13 @@ class Evaluation:
     outer_loss: Loss of the outer parameters, or of their average if the run
       keeps one.
     mean_loss: Loss of the mean of the replicas' parameters; NaN if there are
-      several processes, which would have to send their parameters.
+      several processes.
     replica_loss: Loss of the parameters of replica 0.
-    flushed: Whether all pending exchanges had been applied. This is so only in
+    flushed: Whether all pending exchanges had been applied, which is so only in
       the last evaluation of a run.
-    judge_loss: Loss of the parameters of `outer_loss` on the judge text
-      (held-out files by which nothing is chosen). It is NaN, except in the last
-      evaluation of a run that has such a text.
+    judge_loss: Like `outer_loss`, on the judge text (held-out files by which
+      nothing is chosen). NaN except in the last evaluation of a run that has
+      such a text.
   """
 
   step: int
@@ -163,8 +149,7 @@ class Timing:
       a run without a simulated clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
       steps and waited for a delayed exchange. NaN if one compiled program has
-      both the inner steps and the exchange, because the time cannot be measured
-      then.
+      both, because the time cannot be measured then.
     link_bytes: Bytes that left this process through its throttled link during
       the event, headers included; NaN without such a link.
   """
@@ -198,9 +183,6 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     row: Values by field. None in a float field becomes NaN. Fields that `kind`
       does not have are skipped.
 
-  Returns:
-    A row of type `kind`.
-
   Raises:
     KeyError: If a field without a default is missing.
   """
@@ -219,9 +201,6 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     row: The object, as `json.loads` returns it. Fields that `kind` does not
       have are skipped.
 
-  Returns:
-    A row of type `kind`.
-
   Raises:
     ValueError: One line, if a field is missing, or has a value that the
       recorder never writes.
@@ -236,13 +215,7 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def _check(kind: Any, name: str, value: Any) -> None:
-  """Raises ValueError if a value is not allowed in a field of a row.
-
-  Args:
-    kind: Type of the field, a key of `_CONVERT`.
-    name: Name of the field.
-    value: The value, as `json.loads` returns it.
-  """
+  """Raises ValueError if a value is not allowed in a field of type `kind`."""
   if typing.get_origin(kind) is list:
     (item_kind,) = typing.get_args(kind)
     for item in of_type(name, value, list):
@@ -261,11 +234,7 @@ def _check(kind: Any, name: str, value: Any) -> None:
 
 
 def _has_no_default(field: dataclasses.Field) -> bool:
-  """Returns whether a field of a dataclass has no default value.
-
-  Args:
-    field: Field of a row type, as `dataclasses.fields` returns it.
-  """
+  """Returns whether a field of a dataclass has no default value."""
   missing = dataclasses.MISSING
   return field.default is missing and field.default_factory is missing
 
@@ -282,13 +251,11 @@ class Recorder:
     """Opens the files and cuts the rows that a restored run writes again.
 
     Args:
-      workdir: Run directory; created if missing. None: nothing is written. All
-        processes but the first pass None.
-      resume_step: Inner step of the restored checkpoint. None: a new run. All
-        rows are cut then. A run that was killed before its first checkpoint may
-        have left such rows.
-      log: A log that has been opened. It gets every row, too; None: there is no
-        log.
+      workdir: Run directory; created if missing. None, as in all processes but
+        the first: nothing is written.
+      resume_step: Inner step of the restored checkpoint. None: a new run, which
+        cuts all rows.
+      log: A log that has been opened, which gets every row, too; None: no log.
 
     Raises:
       RecordError: If the directory or a file cannot be read or written.
@@ -302,12 +269,9 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file, and passes the row to the log.
+    """Appends a row to a file if this process writes, and passes it to the log.
 
-    Args:
-      name: `METRICS` or `TIMING`. Only the first process of a run writes; in
-        other processes nothing happens.
-      row: Values by field.
+    `name` is `METRICS` or `TIMING`.
     """
     if name not in self._files:
       return
@@ -319,8 +283,8 @@ class Recorder:
     """Records the metrics of a round, or of several data-parallel steps.
 
     Args:
-      **fields: Fields of `RoundRow`, as Python, numpy or JAX numbers.
-        `drift` is a sequence of mappings with the fields of `DriftRow`.
+      **fields: Fields of `RoundRow`, as Python, numpy or JAX numbers; `drift`
+        is a sequence of mappings with the fields of `DriftRow`.
     """
     row = dataclasses.asdict(from_json(RoundRow, fields))
     self._append(METRICS, {"kind": "round", **row})
@@ -332,8 +296,7 @@ class Recorder:
 
     Args:
       num_steps: Number of inner steps of the run, if this is the evaluation
-        after the last exchanges. Its row has the kind "final". None: the run
-        goes on.
+        after the last exchanges (a row of kind "final"). None: the run goes on.
       **fields: Fields of `Evaluation` without `flushed`.
     """
     fields["flushed"] = num_steps is not None

@@ -1,9 +1,8 @@
 """Passes the rows of a run to other places than its files, e.g. TensorBoard.
 
-A run writes its rows to files (`recorder`). A `RunLog` gets the same rows. The
-argument `log` of `dilocox_jax.train` and the flag `--log` name it. The config
-does not name a log, because a log does not change what is trained. A log has a
-name, as a codec has, so that a user can register another one.
+A `RunLog` gets the rows that a run also writes to files (`recorder`). The
+argument `log` of `dilocox_jax.train` and the flag `--log` name it. Logs are
+registered by name, so a user can add one.
 """
 
 import contextlib
@@ -44,27 +43,23 @@ class LogStart:
 class RunLog:
   """Receives every row that a run writes; base class of all logs.
 
-  The process that writes the files calls the methods, in the thread that
-  dispatches the training. The devices work on the next round meanwhile. So a
-  `write` costs nothing as long as it takes less time than a round. An error of
-  a method ends the run, which can continue from its last checkpoint.
+  Only the process that writes the files calls the methods, while the devices
+  work on the next round. So a `write` costs nothing as long as it takes less
+  time than a round. An error of a method ends the run, which can continue from
+  its last checkpoint.
   """
 
   def open(self, start: LogStart) -> None:
-    """Prepares the log for its rows. It is called before the first row.
-
-    Args:
-      start: Facts about the run.
-    """
+    """Prepares the log for its rows. It is called before the first row."""
 
   def write(self, row: Row) -> None:
     """Receives a row. It is called once for each row, in order.
 
     Args:
       row: A line of metrics.jsonl, timing.jsonl or mailbox.jsonl as a mapping.
-        Its field "kind" is "round", "evaluation", "final", "timing" or
-        "mailbox", and its field "step" is the number of finished inner steps. A
-        number that is not finite is None.
+        Its "kind" is "round", "evaluation", "final", "timing" or "mailbox", its
+        "step" the number of finished inner steps. A number that is not finite
+        is None.
     """
     raise NotImplementedError
 
@@ -80,19 +75,11 @@ class FunctionLog(RunLog):
   """Passes each row to a function."""
 
   def __init__(self, function: Callable[[Row], Any]):
-    """Stores the function.
-
-    Args:
-      function: It takes a row. Its result is not used.
-    """
+    """Stores the function, which takes a row."""
     self._function = function
 
   def write(self, row: Row) -> None:
-    """Calls the function with a row.
-
-    Args:
-      row: A row, as `RunLog.write` takes it.
-    """
+    """Calls the function with a row."""
     self._function(row)
 
 
@@ -100,37 +87,21 @@ class SeveralLogs(RunLog):
   """Passes each row to several logs, in order."""
 
   def __init__(self, logs: list[RunLog]):
-    """Stores the logs.
-
-    Args:
-      logs: The logs, in the order in which they get each row.
-    """
+    """Stores the logs."""
     self._logs = logs
 
   def open(self, start: LogStart) -> None:
-    """Opens all logs.
-
-    Args:
-      start: Facts about the run.
-    """
+    """Opens all logs."""
     for log in self._logs:
       log.open(start)
 
   def write(self, row: Row) -> None:
-    """Passes a row to all logs.
-
-    Args:
-      row: A row, as `RunLog.write` takes it.
-    """
+    """Passes a row to all logs."""
     for log in self._logs:
       log.write(row)
 
   def close(self, error: BaseException | None) -> None:
-    """Closes all logs.
-
-    Args:
-      error: The error that ends the run; None after the last row.
-    """
+    """Closes all logs."""
     for log in self._logs:
       log.close(error)
 
@@ -145,8 +116,7 @@ def register_log(name: str, log: Lazy) -> None:
   Args:
     name: The name, e.g. "tensorboard".
     log: A class that is derived from `RunLog`, or a function that returns a
-      log; or where to import either from, as "module:name". Its arguments are
-      the log's settings.
+      log; or either as "module:name". Its arguments are the log's settings.
 
   Raises:
     ValueError: If the name is taken or is no identifier, or if `log` is none of
@@ -165,9 +135,9 @@ def as_log(log: Any) -> RunLog:
   """Returns the log that a user asks for.
 
   Args:
-    log: A `RunLog`, which is returned as it is; a function that takes a row; an
-      object with a method `write` that takes a row; or names of logs, joined by
-      "+", e.g. "tensorboard+wandb(project=links)".
+    log: A `RunLog`; a function that takes a row; an object with a method
+      `write` that takes a row; or names of logs, joined by "+", e.g.
+      "tensorboard+wandb(project=links)".
 
   Raises:
     TypeError: If the value is none of these.
@@ -189,11 +159,7 @@ def as_log(log: Any) -> RunLog:
 
 
 def named_logs(text: str) -> RunLog:
-  """Builds the logs that a text names.
-
-  Args:
-    text: Names in `LOGS`, joined by "+", e.g. "tensorboard+wandb". Settings of
-      a log may follow its name, e.g. "wandb(project=links)".
+  """Builds the logs that a text names, e.g. "tensorboard+wandb(project=links)".
 
   Raises:
     ValueError: One line, if the text has another form, if a name or a setting
@@ -213,16 +179,7 @@ def named_logs(text: str) -> RunLog:
 
 
 def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
-  """Builds one log.
-
-  Args:
-    name: Name of the log.
-    settings: Its settings by name.
-
-  Raises:
-    ValueError: One line, if the name or a setting is unknown, or if the package
-      of the log is not installed.
-  """
+  """Builds a log; raises ValueError for an unknown name or setting."""
   message = f"log={name!r} must be one of {', '.join(LOGS)}"
   suggestion = did_you_mean(name, LOGS)
   if suggestion.startswith("did"):
@@ -244,9 +201,7 @@ def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
 def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
   """Opens a log, and closes the log after the block, also after an error.
 
-  Args:
-    log: The log; None: nothing is done.
-    start: Facts about the run, which `RunLog.open` gets.
+  None as the log means that nothing is done.
   """
   if log is None:
     yield
@@ -263,15 +218,10 @@ def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
 def scalars(row: Row) -> dict[str, float]:
   """Returns the numbers of a row by the names of their curves.
 
-  A name begins with the kind of the row. A timing also has the name of its
-  event. The final evaluation has the names of the other evaluations, so that it
-  is the last point of their curves. Examples: "round/loss",
-  "round/loss_per_replica/0", "round/drift/fragment_3/cosine",
-  "evaluation/outer_loss", "timing/compile/wall_s".
-
-  Args:
-    row: A row, as `RunLog.write` takes it. Texts, truth values and None have no
-      curve. The step is left out, because it is the axis of all curves.
+  Examples: "round/loss", "round/loss_per_replica/0",
+  "round/drift/fragment_3/cosine", "evaluation/outer_loss" (also of the final
+  evaluation), "timing/compile/wall_s". Texts, bools, None and the step have no
+  curve.
   """
   kind = row["kind"]
   prefix = "evaluation" if kind == "final" else kind
@@ -282,13 +232,9 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-  """Yields the numbers inside a value, each with its name.
+  """Yields the numbers inside a JSON value, each with its name.
 
   The name of an entry of a list has the entry's index, or its fragment.
-
-  Args:
-    name: Name of the value.
-    value: A JSON value.
   """
   if isinstance(value, Mapping):
     for key, item in value.items():

@@ -1,7 +1,7 @@
 """Writes the rows of a run as curves for TensorBoard.
 
 This log needs the extra `tensorboard` (`pip install
-'dilocox_jax[tensorboard]'`). The package is imported when the log is used.
+'dilocox_jax[tensorboard]'`).
 """
 
 from dilocox_jax.checks import extra_package
@@ -19,22 +19,14 @@ class TensorBoardLog(RunLog):
   """
 
   def __init__(self):
-    """Imports the package that writes the files of TensorBoard.
-
-    Raises:
-      ValueError: One line, if the package is not installed.
-    """
+    """Imports `tensorboardX`; raises ValueError if it is not installed."""
     self._package = extra_package("tensorboardX", "it", extra="tensorboard")
 
   def open(self, start: LogStart) -> None:
-    """Starts a file of events.
-
-    Args:
-      start: Names the run directory and the step to continue from.
+    """Starts a file of events in the run directory.
 
     Raises:
-      RefusedError: If `tensorboard` in the run directory is a link or no
-        folder.
+      RefusedError: If its folder `tensorboard` is a link or no folder.
     """
     folder = check_subfolder(start.workdir, FOLDER)
     first_step = 0
@@ -50,21 +42,13 @@ class TensorBoardLog(RunLog):
     )
 
   def write(self, row: Row) -> None:
-    """Adds a point to the curve of each number of a row.
-
-    Args:
-      row: A row, as `RunLog.write` takes it.
-    """
+    """Adds a point to the curve of each number of a row."""
     for name, value in scalars(row).items():
       self._writer.add_scalar(name, value, row["step"])
     # A killed run should leave its curves up to the last row.
     self._writer.flush()
 
   def close(self, error: BaseException | None) -> None:
-    """Closes the file of events.
-
-    Args:
-      error: Not read, because curves cannot show an error.
-    """
+    """Closes the file of events."""
     del error  # The curves tell nothing about it.
     self._writer.close()

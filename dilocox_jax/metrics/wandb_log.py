@@ -1,8 +1,8 @@
 """Sends the rows of a run to Weights & Biases.
 
-This log needs the extra `wandb` (`pip install 'dilocox_jax[wandb]'`). The
-package is imported when the log is used. With the environment variable
-WANDB_MODE=offline it writes to the run directory and sends nothing.
+This log needs the extra `wandb` (`pip install 'dilocox_jax[wandb]'`). With the
+environment variable WANDB_MODE=offline it writes to the run directory and sends
+nothing.
 """
 
 import uuid
@@ -43,13 +43,9 @@ class WandbLog(RunLog):
   def open(self, start: LogStart) -> None:
     """Starts the run in W&B, or continues the run.
 
-    Args:
-      start: Names the run directory, and holds the config.
-
     Raises:
       RefusedError: If `wandb` in the run directory is a link or no folder.
-      RecordError: One line, if W&B refuses, for example because nobody has
-        logged in.
+      RecordError: One line, if W&B refuses, e.g. because nobody has logged in.
     """
     folder = make_directory(check_subfolder(start.workdir, FOLDER))
     path = folder / _ID
@@ -69,17 +65,9 @@ class WandbLog(RunLog):
     self._run.define_metric("*", step_metric="step")
 
   def write(self, row: Row) -> None:
-    """Adds the numbers of a row to the history, with the row's step.
-
-    Args:
-      row: A row, as `RunLog.write` takes it.
-    """
+    """Adds the numbers of a row to the history, with the row's step."""
     self._run.log({"step": row["step"], **scalars(row)})
 
   def close(self, error: BaseException | None) -> None:
-    """Ends the run in W&B. The run counts as failed if an error ends it.
-
-    Args:
-      error: The error that ends the run; None after the last row.
-    """
+    """Ends the run in W&B. The run counts as failed if an error ends it."""
     self._run.finish(exit_code=0 if error is None else 1)

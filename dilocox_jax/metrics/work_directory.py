@@ -1,16 +1,9 @@
 """Claims and locks work directories, and writes the record of a run.
 
-Several programs write files with the same names, such as `report.md`. So a
-program first writes the stamp `made_by.json` into its directory. A program
-writes only into a directory that is empty or has the program's own stamp.
-Hidden files do not count: they are locks, partly written files, or files of a
-file browser. Two runs in one directory would mix their rows, so a run locks its
-directory.
-
-Two losses can only be compared if config, source revision and corpus digest of
-both runs are known. So `config.json` and `run.json` are written before the
-first step, and every report reads them. Versions come from the metadata of
-installed packages, so no package is imported for its version.
+Programs write only into a directory that is empty (but for hidden files) or has
+their stamp, `made_by.json`. A run also locks its directory, so that no other
+run mixes its rows in. It writes `config.json` and `run.json` before its first
+step.
 """
 
 import contextlib
@@ -53,13 +46,11 @@ class BusyError(RuntimeError):
 def claim(path: Directory, program: str) -> pathlib.Path:
   """Claims a directory for a program: creates it and writes its stamp.
 
-  The stamp is a file that names the program (`made_by.json`). A directory that
-  already has the program's stamp is left as it is.
+  A directory that already has the program's stamp is left as it is.
 
   Args:
-    path: The directory; created if missing. Several processes of the program
-      may claim it at once.
-    program: Name of the program, for the stamp.
+    path: The directory. Several processes of the program may claim it at once.
+    program: Name of the program, which the stamp (`made_by.json`) holds.
 
   Returns:
     The path of the directory.
@@ -92,13 +83,7 @@ def claim(path: Directory, program: str) -> pathlib.Path:
 
 
 def _check_name(path: pathlib.Path) -> None:
-  """Raises RefusedError if a path is not UTF-8.
-
-  Orbax and reports cannot write such a path.
-
-  Args:
-    path: The path.
-  """
+  """Raises RefusedError for a path that is not UTF-8."""
   full_path = str(path.resolve())
   try:
     full_path.encode()
@@ -110,14 +95,7 @@ def _check_name(path: pathlib.Path) -> None:
 
 
 def _owner(stamp: pathlib.Path) -> str | None:
-  """Returns the program that a stamp names.
-
-  Args:
-    stamp: Path of the stamp.
-
-  Returns:
-    Name of the program; None if there is no stamp, or if it cannot be read.
-  """
+  """Returns the program that a stamp names; None if it cannot be read."""
   try:
     program = json_file(stamp).get("program")
   except ValueError:
@@ -128,15 +106,9 @@ def _owner(stamp: pathlib.Path) -> str | None:
 
 
 def _write_stamp(path: pathlib.Path, program: str) -> None:
-  """Writes the stamp of a directory.
-
-  Other processes may write the same stamp at the same time. So each process
-  writes a file with a name of its own, and then renames it to the stamp.
-
-  Args:
-    path: The directory.
-    program: Name of the program, for the stamp.
-  """
+  """Writes the stamp of a directory."""
+  # Other processes may write the stamp at the same time, so each one renames
+  # a file of its own.
   partial = path / f".{STAMP}.{uuid.uuid4().hex}"
   with partial.open("x") as file:
     file.write(json.dumps({"program": program}) + "\n")
@@ -146,10 +118,10 @@ def _write_stamp(path: pathlib.Path, program: str) -> None:
 
 
 def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
-  """Refuses a folder of a work directory if it is a link.
+  """Refuses a folder of a work directory if it is a link or no folder.
 
-  Libraries and other programs open the folder by its path, and would follow a
-  link to files outside of the work directory. A missing folder is accepted.
+  A missing folder is accepted. Libraries would follow a link out of the
+  directory.
 
   Args:
     workdir: The work directory; it may be missing.
@@ -159,8 +131,7 @@ def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
     The path of the last folder.
 
   Raises:
-    RefusedError: If something with one of the names is not a folder, for
-      example a link.
+    RefusedError: If something with one of the names is not a folder.
   """
   path = workdir.joinpath(*names)
   with _refusing(path), contextlib.suppress(FileNotFoundError):
@@ -179,8 +150,8 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
   Raises:
     BusyError: If another run holds the lock.
-    RefusedError: If the directory does not belong to a run, or if the directory
-      or the file of the lock cannot be written.
+    RefusedError: If the directory does not belong to a run, or cannot be
+      written.
   """
   with _refusing(workdir / LOCK):
     claim(workdir, PROGRAM)
@@ -195,14 +166,9 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
   """Holds a lock on a file while the block runs.
 
-  The kernel releases the lock when the last process that has the file open
-  ends, even if it was killed. So a child process that inherits the open file,
-  such as a process of the launcher, keeps the lock until it has ended. (Lock
-  libraries open and close the file themselves, so no child process could
-  inherit it.)
-
-  Some network file systems have no locks. On these, the function logs a warning
-  and goes on without a lock.
+  The lock ends with the last process that has the file open, so a child process
+  that inherits the descriptor keeps it. On network file systems without locks,
+  a warning is logged and the block runs without a lock.
 
   Args:
     path: File of the lock; created if missing. Nothing is written to it.
@@ -212,8 +178,7 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
     Descriptor of the file.
 
   Raises:
-    BusyError: If another process holds the lock. On Linux the message ends with
-      the number of the process.
+    BusyError: If another process holds the lock.
     RefusedError: If the file cannot be created.
   """
   with _refusing(path):
@@ -230,14 +195,9 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
 
 def _holders(path: pathlib.Path) -> str:
-  """Names the other processes that have a file open, for messages.
+  """Returns the other processes that have a file open: " (process 12)".
 
-  Args:
-    path: The file.
-
-  Returns:
-    For example " (process 12)" or " (processes 12, 13)". Empty if there are
-    none, or if they cannot be found (only Linux has /proc).
+  The result is "" if there are none, or if they cannot be found (not on Linux).
   """
   full_path = str(path.resolve())
   numbers = set()
@@ -255,11 +215,7 @@ def _holders(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _refusing(path: pathlib.Path) -> Iterator[None]:
-  """Turns an OSError inside the block into a `RefusedError`.
-
-  Args:
-    path: File or directory that the block writes, for the message.
-  """
+  """Turns an OSError inside the block into a `RefusedError`."""
   try:
     yield
   except OSError as error:
@@ -268,9 +224,6 @@ def _refusing(path: pathlib.Path) -> Iterator[None]:
 
 def _git(*arguments: str) -> str:
   """Runs Git in the folder of this file and returns its output.
-
-  Args:
-    *arguments: Command of Git, and arguments of the command.
 
   Raises:
     OSError: If Git cannot be run.
@@ -297,10 +250,8 @@ def _git(*arguments: str) -> str:
 def source_revision() -> str | None:
   """Returns the commit of this source.
 
-  Returns:
-    The commit, with "-dirty" at the end if tracked files were edited. None if
-    the source is no checkout, or if git is missing, fails or takes more than 10
-    seconds.
+  It ends with "-dirty" if tracked files were edited. The result is None if the
+  source is no checkout, or if git is missing, fails or takes too long.
   """
   try:
     # An installed copy may lie inside the checkout of another project, for
@@ -332,12 +283,10 @@ def write_run_record(
   Args:
     workdir: Run directory; created if missing.
     config: Whole config as nested mappings.
-    run: Facts about the run: its model, its method and its data. Two runs can
-      be compared only if corpus_digest and held_out_digest are equal. These are
-      hashes of the training text and of the sequences of every evaluation.
+    run: Facts about the run: its model, its method and its data, with hashes of
+      the training text and of the held-out sequences.
     start: Facts about this start of the run: its command, its platform, and the
-      values that were chosen for the devices where the config says "auto"
-      (chosen_for_device).
+      values that were chosen for the devices.
     continues: Whether the run continues from a checkpoint.
 
   Raises:
@@ -362,14 +311,9 @@ def write_run_record(
 def _earlier_starts(
   workdir: pathlib.Path, start: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns the earlier starts that differ from this start, the oldest first.
+  """Returns the earlier starts that differ from `start`, the oldest first.
 
-  Args:
-    workdir: Run directory, whose `run.json` is of the start before this start.
-    start: Facts about this start, as `run.json` will have them.
-
-  Returns:
-    Facts about each earlier start. Empty if `run.json` is missing or damaged.
+  They come from `run.json`; [] if it is missing or damaged.
   """
   try:
     record = json_file(workdir / RECORD)

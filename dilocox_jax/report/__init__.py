@@ -1,7 +1,6 @@
 """Reports: pages, tables and figures of runs, sweeps and simulations.
 
-A report of a run needs only the run directory. So it can be written again years
-later, on a machine without an accelerator.
+A report of a run needs only the run directory, and no accelerator.
 """
 
 from dilocox_jax.report.comparison import side_by_side as side_by_side

@@ -1,12 +1,8 @@
 """Shows several runs, or all settings of a sweep, on one page.
 
-Losses on two texts cannot be compared, and the default text differs between
-Python versions. So `side_by_side` refuses runs whose texts have different
-digests. It also refuses runs that were evaluated on different sequences of one
-text.
-
-A sweep may take hours, and is often run in several parts. So the page says
-which runs are missing, and reports all others.
+`side_by_side` refuses runs that were evaluated on different texts or sequences,
+because their losses cannot be compared. A sweep may be incomplete: its page
+names the missing runs.
 """
 
 import collections
@@ -59,8 +55,7 @@ class Page:
     frame: The settings with their runs. A setting is a method with all its
       hyper-parameters.
     intro: Paragraphs in front of the tables, in Markdown.
-    failed: A table row for each run that failed: the cells of the columns run,
-      reason and log, by column.
+    failed: For each run that failed, its table row (run, reason, log).
     columns: Columns of the first table, keys of `tables.CELLS`. A column whose
       cells are all "-" is left out.
   """
@@ -76,7 +71,7 @@ class Page:
     """The settings that were trained on equally many tokens.
 
     The number of tokens is the one that most settings have. Settings without a
-    run, and settings that diverged before that number, are included.
+    run, or that diverged before that number, are included.
     """
     num_settings = collections.Counter(
       setting.tokens for setting in self.frame.settings if setting.tokens
@@ -91,12 +86,11 @@ class Page:
     return dataclasses.replace(self.frame, settings=equal_settings)
 
   def sections(self) -> Iterator[tuple[str, CellRows, str]]:
-    """Yields the title, the rows and the note of each table.
+    """Yields the title, the rows and the note (in Markdown) of each table.
 
-    The first table compares settings at equal tokens. Then there is a table of
-    the simulated times on each clock (a simulated cluster). The last table has
-    the settings with other numbers of tokens, if there are any. The notes are
-    Markdown.
+    The first table compares settings at equal tokens. Then each clock (a
+    simulated cluster) has a table of times. The last one has the settings with
+    other numbers of tokens, if there are any.
     """
     frame = self.equal
     rows = tables.table(frame, self.columns)
@@ -174,11 +168,7 @@ class Page:
     return write_page(out_dir, self.title, lines, command)
 
   def print(self, console: Console) -> None:
-    """Prints the tables on a terminal.
-
-    Args:
-      console: The terminal.
-    """
+    """Prints the tables on a terminal."""
     for title, rows, _ in self.sections():
       header, cells = tables.header_and_cells(rows)
       text_columns = [0]
@@ -191,12 +181,7 @@ class Page:
 
 
 def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-  """Yields the lines of a section with one table.
-
-  Args:
-    title: Title of the section.
-    rows: Rows of the table by column, at least one.
-  """
+  """Yields the lines of a section with a title and one table."""
   header, cells = tables.header_and_cells(rows)
   yield f"## {markdown(title)}"
   yield ""
@@ -207,9 +192,8 @@ def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 def side_by_side(runs: Sequence[LoadedRun]) -> Page:
   """Returns the page that compares several runs.
 
-  Gaps and bytes are relative to the run of AllReduce, to the last one if there
-  are several. Without a run of AllReduce they are relative to the run that sent
-  most bytes. A single run is not compared.
+  Gaps and bytes are relative to AllReduce (the last such run), or else to the
+  run that sent most bytes. A single run is not compared.
 
   Args:
     runs: Runs, at least one, all evaluated on the same sequences.
@@ -235,11 +219,7 @@ def side_by_side(runs: Sequence[LoadedRun]) -> Page:
 
 
 def _baseline(runs: Mapping[str, LoadedRun]) -> str:
-  """Returns the label of the run with which `side_by_side` compares the others.
-
-  Args:
-    runs: Runs by label.
-  """
+  """Returns the label of the run with which `side_by_side` compares others."""
   label_by_method = {run.record["method"]: label for label, run in runs.items()}
   if "allreduce" in label_by_method:
     return label_by_method["allreduce"]
@@ -265,14 +245,10 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 
 
 def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
-  """Returns runs by label.
+  """Returns runs by label, e.g. "diloco", or "diloco (run2)".
 
-  The label is the method. If several runs have one method, the name of the run
-  directory follows. If an earlier run has this label already, the path of the
-  directory follows instead.
-
-  Args:
-    runs: The runs.
+  If several runs have one method, the label also has the name of the directory,
+  or its path if the name was taken.
   """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}
@@ -290,11 +266,7 @@ def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
 def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
   """Yields sentences about differences that a reader would not expect.
 
-  The sentences are about runs with different numbers of parameters or of
-  replicas, and about runs that were evaluated on an average of the parameters.
-
-  Args:
-    runs: Runs by label.
+  They are other numbers of parameters or replicas, and averaged parameters.
   """
   fields = {"parameters": "parameter_count", "replicas": "num_replicas"}
   for noun, field in fields.items():
@@ -317,15 +289,8 @@ def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
 def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
   """Draws the pictures of a page, and yields the lines that show them.
 
-  Pictures of an earlier page that the new page lacks are removed. If no setting
-  was evaluated more than once, the only picture is loss against bytes.
-
-  Args:
-    frame: Settings at equal tokens, at least one.
-    out_dir: Directory of the page.
-
-  Raises:
-    RecordError: If a picture cannot be written or removed.
+  It removes pictures that an earlier page has left. If no setting was evaluated
+  more than once, the only picture is loss against bytes.
   """
   titles = {}
   has_curves = any(
@@ -349,18 +314,10 @@ def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
 
 
 def _picture_names(frame: Frame) -> dict[str, str]:
-  """Returns the file names of the pictures, without suffix.
+  """Returns the file names of the pictures, without suffix, by horizontal axis.
 
-  The file name of a clock's picture has only the letters and digits of the
-  clock's name. If another picture has the name already, a number follows. So no
-  picture replaces another one.
-
-  Args:
-    frame: The settings and their clocks.
-
-  Returns:
-    File names by the horizontal axis of the picture, which is
-    `panels.TOKENS`, `panels.BYTES` or the name of a clock.
+  The axis is `panels.TOKENS`, `panels.BYTES` or the name of a clock. All file
+  names differ.
   """
   names = {panels.TOKENS: panels.TOKENS, panels.BYTES: panels.BYTES}
   for clock in frame.clocks:
@@ -375,14 +332,7 @@ def _picture_names(frame: Frame) -> dict[str, str]:
 
 
 def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
-  """Returns pictures that an earlier page in this directory may have left.
-
-  Args:
-    out_dir: Directory of the page.
-
-  Returns:
-    File names without suffix. Some of them may not exist.
-  """
+  """Returns names of pictures that an earlier page may have left, no suffix."""
   names = {panels.TOKENS, panels.BYTES}
   for path in (out_dir / FIGURES).glob(f"{_HOURS}*.png"):
     names.add(path.stem)
@@ -392,12 +342,8 @@ def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
 def _time_title(frame: Frame, clock: str) -> str:
   """Returns the title of the picture of loss against a clock's simulated time.
 
-  If a setting reaches the target loss, the title names the setting that reaches
-  it first, and the baseline of this setting.
-
-  Args:
-    frame: All settings.
-    clock: Name of the clock.
+  It names the setting that first reaches the target loss, and its baseline, if
+  there are both.
   """
   clock_name = escape.picture(clock)
   first = panels.first_to(frame, clock)

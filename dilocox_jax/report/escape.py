@@ -1,9 +1,7 @@
 """Escapes names, so that pages, pictures and terminals show them as they are.
 
-Users choose the names of directories, methods, texts, clusters and replicas,
-and the values of a config. A name may have characters with a meaning in
-Markdown, in the picture library (matplotlib) or on a terminal. This module has
-a function for each of these places, and every name goes through it.
+Users choose names, which may have characters with a meaning in Markdown, in
+matplotlib or on a terminal. There is a function for each of these places.
 """
 
 import functools
@@ -29,11 +27,8 @@ class Markdown(str):
 def markdown(text: str) -> Markdown:
   """Returns Markdown that shows a text as it is, on one line.
 
-  Line breaks and other characters that cannot be printed become escapes
-  (`checks.printable`).
-
-  Args:
-    text: The text. If it is `Markdown` already, it is returned unchanged.
+  Characters that cannot be printed become escapes (`checks.printable`). A text
+  that is `Markdown` already is returned unchanged.
   """
   if isinstance(text, Markdown):
     return text
@@ -44,8 +39,7 @@ def markdown(text: str) -> Markdown:
 def code(text: str) -> Markdown:
   """Returns Markdown that shows a text as code, on one line.
 
-  A text with a character that would end the code, or the cell of a table, is
-  shown as plain text instead.
+  A text with a "`" or a "|" is shown as plain text instead.
   """
   text = printable(text)
   if re.search("[`|]", text):
@@ -71,24 +65,19 @@ def fenced(text: str) -> list[str]:
 
 
 def terminal(text: str) -> Text:
-  """Returns a text for a terminal, in which nothing acts as markup or control.
-
-  Control characters become escapes (`checks.printable`).
-  """
+  """Returns a text for a terminal: markup and control codes do nothing."""
   return Text(printable(text))
 
 
 def picture(name: str, longest: int = _LONGEST) -> str:
   """Returns a name for a picture, on one line and not too long.
 
-  A square replaces characters that the font does not have. A name that starts
-  with "_" gets a blank in front, because the picture library would leave it out
-  of the legend.
+  A square replaces characters that the font lacks. A leading "_" gets a blank
+  in front, because matplotlib would leave the name out of the legend.
 
   Args:
     name: The name.
-    longest: Largest number of characters. The middle of a longer name is left
-      out, because names often differ at their ends.
+    longest: Largest number of characters; a longer name loses its middle.
   """
   name = printable(name)
   if len(name) > longest:
@@ -110,9 +99,9 @@ def _has_glyph(character: str) -> bool:
 
 
 def file_name(text: str) -> str:
-  """Returns a name of a file with the letters and digits of a text.
+  """Returns a name of a file: "a b/c" becomes "a_b_c".
 
-  Only ASCII letters and digits are taken. A "_" replaces the characters between
-  them. The name has at most 80 characters, and may be "".
+  Only ASCII letters and digits stay. The name has at most 80 characters, and
+  may be "".
   """
   return re.sub(r"[^A-Za-z0-9]+", "_", text)[:80].strip("_")

@@ -1,9 +1,8 @@
 """Writes the section of a run's page about the expected gap to AllReduce.
 
-The gap is the loss of the run divided by the loss of AllReduce, minus 1. It is
-computed from s, the share by which AllReduce's loss falls when its batch
-doubles. `experiments.gap` measures s and writes it to `gap.json`. If the run
-directory has a copy of this file, the section takes s from it. Otherwise s is
+The gap is the loss of the run divided by AllReduce's, minus 1. It follows from
+s, the share by which AllReduce's loss falls when its batch doubles. s is read
+from `gap.json` (of `experiments.gap`) in the run directory, or else
 extrapolated from the size of the model.
 """
 
@@ -29,14 +28,10 @@ _ENDS = ("value", "low", "high")  # Fields of an `Estimate`.
 def section(run: LoadedRun) -> dict[str, list[str]]:
   """Returns the section of a run's page about the expected gap to AllReduce.
 
-  Args:
-    run: The run.
-
   Returns:
     A dict from the title of the section to its lines in Markdown. It is empty
     for a run that has not ended or has diverged, that has no rounds or only one
-    replica, or whose config this program cannot read, e.g. because it does not
-    know the method.
+    replica, or whose config this program cannot read.
 
   Raises:
     RecordError: If `gap.json` is damaged, or is that of another model.
@@ -60,10 +55,7 @@ def _lines(
 ) -> Iterator[str]:
   """Yields the lines of the section about the expected gap, in Markdown.
 
-  Args:
-    run: The run.
-    expected: The gap that is expected of the run.
-    is_measured: Whether s (the module's docstring) was read from `gap.json`.
+  `is_measured` says whether s was read from `gap.json`.
   """
   loss = run.validation_loss
   kind = "measured" if is_measured else "extrapolated from the size"
@@ -110,15 +102,9 @@ def _lines(
 
 
 def _measured_gain(run: LoadedRun) -> Estimate | None:
-  """Reads the measured s from `gap.json` in the run directory.
+  """Returns the measured s from `gap.json` with its range; None without a file.
 
   s is the share by which AllReduce's loss falls when its batch doubles.
-
-  Args:
-    run: The run.
-
-  Returns:
-    s with its range; None if the run directory has no such file.
 
   Raises:
     RecordError: If the file is damaged, or was measured for another model.

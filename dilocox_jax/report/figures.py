@@ -1,7 +1,7 @@
 """Draws the figures of one run: loss, drift, simulated time and ranks.
 
-Each public function returns a figure, or None if the run has no values for the
-figure. For example, a run with one replica has no drift.
+Each public function returns a figure, or None if the run has no values for it:
+a run with one replica has no drift.
 """
 
 import math
@@ -46,13 +46,8 @@ def _plot(
 ) -> None:
   """Draws one field of some rows against another field.
 
-  Args:
-    ax: Axes to draw into.
-    rows: Objects with both fields, e.g. evaluations or drifts of a run.
-    x_field: Name of the field on the horizontal axis.
-    y_field: Name of the field on the vertical axis.
-    divisor: Number by which the horizontal values are divided.
-    **look: Arguments of `Axes.plot`.
+  Rows are objects with both fields. `divisor` divides the horizontal values,
+  and `look` has arguments of `Axes.plot`.
   """
   x = [getattr(row, x_field) / divisor for row in rows]
   y = [getattr(row, y_field) for row in rows]
@@ -67,16 +62,9 @@ def _identity(run: LoadedRun) -> str:
 
 
 def loss_figure(run: LoadedRun) -> Figure | None:
-  """Draws training and validation loss against tokens.
+  """Draws training and validation losses against tokens.
 
-  With one replica, the only validation loss is that of the outer parameters, or
-  of their average if the run keeps one.
-
-  Args:
-    run: The run.
-
-  Returns:
-    The figure; None if the run has neither a round nor an evaluation.
+  The result is None if the run has neither a round nor an evaluation.
   """
   if not run.rounds and not run.evaluations:
     return None
@@ -134,14 +122,9 @@ def drift_figure(run: LoadedRun) -> Figure | None:
   """Draws how far the replicas' pseudo-gradients agree, against inner steps.
 
   One panel has the mean pairwise cosine, the other the norm of the
-  disagreement. Each fragment is a gray line. The mean over the fragments of
-  each round is in front of these lines.
-
-  Args:
-    run: The run.
-
-  Returns:
-    The figure; None if the run has recorded no drift.
+  disagreement. Gray lines are fragments (parts of the parameters), and the line
+  in front is their mean in each round. The result is None if the run has
+  recorded no drift.
   """
   drifts_of_rounds = [row.drift for row in run.rounds if row.drift]
   if not drifts_of_rounds:
@@ -186,14 +169,7 @@ def drift_figure(run: LoadedRun) -> Figure | None:
 
 
 def time_figure(run: LoadedRun) -> Figure | None:
-  """Draws validation loss against simulated time.
-
-  Args:
-    run: The run.
-
-  Returns:
-    The figure; None if the run has no simulated times.
-  """
+  """Draws validation loss against simulated time; None without such times."""
   if not run.simulated_s:
     return None
   run_frame = frame.frame_of({run.record["method"]: run})
@@ -207,12 +183,7 @@ def time_figure(run: LoadedRun) -> Figure | None:
 def rank_figure(run: LoadedRun) -> Figure | None:
   """Draws the ranks of the averaged updates, and the lengths of the rounds.
 
-  Args:
-    run: The run.
-
-  Returns:
-    The figure; None if the run has recorded no ranks, as without a codec of low
-    rank.
+  The result is None if the run has recorded no ranks (no low-rank codec).
   """
   drifts = [
     drift

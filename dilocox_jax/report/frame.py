@@ -1,11 +1,8 @@
 """The frame of a report: evaluations of runs, by setting and seed.
 
-A *setting* is a method with all its hyper-parameters. It has one run for every
-seed. A *frame* has all settings of a report. A run's page, a comparison and a
-sweep make the same tables and pictures of a frame. A *clock* is a simulated
-cluster on which the time of a run is computed. Readers who see a mean of three
-seeds without its error may believe noise. So this module also computes the
-standard error of a mean.
+A *setting* is a method with all its hyper-parameters; it has one run for every
+seed. A *frame* has all settings of a report. A *clock* is a simulated cluster
+on which the time of a run is computed.
 """
 
 import dataclasses
@@ -24,9 +21,7 @@ _NEAR = 0.1  # Largest gap at which a loss is near the loss of the baseline.
 def standard_error(values: Sequence[float]) -> float:
   """Returns the standard error of a mean.
 
-  Args:
-    values: The values. The result is NaN if there are fewer than two values, or
-      if a value is not finite.
+  It is NaN if there are fewer than two values, or if one is not finite.
   """
   if len(values) < 2 or not all(map(math.isfinite, values)):
     return math.nan
@@ -34,12 +29,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-  """Returns the mean of some values.
-
-  Args:
-    values: The values. The result is infinity if a value is not finite, and NaN
-      without values.
-  """
+  """Returns the mean; infinity if a value is not finite, NaN without values."""
   if not values:
     return math.nan
   if not all(map(math.isfinite, values)):
@@ -56,8 +46,7 @@ class Point:
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
-    seconds: Simulated time since the start on each clock (s), by the clock's
-      name.
+    seconds: Simulated time since the start (s), by the clock's name.
   """
 
   tokens: int
@@ -96,12 +85,10 @@ class Setting:
 
   Attributes:
     name: Name of the setting.
-    seed_runs: Runs of the setting, one for each seed; empty if there is no run
-      yet.
-    baseline: Name of the setting with which this one is compared. A baseline
-      has its own name here. "" means that there is no baseline.
-    seconds: Simulated time of the whole run on each clock (s), by the clock's
-      name.
+    seed_runs: Runs of the setting, one for each seed; may be empty.
+    baseline: Name of the setting with which this one is compared: its own name
+      for a baseline, "" for none.
+    seconds: Simulated time of the whole run (s), by the clock's name.
     utilization: Share of this time in which replicas take inner steps, from 0
       to 1, by the clock's name; empty if it is not known.
     fp32_bytes: Bytes that a replica would send in the whole run if it sent fp32
@@ -133,7 +120,7 @@ class Setting:
   def loss(self) -> float:
     """Mean of the last losses (nats a token); NaN without seeds.
 
-    The mean is infinity if a seed diverged, or has no validation yet.
+    It is infinity if a seed diverged, or has no validation yet.
     """
     return mean(self.losses)
 
@@ -151,8 +138,7 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    If some seeds diverged and others did not, the curves of diverged seeds are
-    left out, because they end early.
+    Diverged seeds are left out if there are others, because they end early.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [
@@ -163,16 +149,9 @@ class Setting:
   def after(self, clock: str, time_s: float) -> tuple[int, float]:
     """Returns the steps and the loss of the first seed after a simulated time.
 
-    Steps and loss are interpolated linearly between two evaluations. Before the
-    first evaluation the loss is NaN. After the last evaluation, the result is
-    the steps and the loss at the end of the run. The setting must have a run.
-
-    Args:
-      clock: Name of the clock.
-      time_s: Simulated time since the start (s).
-
-    Returns:
-      The number of inner steps, and the loss (nats a token).
+    Both are interpolated between evaluations. The loss is NaN before the first
+    evaluation. After the last one, both are those at the end of the run.
+    `clock` is the name of a clock.
     """
     seed_run = self.seed_runs[0]
     points = [Point(0, 0, math.nan, {clock: 0.0}), *seed_run.points]
@@ -188,13 +167,7 @@ class Setting:
   def seconds_to(self, clock: str, target: float) -> list[float]:
     """Returns the simulated times at which the seeds first reached a loss (s).
 
-    Args:
-      clock: Name of the clock.
-      target: The loss (nats a token).
-
-    Returns:
-      One time for each seed that has evaluations; infinity for a seed that
-      never reached the loss.
+    There is one for each seed that has evaluations; infinity if never reached.
     """
     return [
       _seconds_to(seed_run.points, clock, target)
@@ -205,17 +178,13 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """All settings of a report.
-
-  A setting is a method with all its hyper-parameters. It has a run for each
-  seed.
+  """All settings of a report (methods with all their hyper-parameters).
 
   Attributes:
     settings: Settings in the order of the tables.
     num_seeds: Number of runs that each setting should have.
     clocks: Description of each clock, by its name.
-    target: Loss (nats a token). Tables and pictures show the time to reach it.
-      0 means no target.
+    target: Loss (nats a token) for which times to reach it are shown; 0: none.
     front: Names of settings that pictures show in color, the most important
       first. The settings with the lowest losses follow after them.
   """
@@ -229,12 +198,8 @@ class Frame:
   def base(self, setting: Setting) -> Setting | None:
     """Returns the setting with which another setting is compared.
 
-    The result is None for a baseline itself, and for a setting without a
-    baseline. Losses after different numbers of tokens are not compared. So the
-    result is also None if the baseline has another number of tokens.
-
-    Args:
-      setting: The setting that is compared.
+    The result is None for a baseline itself, without a baseline, and if the
+    baseline has another number of tokens.
     """
     if setting.baseline in ("", setting.name):
       return None
@@ -244,14 +209,9 @@ class Frame:
     return None
 
   def pairs(self, setting: Setting) -> list[tuple[float, float]]:
-    """Returns the losses of a setting and of its baseline in pairs.
+    """Returns pairs (loss, loss of the baseline) for each seed that both have.
 
-    Args:
-      setting: The setting.
-
-    Returns:
-      A pair (loss, loss of the baseline) for each seed that both have; none
-      without a baseline.
+    There are none without a baseline.
     """
     base = self.base(setting)
     if base is None:
@@ -266,19 +226,14 @@ class Frame:
   def gap(self, setting: Setting) -> tuple[float, float]:
     """Returns the gap of a setting to its baseline, and its standard error.
 
-    The gap is (mean loss / mean loss of the baseline) - 1. Both means are over
-    the common seeds, because losses differ more between seeds than between
-    methods. The error is the standard error of the gaps of the seeds. Example:
-    losses of 2.02 and 2.00 give a gap of 0.01, which is 1 %.
-
-    Args:
-      setting: The setting.
+    The gap is (mean loss / mean loss of the baseline) - 1 over the common
+    seeds: losses of 2.02 and 2.00 give 0.01. The error is the standard error of
+    the gaps of the seeds.
 
     Returns:
-      The gap and its error, as fractions. The gap is infinite if the setting
-      diverged, and the error is NaN then. The error is also NaN with fewer than
-      two common seeds. Both are NaN without a baseline, without a common seed,
-      and if the baseline diverged.
+      The gap (infinity if the setting diverged) and its error (NaN then, and
+      with fewer than two common seeds). Both are NaN without a baseline or a
+      common seed, and if the baseline diverged.
     """
     pairs = self.pairs(setting)
     mean_loss = mean([loss for loss, _ in pairs])
@@ -291,12 +246,9 @@ class Frame:
   def fewer_bytes(self, setting: Setting) -> float:
     """Returns the bytes of the baseline divided by the bytes of a setting.
 
-    Without a baseline (`base`), the bytes of fp32 gradients in every step take
-    the place of the baseline's. The result is 1 for a baseline itself, and NaN
-    if the setting sends nothing or has no run.
-
-    Args:
-      setting: The setting.
+    Without a baseline, the bytes of fp32 gradients in every step take its
+    place. The result is 1 for a baseline itself, and NaN if the setting sends
+    nothing or has no run.
     """
     if not setting.sent_bytes:
       return math.nan
@@ -309,9 +261,8 @@ class Frame:
   def cheapest(self) -> Setting | None:
     """Returns the setting that sends fewest bytes at about the same loss.
 
-    Only settings with all seeds and a finite gap count. If some of them have a
-    gap of at most 10 % (`_NEAR`), only those are compared. The result is None
-    if no setting counts.
+    Only settings with all seeds and a finite gap count: those with a gap of at
+    most 10 % if there are some, or else all. The result is None if none counts.
     """
     compared = []
     near = []
@@ -328,8 +279,8 @@ class Frame:
   def pareto_front(self) -> list[Setting]:
     """Returns the settings that no other setting beats in both loss and bytes.
 
-    Only settings with all seeds and a finite loss count. The setting with the
-    fewest bytes comes first, so losses fall along the front.
+    The one with the fewest bytes comes first. Only settings with all seeds and
+    a finite loss count.
     """
     complete = [
       setting
@@ -344,13 +295,10 @@ class Frame:
     return front
 
   def records(self) -> list[dict[str, Any]]:
-    """Returns a row of numbers for each setting, for a table in CSV.
+    """Returns a row of numbers for each setting, at full precision, for CSV.
 
-    The numbers have full precision.
-
-    Returns:
-      Values by column. Losses are in nats a token, times in seconds. The
-      columns of a clock end with ":" and the name of the clock.
+    Losses are in nats a token, times in seconds. Columns of a clock end with
+    ":" and its name.
     """
     return [self._record(setting) for setting in self.settings]
 
@@ -391,14 +339,8 @@ class Frame:
 def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
   """Returns when a run first reached a loss (s); infinity if it never did.
 
-  The loss is interpolated linearly between two evaluations. Example: if it is 2
-  at 10 s and 1 at 20 s, it reaches 1.5 at 15 s. If the first evaluation is
-  already as low as the target, the result is the time of this evaluation.
-
-  Args:
-    points: Evaluations of the run in order, at least one.
-    clock: Name of the clock.
-    target: The loss (nats a token).
+  The loss is interpolated between evaluations: if it is 2 at 10 s and 1 at 20
+  s, it reaches 1.5 at 15 s.
   """
   before = points[0]
   for point in points:
@@ -415,14 +357,11 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
 
 
 def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
-  """Returns a frame with one setting for each run.
+  """Returns a frame with one setting for each run, by label, finished or not.
 
   The frame has a clock only if all runs have the same clock, and each of their
-  evaluations has a simulated time.
-
-  Args:
-    runs: The runs by label, finished or not.
-    baseline: Label of the run with which the others are compared; "": none.
+  evaluations has a simulated time. `baseline` is the label of the run with
+  which the others are compared; "" means none.
   """
   # Two clocks of one cluster may differ, for example in the duration of a step.
   # Their digests differ then.
@@ -445,13 +384,7 @@ def _is_timed(run: LoadedRun) -> bool:
 
 
 def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
-  """Returns a run as a setting with one seed.
-
-  Args:
-    run: The run, finished or not.
-    name: Name of the setting.
-    baseline: Name of the setting's baseline; "": none.
-  """
+  """Returns a run as a setting with one seed."""
   clock = run.clock
   simulated_s = run.simulated_s
   points = []

@@ -1,8 +1,6 @@
 """Turns a page in Markdown into one HTML file that needs no other file.
 
-A mail or a chat can carry such a file, and every browser shows it. Pictures are
-in the file as data URIs. Text in the Markdown that looks like HTML stays text,
-because names in a page come from users.
+Pictures are in the file as data URIs. Text that looks like HTML stays text.
 """
 
 import base64
@@ -73,15 +71,7 @@ def html_page(title: str, text: str, folder: pathlib.Path) -> str:
 
 
 def _put_pictures_inside(tokens: Sequence[Token], folder: pathlib.Path) -> None:
-  """Puts the pictures into the page itself, as data URIs.
-
-  Args:
-    tokens: Tokens of the page. They are changed.
-    folder: Directory of the page.
-
-  Raises:
-    RecordError: If a picture cannot be read.
-  """
+  """Replaces the paths of pictures in tokens by data URIs."""
   for token in tokens:
     if token.type == "image":
       token.attrSet("src", _data_uri(folder, str(token.attrGet("src"))))
@@ -90,18 +80,9 @@ def _put_pictures_inside(tokens: Sequence[Token], folder: pathlib.Path) -> None:
 
 
 def _data_uri(folder: pathlib.Path, name: str) -> str:
-  """Returns a picture as a data URI; "" if the file is missing.
-
-  A symbolic link does not count as a picture. Otherwise anybody who can write
-  in the directory could put any file of this machine on the page.
-
-  Args:
-    folder: Directory of the page.
-    name: Path of the picture in the directory, e.g. "figures/loss.png".
-
-  Raises:
-    RecordError: If the file cannot be read.
-  """
+  """Returns a picture as a data URI; "" if the file is missing."""
+  # A link would let anybody who can write in the directory show any file of
+  # this machine on the page, so it does not count as a picture.
   subfolder, _, file_name = name.partition("/")
   with one_line(folder / name, "read"), contextlib.ExitStack() as stack:
     root = files.opened_root(folder)

@@ -1,8 +1,7 @@
 """Page of one run: results, figures, cost, settings and how to reproduce it.
 
-A reader who has only this page must be able to judge its numbers. So the page
-names the corpus on which the loss was measured, and says of each number whether
-it is measured, counted, derived or simulated.
+A reader who has only this page must be able to judge its numbers. So each
+number is marked as measured, counted, derived or simulated.
 """
 
 import collections
@@ -61,8 +60,7 @@ def picture(
 
   Args:
     figure: Matplotlib figure.
-    out_dir: Directory of the page, created if missing. The figure is written to
-      its folder `figures/`.
+    out_dir: Directory of the page. The figure goes to its folder `figures/`.
     name: File name without suffix.
     caption: Text that replaces the picture if the picture cannot be shown.
 
@@ -81,12 +79,7 @@ def picture(
 def remove_pictures(out_dir: pathlib.Path, names: Iterable[str]) -> None:
   """Removes pictures of an earlier page that the new page does not show.
 
-  Args:
-    out_dir: Directory of the page.
-    names: File names without suffix, as for `picture`.
-
-  Raises:
-    RecordError: If a picture cannot be removed.
+  `names` are file names without suffix. Raises RecordError if that fails.
   """
   for name in names:
     path = out_dir / FIGURES / f"{name}.png"
@@ -100,7 +93,7 @@ def write_page(
   """Writes `report.md`, and the same page as `report.html`.
 
   Args:
-    out_dir: Directory of the page. The pictures of the page are there already.
+    out_dir: Directory of the page, which has the pictures already.
     title: Title of the page, as plain text.
     lines: Lines below title and command, in Markdown.
     command: Command line to show below the title; "": none.
@@ -199,10 +192,7 @@ def _cost(run: LoadedRun) -> Iterator[str]:
 def _link(run: LoadedRun) -> Iterator[str]:
   """Yields sentences about the bytes on the link, and about hidden exchanges.
 
-  Nothing is yielded for a run that has measured neither.
-
-  Args:
-    run: The run.
+  There are none for a run that has measured neither.
   """
   link_bytes = math.fsum(timing.link_bytes for timing in run.timings)
   if run.total_sent_bytes and math.isfinite(link_bytes):
@@ -226,16 +216,10 @@ def _link(run: LoadedRun) -> Iterator[str]:
 
 
 def _mailbox_members(workdir: pathlib.Path) -> list[str]:
-  """Returns lines about the events of a mailbox; none without a mailbox.
+  """Returns lines about the events (exchanges) of a mailbox, if there are any.
 
-  An event is one exchange of the replicas. The lines name the members whose
-  messages each event averaged, the members that were left out, and the number
-  of requests to the store. The trainer writes a row for each event. If a
-  replica joined the run again, there may be several rows of an event. The last
-  of them counts.
-
-  Args:
-    workdir: Run directory.
+  They name the members that each event averaged or left out, and count requests
+  to the store. The last of several rows of an event counts.
 
   Raises:
     RecordError: If a row is damaged.
@@ -266,17 +250,9 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
 
 
 def _sample(workdir: pathlib.Path) -> str:
-  """Returns the text in `sample.txt`, which the model wrote; "" without a file.
-
-  A symbolic link does not count as a sample. Otherwise anybody who can write in
-  the directory could show any file of this machine on the page.
-
-  Args:
-    workdir: Run directory.
-
-  Raises:
-    RecordError: If the file cannot be read.
-  """
+  """Returns the text that the model wrote to `sample.txt`; "" without one."""
+  # A link would let anybody who can write in the directory show any file of
+  # this machine on the page, so it does not count as a sample.
   with one_line(workdir / SAMPLE, "read"):
     folder = files.opened_root(workdir)
     try:
@@ -300,13 +276,10 @@ def _check_mailbox_row(row: dict[str, Any]) -> None:
 def _event_spans(
   rows_by_event: dict[int, Any],
 ) -> Iterator[tuple[str, str, str]]:
-  """Yields the rows of the table of events.
+  """Yields the rows of the table of events (exchanges through a mailbox).
 
-  Consecutive events with the same members, and the same reasons for those left
-  out, share a row. Example: ("3 to 7", "a, b", "c: too late").
-
-  Args:
-    rows_by_event: Row of the log by the number of its event.
+  Consecutive events with one outcome share a row: ("3 to 7", "a, b", "c: too
+  late").
   """
 
   def outcome(event: int) -> tuple[str, str]:
@@ -329,12 +302,8 @@ def _event_spans(
 def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
   """Yields Markdown lines that tell how to repeat a run.
 
-  These are the command, the versions, and the facts that the config does not
-  contain: overrides of the settings, fields that the config left open and the
-  values chosen for the device, and earlier starts of the run.
-
-  Args:
-    run: The run.
+  They are the command, the versions, and what the config does not contain:
+  overrides, values chosen for the device, and earlier starts.
   """
   record = run.record
   method = record["method"]
@@ -409,8 +378,7 @@ def _all_settings(run: LoadedRun) -> list[str]:
 def _draw(run: LoadedRun) -> Iterator[str]:
   """Draws the figures of a run, and yields the lines that show them.
 
-  A figure for which the run has no values is removed, if an earlier report has
-  left one.
+  If the run has no values for a figure, an earlier report's is removed.
   """
   for name, (draw, caption) in _FIGURES.items():
     figure = draw(run)

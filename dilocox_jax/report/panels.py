@@ -1,10 +1,9 @@
 """Draws the losses of settings against tokens, bytes and simulated time.
 
-A curve is the mean over the seeds of a setting. The band around it reaches from
-the lowest seed to the highest. A reader can tell about six curves apart. So at
-most six curves, the *front*, have a color and a name in the legend. One rule
-chooses the front of all figures (`_front_names`). All other curves are thin and
-gray, and lie behind the front. They show the range of results.
+A curve is the mean over the seeds of a setting (a method with its
+hyper-parameters), in a band from the lowest seed to the highest. At most six
+curves, the *front*, have a color and a name in the legend. All others are gray
+and lie behind it.
 """
 
 import dataclasses
@@ -100,15 +99,13 @@ def draw_curves(
 ) -> None:
   """Draws the curves of the front in color, and all other curves in gray.
 
-  Each curve of the front is a little thicker than the next one, so that no
-  curve hides an equal one. The legend names the curves of the front, and says
-  how many others there are.
+  The legend names the front, and says how many others there are.
 
   Args:
     ax: Axes to draw into.
     curves: All curves. Curves without points are not drawn.
-    front: Names of the curves of the front, the thickest first. A name without
-      a curve is skipped.
+    front: Names of curves, the thickest first, so that none hides an equal one.
+      A name without a curve is skipped.
   """
   curves_by_name = {curve.name: curve for curve in curves if len(curve.x)}
   for number, (name, look) in enumerate(style.looks(front).items()):
@@ -155,8 +152,8 @@ def loss_panel(
 ) -> Figure:
   """Draws the validation loss of all settings against a cost.
 
-  A horizontal line marks the frame's target loss. A picture of bytes with many
-  settings also has the Pareto front of loss and bytes.
+  A horizontal line marks the frame's target loss. A picture of bytes with more
+  than six settings also has the Pareto front of loss and bytes.
 
   Args:
     frame: All settings, at least one.
@@ -226,21 +223,10 @@ def _view(
 ) -> tuple[tuple[float, float] | None, str, list[str]]:
   """Chooses the range of losses that a picture shows, and its front.
 
-  With more than `MAX_FRONT` settings, the vertical axis shows the ends of the
-  curves, because the starts of all curves are much the same. A curve that ends
-  far above the others would squeeze them. So the axis ends below such a curve
-  (`_loss_limits`). The front is the few settings that matter most
-  (`_front_names`).
-
-  Args:
-    frame: All settings.
-    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
-
   Returns:
-    A tuple of three. First the lowest and the highest loss of the axis; None if
-    at most `MAX_FRONT` settings have a finite loss. Second the end of the
-    caption, about the curves above the axis; "" if the first is None. Third the
-    names of the settings of the front.
+    The lowest and the highest loss of the axis (None if at most six settings
+    have a finite loss); the end of the caption, about curves above the axis;
+    and the names of the front.
   """
   last_losses = {
     setting.name: setting.loss
@@ -251,6 +237,8 @@ def _view(
   limits = None
   visible = last_losses
   above = ""
+  # The starts of many curves are much the same, so the axis shows their ends,
+  # except for a curve that ends far above the others.
   if len(last_losses) > MAX_FRONT and losses:
     limits = _loss_limits(losses, list(last_losses.values()))
     _, top = limits
@@ -267,13 +255,10 @@ def _loss_limits(
 ) -> tuple[float, float]:
   """Returns the lowest and the highest loss of an axis with many settings.
 
-  The axis reaches from a little below the lowest loss to well above the highest
-  last loss that is not far above the others. A loss is far above the others if
-  it exceeds the median by more than `_FAR` median distances.
-
-  Example: the last losses are 2.0, 2.1, 2.2, 2.3 and 9.0. Their median is 2.2,
-  and their distances from it are 0.2, 0.1, 0, 0.1 and 6.8. The median distance
-  is 0.1. So losses above 2.2 + 4 * 0.1 = 2.6 are far above the others.
+  The axis ends above the highest last loss that is not far above the others.
+  Example: for last losses of 2.0, 2.1, 2.2, 2.3 and 9.0, the median is 2.2, and
+  the median distance from it is 0.1, so losses above 2.2 + 4 * 0.1 = 2.6 are
+  far above the others.
 
   Args:
     losses: All finite losses of all settings (nats a token).
@@ -291,21 +276,12 @@ def _loss_limits(
 def _front_names(
   frame: Frame, axis: str, visible: Mapping[str, float]
 ) -> list[str]:
-  """Returns the names of the settings of the front, the most important first.
+  """Returns the names of the front, at most six, the most important first.
 
-  They are, in this order: the baseline; the setting that is first to reach the
-  target on the clock of the axis; the setting that sends fewest bytes at about
-  the baseline's loss; the settings that the frame names; and the settings with
-  the lowest last losses.
-
-  Args:
-    frame: All settings.
-    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
-    visible: Last loss of each setting whose curve ends in view, by its name.
-      Only these settings are chosen.
-
-  Returns:
-    At most `MAX_FRONT` names.
+  They are: the baseline; the first to reach the target, if the axis is a clock;
+  the one that sends fewest bytes at about the baseline's loss; `frame.front`;
+  the lowest last losses. Only settings in `visible` (last losses by name) are
+  chosen.
   """
   names = [setting.baseline for setting in frame.settings if setting.baseline]
   names = names[:1]
@@ -323,17 +299,11 @@ def _front_names(
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
-  """Returns the setting that reaches the frame's target loss first.
+  """Returns the setting that reaches the frame's target loss first on a clock.
 
-  The mean time over the seeds counts, so all seeds that were evaluated have to
-  reach the target.
-  Baselines, such as AllReduce, do not count, nor do settings without a baseline
-  at equal tokens. The result is None if no setting reaches the target, or if
-  there is no target.
-
-  Args:
-    frame: All settings.
-    clock: Name of the clock.
+  The mean time over seeds counts. Baselines, and settings without a baseline at
+  equal tokens, do not count. The result is None without a target, or if no
+  setting reaches it with all evaluated seeds.
   """
   if not frame.target:
     return None
@@ -351,12 +321,9 @@ def first_to(frame: Frame, clock: str) -> Setting | None:
 
 
 def _cost(point: Point, axis: str) -> float:
-  """Returns the cost of an evaluation: tokens, bytes or seconds.
+  """Returns the cost of an evaluation: tokens, bytes or seconds of a clock.
 
-  Args:
-    point: The evaluation.
-    axis: As in `loss_panel`. The result is 0 for a clock that the evaluation
-      lacks.
+  It is 0 for a clock that the evaluation lacks.
   """
   if axis == TOKENS:
     return float(point.tokens)
@@ -368,15 +335,8 @@ def _cost(point: Point, axis: str) -> float:
 def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
   """Labels the horizontal axis, and chooses its scale and its unit.
 
-  Args:
-    ax: Axes to label.
-    frame: All settings.
-    axis: As in `loss_panel`.
-    highest_loss: Highest loss in view; infinity if all losses are.
-
   Returns:
-    The number by which a cost (tokens, bytes or seconds) is divided to give its
-    place on the axis.
+    The number by which a cost is divided to give its place on the axis.
   """
   costs = []
   for point in _points(frame):
@@ -419,15 +379,14 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
 def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
   """Returns the curve of a setting: mean, lowest and highest loss over seeds.
 
-  The curve has a point for every evaluation that all seeds have, except for
-  evaluations at no cost. The cost of a point is that of the first seed.
+  It has a point for every evaluation that all seeds have, except at no cost.
+  The cost of a point is that of the first seed.
 
   Args:
     setting: The setting.
     axis: As in `loss_panel`.
-    divisor: Number by which the costs are divided (`_scale`).
-    seeds: Number of seeds that the setting should have. If some are missing,
-      the label of the curve says so.
+    divisor: Number by which the costs are divided.
+    seeds: Number of seeds that there should be, for the label of the curve.
   """
   has_band = len(setting.curves) > 1
   x = []
@@ -455,8 +414,8 @@ def name_points(
 ) -> None:
   """Writes names beside points so that no name covers a name or a point.
 
-  A name for which there is no free space is left out. So is the name of a point
-  above or below the axes.
+  A name without free space is left out, and so is that of a point outside of
+  the vertical range.
 
   Args:
     figure: Figure of the axes. Everything else must be drawn already.
@@ -493,15 +452,7 @@ def _annotate(
 ) -> Annotation:
   """Writes a name beside a point, with a line between the two.
 
-  Args:
-    ax: Axes of the point.
-    name: The name.
-    point: Horizontal and vertical value of the point.
-    offset: Horizontal and vertical position of the name relative to the point
-      (1/72 inch).
-
-  Returns:
-    The name as an object of matplotlib, which can be removed again.
+  `offset` is the position of the name relative to the point (1/72 inch).
   """
   right, up = offset
   if right > 0:

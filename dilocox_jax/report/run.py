@@ -1,8 +1,7 @@
 """Reads a run directory as one object, `LoadedRun`.
 
-Figures, pages and comparisons start from this object. A run that has not
-finished, or was killed, can be read too. Its lists are shorter, and `finished`
-is False.
+A run that has not finished can be read too: its lists are shorter, and
+`finished` is False.
 """
 
 import dataclasses
@@ -143,27 +142,25 @@ class LoadedRun:
   def validation_loss(self) -> float:
     """Last validation loss (nats a token); NaN before the first validation.
 
-    It is the loss of the outer parameters, or of their average if the run keeps
+    It is that of the outer parameters, or of their average if the run keeps
     one.
     """
     return self.result.outer_loss if self.result else math.nan
 
   @property
   def bits_per_byte(self) -> float:
-    """Last validation loss in bits a byte.
+    """Last validation loss in bits a byte, comparable between tokenizers.
 
-    Losses in this unit can be compared between tokenizers. The result is NaN if
-    the record does not say how many bytes a token has.
+    The result is NaN if the record does not say how many bytes a token has.
     """
     bytes_per_token = self.record.get("bytes_per_token") or math.nan
     return self.validation_loss / math.log(2) / bytes_per_token
 
   @property
   def perplexity(self) -> float:
-    """Exponential of the last validation loss.
+    """Exponential of the last validation loss; infinite for a loss above 700.
 
-    It is NaN before the first validation, and infinite for a loss above 700.
-    Perplexities under different tokenizers cannot be compared.
+    It is NaN before the first validation.
     """
     if self.validation_loss > 700:
       return math.inf  # The exponential would overflow.
@@ -173,7 +170,7 @@ class LoadedRun:
   def clock(self) -> str:
     """Name of the simulated cluster, e.g. "cluster 1gbit".
 
-    A run that records no name has the name "the given cluster".
+    Without a recorded name, it is "the given cluster".
     """
     return self.record.get("clock", "the given cluster")
 
@@ -227,14 +224,9 @@ class LoadedRun:
 
 
 def _furthest(run: LoadedRun, field: str) -> int:
-  """Returns the largest value of a field that grows during a run.
+  """Returns the largest value of a field that grows during a run; 0 at first.
 
-  The largest value is in the last round or in the last evaluation. It is 0
-  before both.
-
-  Args:
-    run: The run.
-    field: Name of a field that both kinds of rows have.
+  Both rounds and evaluations have the field.
   """
   last_rows = [*run.rounds[-1:], *run.evaluations[-1:]]
   return max((getattr(row, field) for row in last_rows), default=0)
@@ -282,11 +274,7 @@ def load_run(workdir: Directory) -> LoadedRun:
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object of a run directory.
-
-  Raises:
-    ValueError: If the file is missing or damaged.
-  """
+  """Reads a JSON object; raises ValueError for a missing or damaged file."""
   require(
     path.exists(),
     f"{path.parent} is not a run directory: {path.name} is missing",
@@ -316,13 +304,8 @@ def _typed(
 ) -> list[_Row]:
   """Converts JSON objects to rows of a type.
 
-  Args:
-    path: File of the rows, for messages.
-    kind: Type of the rows.
-    rows: The JSON objects.
-
   Raises:
-    ValueError: If a row is damaged.
+    ValueError: If a row of the file `path` is damaged.
   """
   with in_front(f"{path} has a damaged row, which is no {kind.__name__}: "):
     return [read_row(kind, row) for row in rows]

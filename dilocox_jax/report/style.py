@@ -1,12 +1,9 @@
-"""Defines the look of all figures, so that a reader has to learn it only once.
+"""Defines the look of all figures.
 
-The first colors are those of Okabe and Ito, which people with impaired color
-vision can tell apart. Markers help to tell the other colors apart. A method has
-one color and one marker in every picture, and AllReduce is black. Figures are
-matplotlib Figure objects; pyplot and its global state are not used. The title
-states the finding, and the legend is outside the axes. The *caption*, a line
-above each panel, says whether the panel's numbers are measured, derived or
-simulated.
+A method has one color and one marker in every picture; AllReduce is black. The
+first colors are those of Okabe and Ito, which people with impaired color vision
+can tell apart. The title states the finding. The *caption*, a line above each
+panel, says whether its numbers are measured, derived or simulated.
 """
 
 import itertools
@@ -66,8 +63,7 @@ def _method(name: str) -> str:
 def proper(name: str) -> str:
   """Returns a name for pictures: "dilocox_reset" is "DiLoCoX reset".
 
-  Args:
-    name: Name of a method or of a setting, which may have any characters.
+  A name that begins with no known method is only escaped for pictures.
   """
   key = _method(name)
   if not key:
@@ -81,14 +77,11 @@ def proper(name: str) -> str:
 
 
 class PlainFigure(Figure):
-  """A figure that shows a text such as "$x$" as it is.
-
-  Matplotlib alone would read a text between "$" as a formula. If it is no
-  formula, matplotlib would raise an error.
-  """
+  """A figure that shows a text such as "$x$" as it is, not as a formula."""
 
   def draw(self, renderer: Any) -> None:
     """Draws the figure, as `Figure` does."""
+    # A text between "$" that is no formula would raise an error.
     for text in self.findobj(Text):
       text.set_parse_math(False)
     super().draw(renderer)
@@ -97,14 +90,8 @@ class PlainFigure(Figure):
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
   """Returns color, marker and line style of each curve, by its name.
 
-  Curves of one method differ in their line styles. Curves that do not belong to
-  a method get the colors in order.
-
-  Args:
-    names: Names of the curves, in order.
-
-  Returns:
-    Keyword arguments of `Axes.plot`, by the name of the curve.
+  Curves of one method differ in line style. Curves of no method get the colors
+  in order. The values are keyword arguments of `Axes.plot`.
   """
   looks_of_others = itertools.cycle(zip(COLORS, MARKERS, strict=True))
   looks_by_name: dict[str, dict[str, Any]] = {}
@@ -157,12 +144,7 @@ def frame(
 
 
 def caption(ax: Axes, text: str) -> None:
-  """Writes the line above a panel, about the kind of its numbers.
-
-  Args:
-    ax: Axes of the panel.
-    text: The caption, e.g. "measured". A long caption gets several lines.
-  """
+  """Writes the line above a panel, e.g. "measured"; a long one is wrapped."""
   text = textwrap.fill(text, int(_CAPTION * ax.bbox.width / DPI))
   ax.set_title(text, loc="left", fontsize=9, color=GRAY)
 
@@ -182,13 +164,7 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
 
 
 def mark(ax: Axes, height: float, name: str) -> None:
-  """Draws a horizontal line across a panel, with a name at its right end.
-
-  Args:
-    ax: Axes of the panel.
-    height: Vertical value of the line, in the unit of the axis.
-    name: Name of the line.
-  """
+  """Draws a horizontal line across a panel, with a name at its right end."""
   ax.axhline(height, color=GRAY, linewidth=0.8, dashes=(4, 3))
   ax.annotate(
     name,
@@ -202,15 +178,9 @@ def mark(ax: Axes, height: float, name: str) -> None:
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
-  """Puts a legend below a figure.
+  """Puts a legend of the lines in `ax` below a figure.
 
-  The legend has fewer columns if the names are too long for the width of the
-  figure.
-
-  Args:
-    figure: Figure to write into.
-    ax: Axes whose lines are named.
-    columns: Largest number of columns.
+  It has at most `columns` columns, and fewer if names are long.
   """
   handles, names = ax.get_legend_handles_labels()
   available_width = _LEGEND * figure.get_figwidth()
@@ -229,12 +199,8 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
 def _legend_width(names: Sequence[str], columns: int) -> int:
   """Returns the width of a legend in characters, approximately.
 
-  The names fill one column after the other, and the first columns get most
-  names. Example: five names in three columns are divided into 2, 2 and 1.
-
-  Args:
-    names: Names in the legend.
-    columns: Number of columns.
+  The names fill one column after the other: five names in three columns are
+  divided into 2, 2 and 1.
   """
   names_per_column, num_longer = divmod(len(names), columns)
   width = 0
@@ -254,22 +220,18 @@ def cut_high(
 ) -> str:
   """Cuts the vertical axis if a few high losses would flatten the curves.
 
-  The axis is cut if all losses together span more than three times the range
-  that has to stay in view. This range is from the lowest loss to the 90th
-  percentile, or to the highest loss of `shown_losses` if this is higher. The
-  axis then ends half a range above it. Example: of ten losses, nine are from 2
-  to 3, and one is 11. They span 9, so the axis is cut at 3.5. Exception: if the
-  range is 0, the axis is not cut.
+  The range in view goes from the lowest loss to the 90th percentile, and
+  includes `shown_losses`. If all losses span more than three times this range,
+  the axis ends half a range above it. Example: of ten losses, nine are from 2
+  to 3, and one is 11. They span 9, so the axis is cut at 3.5.
 
   Args:
     ax: Axes of the losses.
     losses: All losses in these axes. Losses that are not finite do not count.
-    shown_losses: Losses that must stay in view, e.g. the last loss of every
-      curve.
+    shown_losses: Losses that must stay in view, e.g. the last of every curve.
 
   Returns:
-    A text for the end of the caption, which says that losses are above the
-    axis; "" if nothing was cut.
+    A text for the end of the caption; "" if nothing was cut.
   """
   finite_losses = sorted(filter(math.isfinite, losses))
   if not finite_losses:
@@ -297,8 +259,7 @@ def cost_axis(
     ax: Axes to label.
     costs: All values that are drawn, each positive. If there are none, the
       panel says that there is nothing to show.
-    name: Name of the axis, with its unit in brackets. If the axis is
-      logarithmic, the label says so.
+    name: Name of the axis with its unit. "log scale" is added where it holds.
     text_of: Function from the value of a tick to its text; None: the number.
     is_log: Whether the axis is logarithmic; None: it is if the largest cost is
       more than about five times the smallest cost.

@@ -1,7 +1,7 @@
 """Builds the tables of a report, as Markdown, as CSV and for a terminal.
 
-A report compares settings, and all its settings together are a `Frame`. A cell
-"-" means that the setting has no such value.
+A `Frame` has all settings of a report (methods with their hyper-parameters). A
+cell "-" means that the setting has no such value.
 """
 
 import math
@@ -98,7 +98,7 @@ def table(
     frame: All settings of the report.
     columns: Names of columns, which are keys of `CELLS`.
     settings: Settings to show; None: all.
-    clock: Name of the clock whose columns are added; "": none.
+    clock: Clock (simulated cluster) whose columns are added; "": none.
   """
   if settings is None:
     settings = frame.settings
@@ -114,15 +114,8 @@ def table(
 def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   """Returns the cells of a setting in the columns of a clock.
 
-  With a target, the last column is the time at which the seeds reached the
-  target. Without a target, it is the loss at the time at which the fastest
-  setting has ended. There is no such column if the frame has a single setting,
-  or a setting without a run.
-
-  Args:
-    frame: All settings of the report.
-    setting: The setting.
-    clock: Name of the clock.
+  The last column is the time to the target loss. Without a target, it is the
+  loss when the fastest setting has ended, if several settings all have runs.
   """
   cells = {}
   if setting.utilization:
@@ -148,8 +141,7 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
 def without_empty_columns(rows: CellRows) -> CellRows:
   """Returns rows without the columns in which all cells are "-".
 
-  Args:
-    rows: Rows with the same columns, at least one.
+  There must be at least one row; all have the same columns.
   """
   columns = [
     column for column in rows[0] if any(row[column] != "-" for row in rows)
@@ -161,8 +153,8 @@ def reached(setting: Setting, clock: str, target: float) -> str:
   """Returns a text of the time at which the seeds of a setting reached a loss.
 
   Examples: "18 s" or "18 ± 1.2 s" if all seeds reached the loss, "1 of 3 seeds"
-  or "not reached" if they did not, and "-" if no seed has evaluations. If only
-  some seeds have evaluations, the time is followed by their number.
+  or "not reached" if not, "-" if no seed has evaluations. If some seeds lack
+  evaluations, the time ends with the number of the others.
 
   Args:
     setting: The setting.
@@ -183,16 +175,11 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 
 
 def price(frame: Frame) -> str:
-  """Returns a sentence about the setting that sends fewest bytes.
+  """Returns a sentence about the setting that sends fewest bytes, or "".
 
-  The setting is `Frame.cheapest`. The sentence compares its bytes, its
-  simulated time and its loss with the baseline's. If the gap of the losses is
-  within its standard error, the sentence calls the losses the same. The time is
-  left out unless the frame has exactly one clock. The text is "" if there is
-  nothing to compare, or if the baseline sends less than 1.05 times as much.
-
-  Args:
-    frame: All settings of the report.
+  It compares bytes, time (if the frame has one clock) and loss of
+  `Frame.cheapest` with its baseline. It is "" if there is nothing to compare,
+  or if the baseline sends less than 1.05 times as much.
   """
   cheapest = frame.cheapest()
   if cheapest is None:
@@ -232,8 +219,7 @@ def markdown_table(
 
   Args:
     header: Names of the columns.
-    rows: Cells of each row. Their texts are escaped unless they are
-      `escape.Markdown` already.
+    rows: Cells of each row, which are escaped unless they are `Markdown`.
   """
   table = [list(header), ["---"] * len(header), *map(list, rows)]
   return ["| " + " | ".join(map(_cell, row)) + " |" for row in table]
@@ -249,13 +235,9 @@ def _cell(value: Any) -> str:
 def header_and_cells(
   rows: Sequence[Mapping[str, Any]],
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-  """Splits rows into the names of the columns and the cells.
+  """Splits rows into the names of the columns and a tuple of cells per row.
 
-  Args:
-    rows: Rows by column, at least one. All have the same columns in one order.
-
-  Returns:
-    The names of the columns, and a tuple of cells for each row.
+  There must be at least one row. All have the same columns in one order.
   """
   return tuple(rows[0]), [tuple(row.values()) for row in rows]
 
@@ -263,13 +245,11 @@ def header_and_cells(
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the text of a CSV file, with numbers at full precision.
 
-  Line breaks and other characters that cannot be printed become escapes
-  (`checks.printable`), so each row is one line of the file.
+  Characters that cannot be printed become escapes, so each row is one line.
 
   Args:
     rows: Values of each row by column. Columns are in the order in which they
-      first appear in a row. A cell is empty if its value is None, or if the row
-      lacks the column.
+      first appear. A missing value or None gives an empty cell.
   """
   # The import is slow, and only this function needs it.
   import pandas as pd
@@ -295,17 +275,15 @@ def terminal_table(
   left: Collection[int] = (0,),
   **look: Any,
 ) -> Table:
-  """Returns a table for a terminal.
+  """Returns a table without a frame for a terminal.
 
-  The table has no frame, so that more fits into 80 columns. Text that is too
-  wide is folded. Numbers are not folded, but the names of their columns are:
-  each word is on a line of its own.
+  Text that is too wide is folded, but numbers are not: only the names of their
+  columns are, one word a line.
 
   Args:
     header: Names of the columns.
     rows: Cells of each row, shown as they are, without markup.
-    left: Indices of the columns of text, which are aligned on the left. The
-      other columns have numbers, which are aligned on the right.
+    left: Indices of the columns of text; all others are numbers, aligned right.
     **look: Arguments of `rich.table.Table`, e.g. `title`.
   """
   look = {"title_justify": "left", "caption_justify": "left"} | look

@@ -1,8 +1,4 @@
-"""Formats numbers with units for people to read.
-
-Texts, tables and axes of all reports use these functions, so numbers look the
-same everywhere.
-"""
+"""Formats numbers with units for people to read, the same in all reports."""
 
 import math
 
@@ -12,13 +8,10 @@ _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
-  """Returns the largest named power of 1000 up to a value, and its name.
+  """Returns the largest power of 1000 up to a value, and its name.
 
-  Example: of 27,900,000 bytes the power is 1000^2, with the name "MB".
-
-  Args:
-    value: The value. For zero, NaN and infinity the power is 1.
-    names: Names of the powers 1000^0, 1000^1 and so on.
+  Of 27,900,000 bytes it is (1000^2, "MB"). `names` are those of 1000^0, 1000^1
+  and so on. For zero, NaN and infinity the power is 1.
   """
   index = 0
   if value and math.isfinite(value):
@@ -28,13 +21,9 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
 
 
 def tokens_unit(largest: float | int) -> tuple[float, str]:
-  """Returns the divisor and the unit of an axis of tokens.
+  """Returns the divisor and the unit of an axis of tokens: 1e6, "M tokens".
 
-  Args:
-    largest: Largest number of tokens on the axis.
-
-  Returns:
-    E.g. 1e6 and "M tokens".
+  `largest` is the largest number of tokens on the axis.
   """
   divisor, prefix = _scaled(largest, _COUNTS)
   return divisor, f"{prefix} tokens".strip()
@@ -43,12 +32,7 @@ def tokens_unit(largest: float | int) -> tuple[float, str]:
 def time_unit(seconds: float | int) -> tuple[float, str]:
   """Returns the divisor and the unit ("h", "min" or "s") of a time.
 
-  The unit is the largest one in which the time is at least 1. A time below a
-  second has the unit s.
-
-  Args:
-    seconds: The time. For a linear axis it is the largest value, for a
-      logarithmic axis the smallest value.
+  It is the largest unit in which the time (seconds) is at least 1, or else s.
   """
   for divisor, unit in _TIMES:
     if seconds >= divisor:
@@ -66,13 +50,9 @@ def _short(value: float | int) -> str:
 
 
 def _divided(value: float | int, divisor: float) -> str:
-  """Formats a value in units of `divisor`.
+  """Formats a value in units of `divisor`, a power of 1000.
 
   There are no decimals if the divisor is 1, and otherwise at most two.
-
-  Args:
-    value: The value.
-    divisor: Power of 1000 (`_scaled`).
   """
   if divisor == 1:
     return f"{value:.0f}"
@@ -94,12 +74,9 @@ def human_tokens(value: float | int) -> str:
 
 
 def human_time(seconds: float | int, error_s: float = math.nan) -> str:
-  """Formats a time: "18 s", "2.67 min" or "2,020 h".
+  """Formats a time: "18 s", "2.67 min" or "2,020 h"; "-" if it is not finite.
 
-  Args:
-    seconds: The time; "-" is returned for NaN and infinity.
-    error_s: Standard error of the time (s). If it is finite, it follows in the
-      same unit: "22.9 ± 0.54 s".
+  A finite standard error follows in the same unit: "22.9 ± 0.54 s".
   """
   if not math.isfinite(seconds):
     return "-"
@@ -115,12 +92,9 @@ def human_time(seconds: float | int, error_s: float = math.nan) -> str:
 
 
 def human_gap(share: float, error: float = math.nan) -> str:
-  """Formats a relative difference in per cent with its sign: "+0.78 %".
+  """Formats a relative difference: 0.0078 becomes "+0.78 %", NaN "-".
 
-  Args:
-    share: The difference as a fraction, e.g. 0.0078; "-" is returned for NaN.
-    error: Standard error of the difference, as a fraction. If it is finite, it
-      follows: "+0.78 ± 0.07 %".
+  A finite standard error, also a fraction, follows: "+0.78 ± 0.07 %".
   """
   if math.isnan(share):
     return "-"
@@ -130,12 +104,7 @@ def human_gap(share: float, error: float = math.nan) -> str:
 
 
 def _plus_minus(error: float, digits: int) -> str:
-  """Formats a standard error as " ± 0.07"; "" if it is not finite.
-
-  Args:
-    error: The error, in the unit of the text.
-    digits: Number of decimals.
-  """
+  """Formats a standard error as " ± 0.07"; "" if it is not finite."""
   if not math.isfinite(error):
     return ""
   return f" ± {error:.{digits}f}"
@@ -144,8 +113,7 @@ def _plus_minus(error: float, digits: int) -> str:
 def human_share(share: float) -> str:
   """Formats a fraction in per cent: 0.931 becomes "93.1 %".
 
-  Args:
-    share: The fraction; "-" is returned for NaN and infinity.
+  The result is "-" for NaN and infinity.
   """
   if not math.isfinite(share):
     return "-"
@@ -155,10 +123,7 @@ def human_share(share: float) -> str:
 def human_loss(value: float | int, error: float = math.nan) -> str:
   """Formats a loss with four decimals; "not finite" for NaN and infinity.
 
-  Args:
-    value: The loss (nats a token).
-    error: Standard error of the loss. If it is finite, it follows:
-      "2.9034 ± 0.0021".
+  A finite standard error of the loss follows: "2.9034 ± 0.0021".
   """
   if not math.isfinite(value):
     return "not finite"
@@ -166,35 +131,23 @@ def human_loss(value: float | int, error: float = math.nan) -> str:
 
 
 def human_ratio(value: float) -> str:
-  """Formats a ratio with at most two decimals: "2.53x", "25.3x" or "253x".
-
-  Args:
-    value: The ratio; "-" is returned for NaN and infinity.
-  """
+  """Formats a ratio: "2.53x", "25.3x" or "253x"; "-" for NaN and infinity."""
   if not math.isfinite(value):
     return "-"
   return f"{_short(value)}x"
 
 
 def human_missing(count: int, wanted: int) -> str:
-  """Returns a text such as " (2 of 3 seeds)"; "" if no seeds are missing.
-
-  Args:
-    count: Number of seeds that there are.
-    wanted: Number of seeds that there should be.
-  """
+  """Returns a text such as " (2 of 3 seeds)"; "" if no seeds are missing."""
   if count == wanted:
     return ""
   return f" ({count} of {wanted} seeds)"
 
 
 def human_comparison(gap: float, error: float = math.nan) -> str:
-  """Describes a relative difference: "0.8 % higher" or "2.1 % lower".
+  """Describes a relative difference: -0.021 becomes "2.1 % lower".
 
-  Args:
-    gap: The difference as a fraction, e.g. -0.021.
-    error: Standard error of the difference, as a fraction. If it is finite, it
-      follows the difference: "2.1 ± 0.3 % lower".
+  A finite standard error, also a fraction, follows: "2.1 ± 0.3 % lower".
   """
   size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
   direction = "lower" if gap < 0 else "higher"
