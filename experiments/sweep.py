@@ -70,9 +70,6 @@ def main(argv: Sequence[str]) -> None:
   """Trains the runs that are missing, and reports on all runs.
 
   With --report_only nothing is trained.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
   """
   command_line.refuse_arguments(argv)
   parts_flag.register()
@@ -132,16 +129,13 @@ def main(argv: Sequence[str]) -> None:
 def _checked_runs(
   sweep: Mapping[str, Any], name: str, committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
-  """Returns the runs of a sweep, after checking their optimizers and texts.
+  """Returns a sweep's runs; UsageError if the config or --only is wrong.
 
   Args:
     sweep: The sweep's config.
     name: Name of the sweep.
-    committed_rows: Path of runs.csv with the runs with which the sweep begins;
-      None if there is no such file.
-
-  Raises:
-    UsageError: If the config or --only is wrong.
+    committed_rows: Path of runs.csv with finished runs of the sweep; None if
+      there is none.
   """
   from dilocox_jax.checks import known
   from experiments.sweeps import finished
@@ -169,10 +163,6 @@ def _clocks_and_times(
 ) -> "tuple[dict[str, SweepClock], dict[str, dict[str, Times]]]":
   """Builds a sweep's clocks, and computes the times of its runs on them.
 
-  Args:
-    sweep: The sweep's config.
-    runs: Runs of the sweep.
-
   Returns:
     The clocks by name; and for each setting of the runs, its times by name of
     the clock.
@@ -191,16 +181,9 @@ def _clocks_and_times(
 
 
 def _train(training: "Training", runs: "Sequence[SweepRun]") -> bool:
-  """Trains the chosen runs that are not finished yet.
+  """Trains the runs of --only (default: all) that are not finished yet.
 
-  The flag --only chooses runs; without it all runs are chosen.
-
-  Args:
-    training: The training of the sweep.
-    runs: All runs of the sweep.
-
-  Returns:
-    Whether --max_minutes were over before all chosen runs had ended.
+  Returns whether --max_minutes were over before all of them had ended.
   """
   chosen_runs = runs
   if _ONLY.value:
@@ -227,8 +210,7 @@ def _write_page(
     name: Name of the sweep.
     sweep: Config of the sweep.
     runs: Runs of the sweep.
-    training: The training of the sweep, with the lines of finished runs and the
-      failures of other runs.
+    training: The training of the sweep, with finished and failed runs.
     clocks: Clocks by name.
     times: For each setting of the runs, its times by name of the clock.
   """
@@ -266,9 +248,6 @@ def _check_field(path: str) -> None:
   """Raises ValueError if no sweep can have a field of this name.
 
   Below `base` and `grid` the whole name is checked, elsewhere its first part.
-
-  Args:
-    path: Dotted name of the field, e.g. "base.sync.sync_interval".
   """
   from experiments.sweeps import runs  # Only a mistake needs it this early.
 
