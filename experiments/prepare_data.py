@@ -101,7 +101,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prepare(workdir: pathlib.Path) -> None:
-  """Writes the tokens of all files to `workdir`, with a progress bar."""
+  """Writes the tokens of all files to `workdir`.
+
+  On a terminal it shows a progress bar.
+  """
   make_tokenizer = tokenizers.choose(
     _TOKENIZER.value, _VOCAB_SIZE.value, _END_OF_TEXT.value
   )
@@ -130,9 +133,9 @@ def _prepare(workdir: pathlib.Path) -> None:
 
 
 def _training_documents() -> list[bytes]:
-  """Returns the first documents that train a tokenizer, --bpe_mb megabytes.
+  """Returns the first --bpe_mb megabytes of documents that are not held out.
 
-  None of them is held out for validation. Empty unless --tokenizer is bpe.
+  A tokenizer is trained on them. Empty unless --tokenizer is bpe.
   """
   contents: list[bytes] = []
   if _TOKENIZER.value != tokenizers.BPE:

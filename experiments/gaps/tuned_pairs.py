@@ -88,8 +88,6 @@ class TunedPair:
 class PairTraining:
   """Trains AllReduce with B / 2 and with B sequences in a step.
 
-  B is the number of sequences in a step of all replicas of the planned run.
-
   Attributes:
     training: Trains runs, and keeps their results.
     num_processes: Number of runs that train at once.
@@ -129,12 +127,6 @@ class PairTraining:
     """Tries inner rates until both neighbors of the best rate were tried.
 
     At most `most_rates` rates are tried for each config.
-
-    Args:
-      configs: Configs of AllReduce, one for each batch.
-
-    Returns:
-      The tried rates of each config, with their losses.
     """
     points_by_config = [list(_FIRST_POINTS) for _ in configs]
     while True:
@@ -169,8 +161,7 @@ class PairTraining:
     """Computes s, the share by which the loss falls from B / 2 to B sequences.
 
     With one seed, s compares the vertices of the parabolas (`Tuned.refined`).
-    With several seeds, both best rates are trained on each seed, and s is the
-    mean over the seeds.
+    With several seeds, both best rates are trained on each, and s is the mean.
 
     Args:
       configs: Configs of AllReduce with B / 2 and with B sequences.
@@ -202,14 +193,7 @@ class PairTraining:
     return with_error(float(np.mean(gains)), math.hypot(error, rate_error))
 
   def _train(self, runs: Sequence[SweepRun]) -> None:
-    """Trains those runs that are not finished yet.
-
-    Args:
-      runs: Runs of AllReduce, finished or not.
-
-    Raises:
-      StoppedError: If one of them failed.
-    """
+    """Trains the unfinished ones of some runs; StoppedError if one failed."""
     missing = [run for run in runs if self.training.row(run) is None]
     if missing:
       self.training.train_for(
@@ -244,9 +228,9 @@ class PairTraining:
 def allreduce_config(config: RunConfig) -> RunConfig:
   """Returns AllReduce with as many sequences in a step as a planned run.
 
-  The model, the text, the inner optimizer, the number of steps and the average
-  of the parameters are those of the planned run. Replicas that are stacked on
-  one device become one replica, which computes the same mean gradient faster.
+  The model, the text, the inner optimizer, the steps and the average of the
+  parameters are the same. Stacked replicas become one replica, which computes
+  the same mean gradient faster, unless they read different mixes of texts.
 
   Args:
     config: Config of the planned run.
@@ -329,9 +313,8 @@ def tuned_batch(batch: int, losses: Mapping[float, float]) -> Tuned:
 def _vertex(losses: Sequence[float]) -> float:
   """Returns the lowest value of the parabola through three losses.
 
-  Args:
-    losses: The losses at three equally distant points. The middle one is the
-      lowest. It is returned if another one is not finite, or if all are equal.
+  The points are equally distant. Without a finite parabola that opens upward,
+  the result is the middle loss.
   """
   left, middle, right = losses
   curvature = left - 2 * middle + right
@@ -341,23 +324,12 @@ def _vertex(losses: Sequence[float]) -> float:
 
 
 def _rate(config: RunConfig, point: int) -> float:
-  """Returns the config's inner rate times 2^point, with four digits.
-
-  Args:
-    config: Config of AllReduce.
-    point: Exponent of `_RATIO`, the ratio of neighboring rates (2).
-  """
+  """Returns the config's inner rate times 2^point, with four digits."""
   return float(f"{config.inner.learning_rate * _RATIO**point:.4g}")
 
 
 def _run(config: RunConfig, rate: float, seed: int) -> SweepRun:
-  """Returns a run of AllReduce.
-
-  Args:
-    config: Config of AllReduce.
-    rate: Inner rate.
-    seed: Seed.
-  """
+  """Returns a run of AllReduce with an inner rate and a seed."""
   values = flat(config.to_mapping()) | {
     "inner.learning_rate": rate,
     "seed": seed,

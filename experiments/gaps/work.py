@@ -77,14 +77,13 @@ class Work:
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
     """Trains a setting until it needs no more runs, or the deadline passes.
 
-    Only finished runs on the text that this machine has count. But a search of
-    rates may begin where runs on another text were best.
-
     Args:
       setting: Setting whose runs are trained.
       settings: All settings of the list, whose progress is logged.
     """
     text = _text(setting.source)
+    # Only finished runs on this machine's text count. But a search may begin at
+    # the best rates of runs on another text.
     while not self._is_late():
       all_rows = rows.read(self.path)
       runs = tuning.missing_runs(
@@ -106,13 +105,7 @@ class Work:
   ) -> list[GapRow]:
     """Trains the first `largest_population` of some runs as one program.
 
-    Args:
-      setting: Setting of the runs.
-      runs: The runs, at least one.
-      text: The text that they read.
-
-    Returns:
-      The line of each run that was trained.
+    Returns the line of each run that was trained.
     """
     population_runs = list(runs[: self.largest_population])
     begin = time.monotonic()
@@ -182,11 +175,7 @@ def _row(
 
 @functools.cache
 def _text(source: str) -> Corpus:
-  """Reads a text.
-
-  Args:
-    source: Name of the text (`Setting.source`).
-  """
+  """Reads the text that a name stands for (`Setting.source`)."""
   any_setting = Setting("5k", replicas=1, batch=1, steps=4, source=source)
   config = any_setting.config(Run(Rates(inner=1.0), seed=0))
   return run_text.corpus(config)
@@ -200,8 +189,6 @@ def _platform() -> str:
 
 @functools.cache
 def _revision() -> str:
-  """Returns the revision of the source code; empty if unknown.
-
-  The first call decides, because the code may change while this process runs.
-  """
+  """Returns the revision of the source code; empty if unknown."""
+  # The result is cached, because the code may change while this process runs.
   return source_revision() or ""
