@@ -70,11 +70,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _estimate(config: RunConfig, memory_bytes: float) -> None:
-  """Prints what a run needs by arithmetic; StoppedError if that is too much.
+  """Prints what a run needs by arithmetic.
 
-  Args:
-    config: Config of the run.
-    memory_bytes: Memory of a device (bytes); infinity: not known.
+  Raises StoppedError if this is more than `memory_bytes` of a device; infinity:
+  the memory is not known.
   """
   from dilocox_jax.api.memory_advice import memory_advice
   from dilocox_jax.config.device_memory import LEAST_SPARE, device_memory
@@ -142,13 +141,7 @@ def _print_table(
   rows: Sequence[Sequence[str]],
   text_columns: Sequence[int] = (0,),
 ) -> None:
-  """Prints a table on the terminal.
-
-  Args:
-    header: Names of the columns.
-    rows: Cells of each row.
-    text_columns: Numbers of the columns that are aligned on the left.
-  """
+  """Prints a table whose `text_columns` are aligned on the left."""
   from rich.console import Console
 
   from dilocox_jax.report.tables import terminal_table

@@ -143,16 +143,10 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
 
   s is the share by which AllReduce's loss falls when its batch doubles.
 
-  Args:
-    config: Config of the planned run.
-    workdir: The work directory, which has the finished runs.
-
-  Returns:
-    s with its range, and the runs that it comes from.
-
   Raises:
     UsageError: If the batch is odd, if --minutes are too few for the planned
-      model and for two smaller ones, or if a larger batch lowers no loss.
+      model and for two smaller ones, or if the larger batch does not lower the
+      loss.
     StoppedError: If a run failed, if all rates of a batch diverged, or if the
       program was interrupted.
   """

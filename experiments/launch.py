@@ -103,14 +103,8 @@ def _run_processes(
 ) -> None:
   """Starts the processes of a run of `experiments.train`, and waits for them.
 
-  Args:
-    count: Number of processes.
-    lock: File descriptor of the lock, which the processes inherit.
-    network: Network in which each process gets a node; None: all processes use
-      this machine's network.
-
-  Raises:
-    StoppedError: If a process fails.
+  They inherit the file descriptor `lock`. With a network, each gets a node of
+  it. Raises StoppedError if a process fails.
   """
   environment = process_group.environment(count)
   if network:

@@ -157,9 +157,7 @@ def _simulate_run(config: "RunConfig", options: "Options") -> None:
 def _compare_methods(config: "RunConfig", options: "Options") -> None:
   """Simulates every method, and reports the methods from best to worst.
 
-  Args:
-    config: Config whose model, text and sizes all methods share.
-    options: Settings of the simulation.
+  The methods share the model, the text and the sizes of `config`.
   """
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
@@ -180,7 +178,7 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
 
 
 def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
-  """Prints schedules with short first rounds that take no more time.
+  """Prints schedules that exchange more at the start, in no more time.
 
   They are compared with the run of `config`, whose rounds have one length.
   """

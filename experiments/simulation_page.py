@@ -87,12 +87,7 @@ def _memory(plan: MethodPlan) -> str:
 
 
 def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
-  """Prints the costs of a run; writes the page and `simulation.json`.
-
-  Args:
-    plan: The run and its costs.
-    workdir: Directory to write into.
-  """
+  """Prints the costs of a run; writes the page and `simulation.json`."""
   _remove_earlier(workdir)
   setup = plan.setup
   whole_run = simulate_run(
@@ -129,12 +124,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
 
 
 def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
-  """Yields the costs of a planned run that only the page shows.
-
-  Args:
-    plan: The run and its costs.
-    whole_run: Simulated times and bytes of the whole run.
-  """
+  """Yields the costs of a planned run that only the page shows."""
   rounds = plan.rounds
   interval = plan.config.sync.named.schedule.sync_interval
   times_s = {
@@ -205,8 +195,8 @@ def report_methods(
       (`method_plans.compare_methods`).
     refused: For each other method, by its name, why the config excludes it.
     workdir: Directory to write into.
-    is_gain_known: Whether the expected gaps follow from two losses of the user,
-      and not from the size of the model.
+    is_gain_known: Whether the expected gaps follow from --losses, and not from
+      the size of the model.
   """
   _remove_earlier(workdir)
   best = plans[0]
@@ -269,8 +259,8 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
 
   Args:
     plans: A planned run for each method.
-    is_gain_known: Whether two losses of the user gave the share by which
-      AllReduce's loss falls when its batch doubles, and not the model's size.
+    is_gain_known: Whether the expected gaps follow from --losses, and not from
+      the size of the model.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"
@@ -310,12 +300,9 @@ def _assumptions(plan: MethodPlan) -> list[str]:
 
 
 def _advice(plans: Sequence[MethodPlan]) -> str:
-  """Returns a text that recommends the best method, and states its gaps.
+  """Returns a text that recommends the first plan, and states its gaps.
 
   If no run has memory to spare, the text says what would help.
-
-  Args:
-    plans: A planned run for each method, the best first.
   """
   best = plans[0]
   if not best.has_room:
@@ -362,8 +349,8 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
   """Returns the plan with the lowest expected loss at equal time.
 
-  Only plans with spare memory and a measured gap count; if there are none, the
-  first plan. Losses are rounded to 0.1 %, and of equals the first plan counts.
+  Only plans count that have memory to spare and a measured gap; without any, it
+  is the first plan. Of losses that are equal to 0.1 %, the first counts.
   """
   ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
   return min(
@@ -433,12 +420,7 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
 
 def _start(plan: MethodPlan, config: str) -> str:
-  """Returns the command that trains a planned run, and explains the command.
-
-  Args:
-    plan: The planned run.
-    config: Value of the flag --config.
-  """
+  """Returns the command that trains a planned run, and explains the command."""
   cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
@@ -470,10 +452,7 @@ def _start(plan: MethodPlan, config: str) -> str:
 def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
   """Returns the cells of a planned run in the table of methods, by column.
 
-  Args:
-    plan: The planned run.
-    is_short: Whether to leave out the columns for which a terminal has no
-      room.
+  If `is_short`, only the columns for which a terminal has room.
   """
   config = plan.config
   schedule = config.sync.named.schedule
@@ -522,11 +501,8 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
 def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
   """Returns the gap that the law expects, e.g. "+1.9 % (-0.4 to +4.8)".
 
-  A method that averages gradients has its measured gap in place of it.
-
-  Args:
-    plan: The planned run.
-    is_short: Whether to leave out the range.
+  Methods that average gradients have their measured gap, AllReduce "baseline".
+  The range is left out if `is_short`.
   """
   if plan.is_baseline:
     return "baseline"

@@ -129,13 +129,9 @@ def main(argv: Sequence[str]) -> None:
 def _checked_runs(
   sweep: Mapping[str, Any], name: str, committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
-  """Returns a sweep's runs; UsageError if the config or --only is wrong.
+  """Returns the runs of a sweep; if it lists none, those of `committed_rows`.
 
-  Args:
-    sweep: The sweep's config.
-    name: Name of the sweep.
-    committed_rows: Path of runs.csv with finished runs of the sweep; None if
-      there is none.
+  Raises UsageError if the config or --only is wrong.
   """
   from dilocox_jax.checks import known
   from experiments.sweeps import finished
@@ -161,14 +157,10 @@ def _checked_runs(
 def _clocks_and_times(
   sweep: Mapping[str, Any], runs: "Sequence[SweepRun]"
 ) -> "tuple[dict[str, SweepClock], dict[str, dict[str, Times]]]":
-  """Builds a sweep's clocks, and computes the times of its runs on them.
+  """Returns a sweep's clocks by name, and the times of its runs on them.
 
-  Returns:
-    The clocks by name; and for each setting of the runs, its times by name of
-    the clock.
-
-  Raises:
-    UsageError: If a clock is wrong, or does not fit a run.
+  The times are by setting of a run, and then by name of a clock. Raises
+  UsageError if a clock is wrong, or does not fit a run.
   """
   from experiments.sweeps import page
   from experiments.sweeps.clocks import clock_of
@@ -204,16 +196,7 @@ def _write_page(
   clocks: "Mapping[str, SweepClock]",
   times: "Mapping[str, Mapping[str, Times]]",
 ) -> None:
-  """Writes and prints the report on the runs that have ended.
-
-  Args:
-    name: Name of the sweep.
-    sweep: Config of the sweep.
-    runs: Runs of the sweep.
-    training: The training of the sweep, with finished and failed runs.
-    clocks: Clocks by name.
-    times: For each setting of the runs, its times by name of the clock.
-  """
+  """Writes and prints the report on the runs that have ended."""
   from rich.console import Console
 
   from dilocox_jax.report.comparison import Page

@@ -205,7 +205,7 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of the next ops: inner steps, exchanges and waits."""
+    """Adds the times of the next ops of the script."""
     for op in ops:
       if isinstance(op, Compute):
         self._on_compute(op)
@@ -232,7 +232,7 @@ class AnalyticClock:
     self.num_steps += op.num_steps
 
   def _on_launch(self, op: Launch) -> None:
-    """Encodes the values of an exchange, and computes when the exchange ends.
+    """Adds the time to encode an exchange, and computes when the exchange ends.
 
     The replicas go on at once. A later `Wait` makes them wait for the end.
     """
@@ -248,11 +248,7 @@ class AnalyticClock:
     self._occupy_channel(start, end)
 
   def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
-    """Returns half of each member's codec time (seconds), [M]; 0 for others.
-
-    Args:
-      members: Indices of the members of an exchange; None: all replicas.
-    """
+    """Returns half of each member's codec time (seconds), [M]; 0 for others."""
     ring = self.link_costs.among(members).members
     return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
 
@@ -261,15 +257,10 @@ class AnalyticClock:
   ) -> Moment:
     """Returns when each replica has sent and received all its messages.
 
-    Messages go in pieces, and a relayed piece waits for its predecessor from
-    the neighbor. So a slow link holds up the replica behind it, one message
-    later the next replica, and so on, until all move at its pace.
-
-    Args:
-      operation: A collective, a `StoreObject` or `StoreShares`.
-      start: When each replica begins (seconds), [M]; the result for replicas
-        that are not members.
-      links: The links of the members.
+    In a ring, a replica passes on a piece of a message when the piece has
+    arrived. So a slow link holds up the replica that it leads to, one message
+    later the next replica, and so on, until all move at its pace. Replicas that
+    are not members have the time in `start`.
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)
@@ -326,11 +317,6 @@ class AnalyticClock:
     A replica writes its message, reads the others as they come, and agrees with
     the other replicas. Pauses between requests for a message that is not there
     yet are not counted.
-
-    Args:
-      size_bytes: Size of a message (bytes).
-      start: When each replica begins (seconds), [M].
-      links: The links of the members.
     """
     _, _, _, request_s = links.store_s(size_bytes)
     done = self._write_and_read(
@@ -350,11 +336,6 @@ class AnalyticClock:
     the messages that count. Then it writes the mean of its slices, its *share*,
     and what the share's encoding has lost (the residual), and reads the other
     shares.
-
-    Args:
-      operation: Sizes of a message and of the residuals.
-      start: When each replica begins (seconds), [M].
-      links: The links of the members.
     """
     num_members = len(links.members)
     slice_bytes = -(-operation.operand_bytes // num_members)
@@ -474,12 +455,12 @@ class AnalyticClock:
     )
 
   def _occupy_channel(self, start: np.ndarray, end: np.ndarray) -> None:
-    """Marks each replica's network as busy from the start to the end, [M]."""
+    """Makes each replica's network busy until `end`, and counts the time."""
     self._channel = end
     self._exchange = self._exchange + (end - start)
 
   def _wait(self, exchange_end: np.ndarray) -> None:
-    """Makes every replica wait until its exchange ends (seconds), [M]."""
+    """Makes each replica wait until its exchange has ended, [M]."""
     # The wait is 0 for a replica that gets here after the end of the exchange.
     waited_s = np.maximum(exchange_end - self._now, 0.0)
     self._exposed = self._exposed + waited_s

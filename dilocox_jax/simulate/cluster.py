@@ -217,8 +217,8 @@ class Cluster:
   def route(self, sender: int, receiver: int) -> Route:
     """Returns the route of a transfer between two ranks.
 
-    A rank may be `STORE`. If both are the same, the route has no links and no
-    delay.
+    A rank may be `STORE`. If both ranks are the same, the route has no links
+    and no delay.
     """
     start = self.site(sender)
     stop = self.site(receiver)
@@ -277,7 +277,10 @@ class Cluster:
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """END (see the module's docstring) by rank; at -1, that of the store."""
+    """The END in names of links (see the module's docstring), by rank.
+
+    The last name is "store", so the index `STORE`, which is -1, finds it.
+    """
     ranks = (*range(self.num_replicas), STORE)
     ends = [self.site(rank).name for rank in ranks]
     for site in self.sites:

@@ -87,7 +87,7 @@ _DIMENSIONS = {
 
 @functools.cache
 def cluster_presets() -> dict[str, dict[str, Any]]:
-  """Returns the content of a cluster file for each preset, by its name."""
+  """Returns the presets: by name, the content of a cluster file."""
   folder = importlib.resources.files("dilocox_jax.simulate")
   return json.loads(folder.joinpath("presets.json").read_text("utf-8"))
 
@@ -166,7 +166,7 @@ def cluster_from_mapping(values: Any) -> Cluster:
     values: Content of the file, as JSON reads it.
 
   Raises:
-    ValueError: One line that names the wrong field.
+    ValueError: One line that names the field that is wrong or missing.
   """
   file = _build(_File, "", _read(_keys(_File), values, ""))
   require(bool(file.sites), "sites is missing: write a list of at least one")
@@ -219,11 +219,8 @@ def _keys(kind: type) -> dict[str, tuple[str, Any]]:
 def _read(keys: Mapping[str, Any], values: Any, path: str) -> dict[str, Any]:
   """Checks a section of a file, and returns its values by attribute.
 
-  Args:
-    keys: Allowed keys, as `_keys` returns them.
-    values: The section, as JSON reads it.
-    path: Place of the section in the file, for messages, e.g. "sites[0]";
-      empty: the section is the whole file.
+  `keys` is a result of `_keys`, and `path` is where the section stands, for
+  messages; "" is the whole file.
   """
   by_attribute = {}
   for key, value in of_type(path or "a cluster", values, dict).items():
@@ -240,7 +237,8 @@ def _read(keys: Mapping[str, Any], values: Any, path: str) -> dict[str, Any]:
 def _value(dimension_or_type: Any, value: Any, path: str) -> Any:
   """Checks a value from JSON, and returns it as the attribute needs it.
 
-  A quantity becomes a float, and the names of `Pair.sites` become a tuple.
+  A quantity becomes a float, the names of `Pair.sites` become a tuple, and
+  other values stay.
   """
   if isinstance(dimension_or_type, Dimension):
     return parse_quantity(value, dimension_or_type, path)
@@ -289,12 +287,10 @@ def _sites(file: _File) -> list[Site]:
 
 
 def _build(kind: Any, path: str, values: dict[str, Any]) -> Any:
-  """Builds a section's dataclass; ValueError if a value is missing or wrong.
+  """Builds the dataclass `kind` of a section from its values by attribute.
 
-  Args:
-    kind: Dataclass of the section.
-    path: Place of the section in the file, for messages; "" for the whole file.
-    values: Values by attribute.
+  Raises ValueError if a value is missing or out of range. Its message begins
+  with `path`, where the section stands.
   """
   required = {
     field.name

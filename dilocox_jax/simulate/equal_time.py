@@ -55,11 +55,12 @@ def constant_rounds(
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
     script: Turns the plan into inner steps, exchanges and waits.
-    plan: Plan of the run, without a data-parallel start.
+    plan: Plan of the run.
 
   Raises:
-    ValueError: One line, if the method averages gradients, if rounds differ in
-      length, after a data-parallel start, or if replicas come and go.
+    ValueError: One line, if the method averages gradients, if its schedule is
+      not a plain `SyncSchedule` (rounds of one length), or if the plan has a
+      data-parallel start or a membership.
   """
   schedule = plan.method.schedule
   require(
@@ -93,8 +94,8 @@ def schedules_within(
   The last rounds have H, 2 H or 4 H steps. In schedules of the first kind, the
   first rounds have 1, 2, 4, ... steps, fewer than H, and the rounds grow as
   slowly as the time allows. In the second kind, all rounds are equally long,
-  after a data-parallel start of at least one step that is as long as the time
-  allows. A combination that always takes too long yields nothing.
+  after a data-parallel start that is as long as the time allows. Lengths of
+  rounds with which every schedule takes too long are left out.
 
   Args:
     most_s: Longest time of the whole run (seconds).
@@ -148,15 +149,7 @@ def _longest_growth(
 ) -> TimedSchedule | None:
   """Returns the schedule whose rounds grow as slowly as the time allows.
 
-  Args:
-    timed: Function (last, first, steps per doubling, start steps) -> schedule,
-      or None if it takes too long.
-    last: Number of inner steps of the last rounds.
-    first: Number of inner steps of the first rounds.
-    total_steps: Inner steps of the run.
-
-  Returns:
-    The schedule; None if the time or the method does not allow such rounds.
+  None if the time or the method does not allow first rounds of `first` steps.
   """
   try:
     return _largest(lambda steps: timed(last, first, steps, 0), total_steps)
@@ -167,15 +160,13 @@ def _longest_growth(
 def _largest(
   timed: Callable[[int], TimedSchedule | None], most: int
 ) -> TimedSchedule | None:
-  """Finds by bisection the largest number that still gives a schedule.
+  """Returns the schedule of the largest number that gives one, by bisection.
+
+  None if `timed(1)` is None.
 
   Args:
-    timed: Function from a number, at least 1, to a schedule; it returns None if
-      the number is too large.
+    timed: Function (number) -> schedule, or None if the number is too large.
     most: Largest number to try.
-
-  Returns:
-    The schedule of the number that was found; None if `timed(1)` is None.
   """
   # The last round of a run may be shorter than the others. So the time does not
   # grow evenly with the number, and bisection may miss the largest number.

@@ -68,7 +68,7 @@ from dilocox_jax.simulate.transfer import (
 
 @dataclasses.dataclass(frozen=True)
 class MessageStep:
-  """A step of a collective, in which every replica or one sends one message.
+  """A step of a collective: every replica, or only one, sends a message.
 
   Attributes:
     hop: Distance of the receiver: replica i sends to i + hop (modulo M).
@@ -79,8 +79,7 @@ class MessageStep:
     pieces: Number of pieces of each message, which are sent one after the
       other.
     segments: Number of parts of each message for which the receiver asks,
-      `pieces` of them at a time (`gloo`); 0: the receiver does not ask for
-      parts.
+      `pieces` at a time (`gloo`); 0: it does not ask for parts.
   """
 
   hop: int
@@ -135,11 +134,6 @@ def _cut_by(
   """Returns a message step whose messages are cut as the transport cuts them.
 
   Source: Thakur et al., 2005, sections 3.1 and 4.
-
-  Args:
-    transport: How messages are sent.
-    operation: The operation of the messages.
-    send: Hop, size and sender of the messages.
   """
   step = MessageStep(
     hop=send.hop, size_bytes=send.size_bytes, sender=send.sender
@@ -173,7 +167,8 @@ class LinkCosts:
   """Computes the times of messages between the members of an exchange.
 
   The *members* are the replicas that send to each other. Here M is the number
-  of members, and a *place* is an index among the members.
+  of members, and a *place* is an index among the members. In a step with a
+  given `hop`, place i sends to place i + hop (modulo M).
 
   Attributes:
     cluster: Replicas of the cluster, and the links between them.
@@ -225,11 +220,7 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def neighbors(self, hop: int) -> np.ndarray:
-    """Returns the place from which each member receives, [M].
-
-    Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
-    """
+    """Returns the place from which each member receives, [M]."""
     num_members = len(self.members)
     return (np.arange(num_members) - hop) % num_members
 
@@ -246,13 +237,9 @@ class LinkCosts:
     return dataclasses.replace(self, ring=members)
 
   def route(self, sender: int, hop: int) -> Route:
-    """Returns the route from a member to another member.
+    """Returns the route from the place `sender` to the place sender + hop.
 
     The transport may limit the number of parallel TCP streams.
-
-    Args:
-      sender: Place of the sender.
-      hop: Distance of the receiver, whose place is sender + hop (modulo M).
     """
     receiver = self.members[(sender + hop) % len(self.members)]
     route = self.cluster.route(self.members[sender], receiver)
@@ -268,7 +255,7 @@ class LinkCosts:
     return {link: bits_per_s / 8 for link, bits_per_s in goodput_bps.items()}
 
   def _routes(self, hop: int) -> list[Route]:
-    """Returns the route of each member's message to the place `hop` further."""
+    """Returns the route of each member's message, [M]."""
     return [self.route(sender, hop) for sender in range(len(self.members))]
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
@@ -278,19 +265,16 @@ class LinkCosts:
     Messages of the step that cross the same link have equal shares of its rate.
 
     Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
+      hop: Distance of the receivers.
       is_alone: Whether only one member sends in this step, as in a broadcast,
         so that its message has all links for itself.
     """
     return self._rates(self._routes(hop), is_alone)
 
   def _rates(self, routes: list[Route], is_alone: bool = False) -> np.ndarray:
-    """Returns the rate of a message on each route (bytes per second).
+    """Returns the rate of a message on each route (bytes/s).
 
-    Args:
-      routes: Routes of the messages.
-      is_alone: Whether each message is sent alone, not at the same time as the
-        others.
+    Messages that cross the same link share its rate, unless `is_alone`.
     """
     num_crossing = collections.Counter(
       link for route in routes for link in route.links
@@ -307,11 +291,7 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - as above.
   def latency_s(self, hop: int) -> np.ndarray:
-    """Returns each message's seconds that do not depend on its size, [M].
-
-    Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
-    """
+    """Returns each message's seconds that do not depend on its size, [M]."""
     return self.transport.rtts_per_message * self._rtts_s(hop)
 
   def _rtts_s(self, hop: int) -> np.ndarray:
@@ -329,11 +309,9 @@ class LinkCosts:
       size_bytes: Size of the piece (bytes).
 
     Returns:
-      Time for which the sender waits for requests (`gloo`), 0 if the receiver
-      does
-      not ask for parts; and time from the last byte to its arrival (seconds),
-      [M]
-      each.
+      Time for which the sender waits for requests (`gloo`), which is 0 unless
+      the receiver asks for parts; and time from the last byte to its arrival
+      (seconds), [M] each.
     """
     if not step.segments:
       return np.zeros(len(self.members)), self.latency_s(step.hop)
@@ -351,7 +329,7 @@ class LinkCosts:
   def slow_start_s(self, step: MessageStep) -> np.ndarray:
     """Returns the seconds that slow start adds to a step's messages, [M].
 
-    They count only after idle time (`transfer.slow_start_s`).
+    They count if the connection was idle (`transfer.slow_start_s`).
     """
     is_alone = step.sender is not None
     rates = self.rate_bytes_per_s(step.hop, is_alone)
@@ -360,13 +338,7 @@ class LinkCosts:
   def _slow_starts_s(
     self, routes: list[Route], rates: np.ndarray, size_bytes: float
   ) -> np.ndarray:
-    """Returns the seconds that slow start adds to each message, [M].
-
-    Args:
-      routes: Route of each message.
-      rates: Rate of each message (bytes per second), [M].
-      size_bytes: Size of each message (bytes).
-    """
+    """Returns the seconds that slow start adds to each message, [M]."""
     return np.array(
       [
         slow_start_s(self.transport, route, rate, size_bytes)
@@ -381,15 +353,10 @@ class LinkCosts:
     All members write at the same time, and read at the same time. A request
     takes a round trip besides its bytes.
 
-    Args:
-      size_bytes: Size of the message (bytes).
-
     Returns:
-      Four times of each member (seconds), [M] each: of a write with slow start,
-      of
-      the slow start before the first read, of a read without slow start, and of
-      a
-      request without content.
+      Four times of each member (seconds), [M] each: of a write with slow start;
+      of the slow start before the first read; of a read without slow start; and
+      of a request without content.
     """
     uploads = [self.cluster.route(member, STORE) for member in self.members]
     downloads = [self.cluster.route(STORE, member) for member in self.members]

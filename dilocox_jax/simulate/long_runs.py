@@ -141,7 +141,7 @@ class LongRunClock(AnalyticClock):
       self.interpret(ops)
 
   def _move_origin(self) -> None:
-    """Counts times and sums from now on, to keep rounding errors small.
+    """Shifts times and sums to near 0, to keep rounding errors small.
 
     `_origin` records what was subtracted: from points in time, the time of the
     latest replica; from sums, their values.
@@ -164,10 +164,6 @@ class LongRunClock(AnalyticClock):
   def _find_period(self, ops: Sequence[Op], count: int) -> tuple[int, int]:
     """Walks through repetitions of ops until their times repeat.
 
-    Args:
-      ops: Ops of one repetition, such as those of one round.
-      count: Number of repetitions that are left.
-
     Returns:
       Number of repetitions that were walked through, and the period p: a
         repetition
@@ -183,14 +179,10 @@ class LongRunClock(AnalyticClock):
     return len(history), 0
 
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
-    """Adds the times of all periods that take as long as the first one.
+    """Adds up to `num_periods` periods that take as long as the first one.
 
     The clock walks only through the first two periods, the periods that
     bisection looks at, and the last period of the stretch.
-
-    Args:
-      ops: Ops of one period.
-      num_periods: Number of periods that are left, at least 2.
 
     Returns:
       Number of periods that were added, 2 to `num_periods`.
@@ -304,11 +296,9 @@ class _Line:
 
 
 def _without_rounding(seconds: np.ndarray, period_s: float) -> np.ndarray:
-  """Sets differences in time to 0 if rounding errors can explain them.
+  """Sets differences (seconds) to 0 if rounding errors can explain them.
 
-  Args:
-    seconds: Differences (seconds).
-    period_s: Duration of the period in which they arose (seconds).
+  They can if a difference is at most 1e-12 of the period in which it arose.
   """
   is_rounding = np.abs(seconds) <= _ROUNDING * period_s
   return np.where(is_rounding, 0.0, seconds)

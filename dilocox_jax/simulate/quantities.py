@@ -37,11 +37,11 @@ _POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 def _metric(unit: str, prefixes: str) -> dict[str, str]:
-  """Returns the size of a unit and of its multiples, e.g. of "B", "kB", "MB".
+  """Returns the sizes of a unit and of its multiples, by their names.
 
   Args:
     unit: Name of the unit, e.g. "B".
-    prefixes: Letters in `_POWERS`, e.g. "kM".
+    prefixes: Letters in `_POWERS`; "kM" adds "kB" and "MB" to "B".
   """
   return {prefix + unit: f"1e{_POWERS[prefix]}" for prefix in ("", *prefixes)}
 

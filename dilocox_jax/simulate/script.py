@@ -113,7 +113,10 @@ class Script:
 
   @functools.cached_property
   def _exchanges(self) -> Callable[[int], list[tuple[Operation, ...]]]:
-    """Function from M to the operations of every fragment's exchange."""
+    """Function from M to the operations of every fragment's exchange.
+
+    A fragment is a part of the parameters.
+    """
     fragments = range(self.traffic.method.schedule.num_fragments)
 
     def exchanges(num_replicas: int) -> list[tuple[Operation, ...]]:
@@ -199,7 +202,7 @@ class Script:
 
     A window is the inner steps until a fragment (part of the parameters) is
     next sent or applied. An exchange is launched at the start of the window
-    that applies its result, or after its inner steps if tau = 0.
+    that applies its result, or after the window's inner steps if tau = 0.
 
     Args:
       windows: The windows, in order.
@@ -229,9 +232,9 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of an exchange and of the inner steps that hide it.
 
-    A message that needs the result of an earlier message has the *turn* 1, 2
-    and so on. The inner steps are divided among the turns, and the codec's time
-    evenly. Each turn is launched before its inner steps, and waited for after
+    The first messages have the *turn* 0, messages that need their result the
+    turn 1, and so on. The turns share the inner steps, and the codec's time
+    evenly. A turn is launched before its inner steps, and waited for after
     them.
 
     Args:

@@ -24,16 +24,7 @@ _DRAWN_ROUNDS = 100  # Rounds that count if replicas are away by chance.
 
 
 def stated_seconds(cluster: Cluster, step_s: float | int) -> np.ndarray:
-  """Divides a step time by the speed of each replica's site.
-
-  Args:
-    cluster: Sites and their speeds.
-    step_s: Duration of a step at speed 1 (seconds). At a site with speed 0.5 a
-      step takes twice as long.
-
-  Returns:
-    Duration of one step for each replica, [M] (seconds).
-  """
+  """Returns each replica's step time: `step_s` over its site's speed, [M]."""
   replicas = range(cluster.num_replicas)
   return step_s / np.array([cluster.site(r).speed for r in replicas])
 
@@ -158,7 +149,7 @@ class SteadyState:
 def steady_state(
   link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
 ) -> SteadyState:
-  """Computes the averages of rounds in the middle of a long run.
+  """Computes averages per inner step from the middle of a long run.
 
   Planned absences (`Membership.absences`) and a warm start are left out.
   Absences by chance are averaged over 100 rounds.
@@ -207,10 +198,7 @@ def _averages_between(
 ) -> SteadyState:
   """Computes averages per inner step over the rounds between two outcomes.
 
-  Args:
-    first: Outcome of the run before the first of the rounds.
-    last: Outcome of the run after the last of the rounds.
-    replica_steps: Inner steps of all replicas together in the rounds.
+  `replica_steps` is the inner steps of all replicas together in the rounds.
   """
   num_steps = last.num_steps - first.num_steps
 

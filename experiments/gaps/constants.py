@@ -2,9 +2,10 @@
 
 The law predicts the gap of M replicas to AllReduce from the *doublings lost*:
 how many times AllReduce's batch may be halved until its loss is that of the
-replicas. The lines "doublings lost = a log2 M - b" are fitted to finished runs.
-The factors by which other methods lose more doublings than DiLoCo come from the
-committed sweeps, and all other constants are in `ELSEWHERE`.
+replicas. The lines "doublings lost = a log2 M - b" and the power of H are
+fitted to finished runs. DiLoCo's gap, and the factors by which other methods
+lose more doublings, come from the committed sweeps. Constants that no finished
+run measures, and lines of an earlier study, are in `ELSEWHERE`.
 """
 
 import dataclasses
@@ -149,12 +150,7 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
 
 
 def write(rows: Sequence[GapRow], field: str) -> None:
-  """Writes `law.json`.
-
-  Args:
-    rows: Finished runs of the study.
-    field: Name of the loss that is compared, a field of `GapRow`.
-  """
+  """Writes `law.json` with the result of `content`."""
   write_json(PATH, content(rows, field))
 
 
@@ -192,9 +188,9 @@ def _fitted_lines(
 
 
 def _is_plain(setting: Setting) -> bool:
-  """Returns whether a setting is DiLoCo with no changes but in its numbers.
+  """Returns whether a setting is DiLoCo with default options.
 
-  The size, the replicas, the sequences, the steps and H may have any value.
+  Its model, replicas, sequences, steps and H may be any.
   """
   plain = Setting(
     setting.size,
@@ -213,8 +209,8 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   same setting at H = 16. Both must lose more than 0 doublings.
 
   Returns:
-    The entry "interval_power" of `law.json`, with the mean of p; None if no
-    setting gives a value.
+    The entry "interval_power" of `law.json`, with the mean of p and its range;
+    None if no setting gives a value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling

@@ -40,10 +40,7 @@ _LARGE = Setting("131k", replicas=4, batch=4, steps=640, interval=16)
 def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
   """Yields a setting with other numbers of replicas and sequences.
 
-  Args:
-    setting: Setting that is changed.
-    *divisions: Number of replicas, and of sequences in a step of one replica,
-      such as "2x8".
+  "2x8" is two replicas with eight sequences in a step each.
   """
   for division in divisions:
     replicas, batch = division.split("x")
@@ -59,9 +56,7 @@ def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
 def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
   """Yields AllReduce with the model, the steps and the text of a setting.
 
-  Args:
-    setting: Setting of replicas that are compared with AllReduce.
-    *batches: Numbers of sequences in a step.
+  Its numbers of sequences in a step are `batches`.
   """
   for batch in batches:
     yield Setting(

@@ -134,11 +134,9 @@ def gap_of(doublings: float, gain: float) -> float:
 
 
 def _allreduce(setting: Setting, batch: int) -> Setting:
-  """Returns the setting of AllReduce with which replicas are compared.
+  """Returns AllReduce with a batch and the model of some replicas.
 
-  Args:
-    setting: Setting of the replicas.
-    batch: Number of sequences in a step of AllReduce.
+  The text, the steps and the momentum are the same, too.
   """
   return Setting(
     setting.size,
@@ -154,12 +152,7 @@ def _allreduce(setting: Setting, batch: int) -> Setting:
 def _allreduce_curve(
   setting: Setting, losses_by_setting: Mapping[Setting, Mapping[int, float]]
 ) -> dict[int, float]:
-  """Returns AllReduce's mean loss over seeds, by its sequences in a step.
-
-  Args:
-    setting: Setting of the replicas that are compared with AllReduce.
-    losses_by_setting: Losses of each setting, by seed.
-  """
+  """Returns the mean loss of the AllReduce of some replicas, by its batch."""
   return {
     candidate.batch: float(np.mean(list(losses.values())))
     for candidate, losses in losses_by_setting.items()
@@ -173,15 +166,10 @@ def _cost(
   allreduce_losses: Mapping[int, float],
   curve: Mapping[int, float],
 ) -> Cost:
-  """Computes what replicas cost beside AllReduce.
+  """Computes what replicas cost beside AllReduce, from losses by seed.
 
-  Args:
-    setting: Setting of the replicas.
-    losses: Losses of the replicas, by seed.
-    allreduce_losses: Losses of AllReduce with as many sequences a step, by
-      seed.
-    curve: Mean loss of AllReduce, by number of sequences a step, at least for
-      the batch of all replicas and for half of it.
+  `curve` has the mean losses of AllReduce by its batch, at least for the batch
+  of all replicas and for half of it.
   """
   gaps = [losses[seed] / allreduce_losses[seed] - 1 for seed in losses]
   error = math.nan
@@ -202,12 +190,8 @@ def _cost(
 def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
   """Returns the sequences in a step with which AllReduce ends at a given loss.
 
-  The logarithm of the batch is interpolated in the logarithm of the loss. The
-  result is NaN outside of the curve.
-
-  Args:
-    loss: Loss that AllReduce would reach (nats a token).
-    curve: Loss of AllReduce, by number of sequences in a step.
+  The logarithm of the batch is interpolated in the logarithm of the loss,
+  between those of `curve`. The result is NaN outside of the curve.
   """
   batches = sorted(curve, reverse=True)
   log_losses = [math.log(curve[batch]) for batch in batches]

@@ -125,10 +125,7 @@ def answer(
 def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
   """Prints what replicas would cost, and writes the page and `gap.json`.
 
-  Args:
-    found: Expected gaps, bytes and times (`answer`).
-    workdir: Directory to write into.
-    command: Command line that the page shows.
+  The page shows `command`, a command line.
   """
   write_json(workdir / NUMBERS, _numbers(found))
   tables = {

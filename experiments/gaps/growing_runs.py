@@ -87,9 +87,6 @@ class GrowingRuns:
     """Trains a setting with each pair of its rates and on each of `seeds`.
 
     Runs that are finished already are not trained again.
-
-    Args:
-      name: Name of the setting.
     """
     for rates in RATES[name]:
       self._train(name, rates, self.seeds)
@@ -98,9 +95,6 @@ class GrowingRuns:
     """Trains a setting with its best rates, on `result_seeds`.
 
     Nothing is trained while no pair of rates is finished on all of `seeds`.
-
-    Args:
-      name: Name of the setting.
     """
     best = self._best_rates(name)
     if best is not None:
@@ -201,12 +195,8 @@ def _compared(
 ) -> str:
   """Returns a mean loss and its change, e.g. "2.0312, +1.20 ± 0.15 %".
 
-  The change from `constant` is left out without two common seeds.
-
-  Args:
-    results: Results of a setting by seed.
-    constant: Results of the setting `constant` by seed.
-    loss: Name of the loss, an attribute of `GrowingRow`.
+  The change from the results of `constant` is left out without two common
+  seeds.
   """
   mean = statistics.fmean(getattr(row, loss) for row in results.values())
   changes = [

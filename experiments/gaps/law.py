@@ -144,8 +144,8 @@ def _by_kind(
 ) -> dict[Setting, list[Cost]]:
   """Groups costs by everything but the number of replicas.
 
-  Costs of one replica, or without the measure `doublings`, are left out. The
-  key is the group's setting with one replica that takes all sequences.
+  Costs of one replica are left out, and costs whose field `doublings` is NaN.
+  The key is the group's setting with one replica that takes all sequences.
   """
   grouped: dict[Setting, list[Cost]] = {}
   for cost in all_costs:
@@ -168,8 +168,7 @@ def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
 def _correlation(seed_fits: np.ndarray) -> float:
   """Returns the correlation of slope and offset; 0 if one of them is constant.
 
-  Args:
-    seed_fits: Slope and offset that each seed gives, [seeds, 2].
+  `seed_fits` has slope and offset of each seed, [seeds, 2].
   """
   if not np.all(np.std(seed_fits, axis=0) > 1e-9):
     return 0.0
@@ -179,14 +178,8 @@ def _correlation(seed_fits: np.ndarray) -> float:
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
   """Returns the gap that a line gives for the replicas of a measured cost.
 
-  The doublings lost become a gap by the change of the loss a doubling: the
-  measured gap, divided evenly among its doublings.
-
-  Args:
-    cost: The measured cost, whose M is put into the line.
-    slope: a.
-    offset: b.
-    doublings: As in `lines`.
+  Each doubling lost raises the loss by the mean factor of the doublings that
+  the measured replicas lost.
   """
   lost = slope * math.log2(cost.setting.replicas) - offset
   mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / getattr(cost, doublings))

@@ -72,7 +72,7 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 
 
 def usual_processes() -> int:
-  """Returns how many runs train at once: one a core, or 1 with accelerators."""
+  """Returns how many runs train at once: one a core; on accelerators one."""
   return 1 if _has_accelerator() else usable_cores()
 
 
@@ -146,18 +146,12 @@ def _check_gain(pair: TunedPair) -> None:
 
 
 def _minutes(flops: float, num_sizes: int, pairs: PairTraining) -> float:
-  """Estimates the minutes that the runs of some models take, starts included.
-
-  Args:
-    flops: Operations of all runs (FLOP).
-    num_sizes: Number of models.
-    pairs: The training, which says how many processes train at once.
-  """
+  """Estimates the minutes that runs of some models take, starts included."""
   return (flops / _flops_per_s(pairs) + _start_s(num_sizes, pairs)) / 60
 
 
 def _start_s(num_sizes: int, pairs: PairTraining) -> float:
-  """Estimates the seconds in which the runs of `num_sizes` models start."""
+  """Estimates the seconds in which runs of some models start and compile."""
   return num_sizes * _NUM_RUNS * _START_S / pairs.num_processes
 
 

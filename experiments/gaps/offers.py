@@ -51,8 +51,8 @@ class Hours:
   def verdict(self) -> str:
     """Whether the run ends with a lower loss than one cluster after equal time.
 
-    "yes", "no", or "not known" if `alone_loss` lies within the range of `loss`,
-    or if AllReduce's loss is not known.
+    It is "yes", "no", or "not known" if `alone_loss` lies within the range of
+    `loss`, or if AllReduce's loss is not known.
     """
     if self.loss.high < self.alone_loss:
       return "yes"
@@ -91,8 +91,8 @@ def offer(
     config: Config of the planned run. The M replicas divide its sequences.
       Settings of single replicas (absences, inner steps, `data.mix`) are
       dropped.
-    method: Name of the method. If it is the config's own method, its settings
-      stay; otherwise they are the method's usual ones, with the config's H.
+    method: Name of the method. The config's own method keeps its settings;
+      others take their usual ones, with the config's H if it sets one.
     num_replicas: Number of replicas, M.
     gain: s, the share by which AllReduce's loss falls if its batch doubles from
       half of the sequences in a step to all of them.
@@ -151,7 +151,7 @@ def _with_steps(config: RunConfig, steps: int) -> RunConfig:
 
 
 def _counted_bytes(config: RunConfig) -> int:
-  """Returns the bytes that one replica sends in a run, by all its rounds."""
+  """Counts the bytes that one replica sends in a run, round by round."""
   plan = to_plan.run_plan(config)
   traffic = to_plan.traffic(config)
   total = sum(map(traffic.segment_bytes, plan.segments()))
@@ -223,11 +223,11 @@ def with_hours(
 def _alone_factor(share: float, gain: float) -> float:
   """Returns the factor by which the loss changes if a part of the work is done.
 
-  Fewer steps, or fewer sequences in a step: the way with the lower loss counts.
+  The work has fewer steps or fewer sequences in a step, whichever gives the
+  lower loss. With a share above 1, it has more steps.
 
   Args:
-    share: Share of the work that is done: 0.5 is half of the steps, or half of
-      the sequences in each step. Above 1, only more steps are considered.
+    share: Share of the work that is done, e.g. 0.5.
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   fewer_steps = share_of_more_steps(share)

@@ -97,12 +97,8 @@ def table(
 ) -> str:
   """Returns a Markdown table with the training that each group needs.
 
-  The last line is for all groups together, and a note has the assumed speed.
-
-  Args:
-    groups: Groups of settings.
-    rows: Finished runs.
-    list_name: As in `training_needed`.
+  The last line is for all groups together. A note below says at which speed the
+  hours are estimated.
   """
   all_settings = [setting for group in groups for setting in group.settings]
   settings_by_title = [(group.name, group.settings) for group in groups]

@@ -89,12 +89,7 @@ class Carry(NamedTuple):
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
-  Without a judge text the losses on it are those on the validation text.
-
-  Args:
-    setting: Setting of the runs.
-    runs: Rates and seed of each run.
-    text: Text on which the runs are trained and evaluated.
+  Without a judge text, the validation text takes its place.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])
@@ -123,11 +118,6 @@ def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
 
   Settings with the same number of sequences a step (M B) read the same
   sequences in each step.
-
-  Args:
-    setting: Setting of the run.
-    text: Text that the run reads.
-    seed: Seed of the order of the sequences.
 
   Returns:
     Tokens [steps, M, B, L + 1].
@@ -320,7 +310,10 @@ class _OneRun:
     return self.config.outer.average_power
 
   def _inner_optimizer(self, rate: Array) -> optax.GradientTransformation:
-    """Builds the inner optimizer with a highest rate, and 0 after all steps."""
+    """Builds the inner optimizer; its rate is 0 after the last inner step.
+
+    `rate` is the highest rate of its schedule.
+    """
     inner = self.config.inner
     schedule = learning_rate_schedule(
       inner.schedule,
@@ -347,7 +340,7 @@ class _OneRun:
   def _data_parallel(
     self, inner: optax.GradientTransformation
   ) -> optax.GradientTransformationExtraArgs:
-    """Returns a transform that gives averaged gradients to an optimizer."""
+    """Returns a transform that averages gradients for an optimizer."""
     return step_transform(METHODS["allreduce"](), inner)
 
   def _rounds(
@@ -378,9 +371,7 @@ class _OneRun:
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
     """Returns the values before the first step of a replica's transform.
 
-    Args:
-      transform: The transform, as optax defines it.
-      params: Parameters of all replicas, leaves [M, ...].
+    `params` has the parameters of all replicas, leaves [M, ...].
     """
     return Carry(params=params, state=jax.vmap(transform.init)(params))
 
@@ -392,14 +383,9 @@ class _OneRun:
     start: int,
     stop: int,
   ) -> Carry:
-    """Takes inner steps of all replicas of a run.
+    """Takes inner steps `start` to `stop` - 1 of all replicas of a run.
 
-    Args:
-      transform: The transform of a replica, which also exchanges.
-      carry: Values before the steps.
-      batch_of: Returns the tokens of a step, [M, B, L + 1].
-      start: Number of inner steps of the run that were taken before.
-      stop: Number of inner steps of the run that are taken then.
+    `batch_of` returns the tokens of a step, [M, B, L + 1].
     """
 
     def replica_step(params: Tree, state: Tree, batch: Tree) -> Carry:

@@ -143,10 +143,6 @@ def read_rows(path: pathlib.Path, kind: type[RowKind]) -> list[RowKind]:
 
   A last line without an end, as in a file that was cut, is left out.
 
-  Args:
-    path: The file.
-    kind: Type of its lines.
-
   Raises:
     RecordError: If the file cannot be read, or has other columns.
   """
@@ -162,11 +158,7 @@ def read_rows(path: pathlib.Path, kind: type[RowKind]) -> list[RowKind]:
 
 
 def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
-  """Adds finished runs to a file, and replaces lines of the same runs.
-
-  Args:
-    path: The file; it is made if it does not exist.
-    rows: The finished runs, at least one.
+  """Adds one or more finished runs to a file; replaces lines of the same runs.
 
   Raises:
     RecordError: If the file has other columns or cannot be written.
@@ -183,16 +175,14 @@ def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
 def lock_path(path: pathlib.Path, name: str) -> pathlib.Path:
   """Returns the file that a program locks while it trains a setting.
 
-  Args:
-    path: File to which the finished runs are added.
-    name: Name of the setting.
+  `path` is the file to which the finished runs are added.
   """
   return path.parent / f".{path.stem}" / f"{name}.lock"
 
 
 @contextlib.contextmanager
 def _write_lock(path: pathlib.Path) -> Iterator[None]:
-  """Waits for a lock, without which no program adds lines, and holds it."""
+  """Waits for and holds the lock that a program needs to add lines."""
   with files.opened_to_append(path.with_name(f".{path.name}.lock")) as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield

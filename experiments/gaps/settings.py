@@ -138,7 +138,7 @@ class Setting:
 
   @property
   def name(self) -> str:
-    """A short name that only this setting has, without its usual values.
+    """A short name, which leaves out usual values and the sequence length.
 
     Example: "59k-overlap_loco-4x4-576steps-H16-delay2-bits1".
     """

@@ -46,8 +46,8 @@ def pair_flops(config: RunConfig) -> float:
 def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
   """Chooses up to `NUM_SIZES` smaller models to train in place of a large one.
 
-  They are large models, but half of the remaining operations stay for smaller
-  ones.
+  Larger models are tried first. Each may take half of the operations that are
+  left, so that smaller ones can follow.
 
   Args:
     config: Config of AllReduce with the planned model.
@@ -55,8 +55,8 @@ def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
       together (FLOP).
 
   Returns:
-    A config of AllReduce for each chosen model, the smallest first; none if the
-    planned model is too small.
+    A config of AllReduce for each chosen model, the smallest first. There may
+    be none.
   """
   chosen: dict[int, RunConfig] = {}  # By number of parameters.
   flops_left = most_flops
@@ -73,15 +73,10 @@ def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
 
 
 def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
-  """Returns the config of a run with a smaller model of the same shape.
+  """Returns a run of AllReduce with a smaller model of the same shape.
 
-  Args:
-    config: Config of AllReduce with the planned model.
-    divisor: Number by which width, layers and heads are divided.
-
-  Returns:
-    The config; None if the model cannot be divided, for example because it is
-    too small or trains adapters.
+  `divisor` divides the width, the layers and the heads. None if that cannot be,
+  for example because the model is too small or trains adapters.
   """
   shape = config.model.shape
   if type(shape) is not ModelShape or config.lora.rank:

@@ -162,11 +162,6 @@ class PairTraining:
 
     With one seed, s compares the vertices of the parabolas (`Tuned.refined`).
     With several seeds, both best rates are trained on each, and s is the mean.
-
-    Args:
-      configs: Configs of AllReduce with B / 2 and with B sequences.
-      half: The rates that were tried with B / 2 sequences.
-      full: The rates that were tried with B sequences.
     """
     measured = 1 - full.loss / half.loss
     refined = 1 - full.refined / half.refined
@@ -193,7 +188,10 @@ class PairTraining:
     return with_error(float(np.mean(gains)), math.hypot(error, rate_error))
 
   def _train(self, runs: Sequence[SweepRun]) -> None:
-    """Trains the unfinished ones of some runs; StoppedError if one failed."""
+    """Trains those runs that are not finished yet.
+
+    Raises StoppedError if one of them failed.
+    """
     missing = [run for run in runs if self.training.row(run) is None]
     if missing:
       self.training.train_for(
@@ -213,10 +211,7 @@ class PairTraining:
   ) -> float:
     """Returns the loss of a finished run (nats a token); NaN: it diverged.
 
-    Args:
-      config: Config of AllReduce.
-      rate: Inner rate of the run.
-      seed: Seed of the run; None: that of the config.
+    The seed None is that of the config.
     """
     row = self.training.row(
       _run(config, rate, config.seed if seed is None else seed)
@@ -229,11 +224,8 @@ def allreduce_config(config: RunConfig) -> RunConfig:
   """Returns AllReduce with as many sequences in a step as a planned run.
 
   The model, the text, the inner optimizer, the steps and the average of the
-  parameters are the same. Stacked replicas become one replica, which computes
-  the same mean gradient faster, unless they read different mixes of texts.
-
-  Args:
-    config: Config of the planned run.
+  parameters stay. Stacked replicas become one replica, which computes the same
+  mean gradient faster, unless `data.mix` is set.
   """
   values = flat(config.to_mapping())
   for path in list(values):
@@ -254,10 +246,7 @@ def allreduce_config(config: RunConfig) -> RunConfig:
 
 
 def halved(config: RunConfig) -> RunConfig:
-  """Returns the config of a run with half of the sequences in a step.
-
-  Args:
-    config: Config of AllReduce.
+  """Returns the config of AllReduce with half of the sequences in a step.
 
   Raises:
     ValueError: One line, if the number of sequences is odd.

@@ -1,11 +1,11 @@
 """Searches the learning rates of a setting.
 
 The rates lie on a grid whose neighbors differ by a factor of the square root of
-two. The search begins with a *point* of the grid (inner and outer rate) and its
-neighbors: the best point of the most similar setting that is finished. It goes
-on until all neighbors of the best point are trained. Then other seeds are
-trained with the best rates. Their losses are the results, because the losses by
-which rates are chosen are too low on average.
+two. A *point* of the grid is an inner and an outer rate. The search begins at
+the best point of the most similar finished setting, and goes on until all
+neighbors of the best point are trained. Then other seeds are trained with the
+best rates. Their losses are the results, because the losses by which rates are
+chosen are too low on average.
 """
 
 import dataclasses
@@ -107,18 +107,11 @@ def missing_runs(
 def start_point(
   setting: Setting, rows_by_setting: Mapping[Setting, Sequence[GapRow]]
 ) -> Point | None:
-  """Returns the rates at which the search for a setting's best rates begins.
+  """Returns the point at which the search for a setting's best rates begins.
 
-  They are the best rates of the most similar setting that is finished. Only
-  settings with this size count, and for AllReduce only AllReduce, for others
-  only others.
-
-  Args:
-    setting: The setting whose search begins.
-    rows_by_setting: Finished runs of each setting.
-
-  Returns:
-    The rates, as a point of the grid; None: there is no such setting.
+  It is the best point of the most similar finished setting of this model size;
+  None: there is none. AllReduce begins where AllReduce was best, and replicas
+  where replicas were.
   """
   points = {
     other: best_point(other, results)
@@ -138,10 +131,6 @@ def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
 
   Only points count at which all tuning seeds are finished and none diverged;
   None if there are none.
-
-  Args:
-    setting: Setting whose rates are searched.
-    results: Finished runs of the setting.
   """
   return lowest_mean(
     (
@@ -205,9 +194,9 @@ def _usual_number(setting: Setting) -> int:
 
 
 def _first_point(setting: Setting) -> Point:
-  """Returns the rates at which the search begins if no setting is finished.
+  """Returns the point at which the search begins if no setting is finished.
 
-  The outer rate is 1 for one replica with an outer step, otherwise a step
+  The outer rate is 1 for one replica with an outer step, otherwise a grid step
   higher.
   """
   is_single_diloco = setting.replicas == 1 and not setting.is_allreduce

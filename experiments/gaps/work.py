@@ -75,12 +75,7 @@ class Work:
     return plan.training_needed(settings, rows.read(self.path), self.name)
 
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
-    """Trains a setting until it needs no more runs, or the deadline passes.
-
-    Args:
-      setting: Setting whose runs are trained.
-      settings: All settings of the list, whose progress is logged.
-    """
+    """Trains a setting until it needs no more runs, or the deadline passes."""
     text = _text(setting.source)
     # Only finished runs on this machine's text count. But a search may begin at
     # the best rates of runs on another text.
@@ -141,15 +136,7 @@ def _row(
   text: Corpus,
   seconds: float,
 ) -> GapRow:
-  """Returns the line of the CSV file for a finished run.
-
-  Args:
-    setting: Setting of the run.
-    run: Rates and seed of the run.
-    losses: Losses of the run.
-    text: The text that the run read.
-    seconds: Wall time of the program divided by the number of its runs.
-  """
+  """Returns the line of the CSV file for a finished run."""
   config = setting.config(run)
   return GapRow(
     **dataclasses.asdict(setting),
