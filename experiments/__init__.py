@@ -22,11 +22,9 @@ _PACKAGES = (
 
 
 def _check_packages() -> None:
-  """Stops with one line if a package of the extra `experiments` is missing.
+  """Exits or raises ImportError if a package of the programs is missing.
 
-  Raises:
-    SystemExit: With code 2, if a program is started with `python -m`.
-    ImportError: If the package is imported in another way.
+  A program that was started with `python -m` exits with code 2.
   """
   missing = [
     name for name in _PACKAGES if importlib.util.find_spec(name) is None

@@ -19,7 +19,7 @@ _GROUPS = {
 def programs(folder: pathlib.Path) -> dict[str, str]:
   """Returns the first line of each program's docstring, by module name.
 
-  The files are read but not imported, because importing them would define their
+  The files are read but not imported, because importing would define their
   flags.
 
   Args:

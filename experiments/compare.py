@@ -22,11 +22,7 @@ flags.adopt_module_key_flags(workdir_flag)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Compares the runs, and prints a table and the path of the page.
-
-  Args:
-    argv: The path of the program, and the directories of the runs.
-  """
+  """Compares runs, whose directories are the arguments; writes a page."""
   from rich.console import Console
 
   from dilocox_jax import report

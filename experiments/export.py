@@ -28,11 +28,7 @@ flags.adopt_module_key_flags(workdir_flag)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the checkpoint of --run for other libraries, and prints its path.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Writes the checkpoint of --run for other libraries, and prints its path."""
   command_line.refuse_arguments(argv)
   parts_flag.register()
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "export")

@@ -43,11 +43,7 @@ _WRITE = flags.DEFINE_bool(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Fits the law to the runs of --rows, and writes and prints the page.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Fits the law to the runs of --rows, and writes and prints the page."""
   command_line.refuse_arguments(argv)
   from dilocox_jax.report.page import write_page
   from experiments.gaps import constants, law, rows

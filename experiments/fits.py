@@ -54,11 +54,7 @@ _SLICES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Prints what a run needs, by arithmetic or by the compiler.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Prints what a run needs, by arithmetic or by the compiler."""
   command_line.refuse_arguments(argv)
   parts_flag.register()
   topology = _COMPILE.value
@@ -74,14 +70,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _estimate(config: RunConfig, memory_bytes: float) -> None:
-  """Computes what a run needs by arithmetic, and prints whether it fits.
+  """Prints what a run needs by arithmetic.
 
-  Args:
-    config: Config of the run.
-    memory_bytes: Memory of a device (bytes); infinity if it is not known.
-
-  Raises:
-    StoppedError: If the run does not fit.
+  Raises StoppedError if this is more than `memory_bytes` of a device; infinity:
+  the memory is not known.
   """
   from dilocox_jax.api.memory_advice import memory_advice
   from dilocox_jax.config.device_memory import LEAST_SPARE, device_memory
@@ -131,11 +123,7 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
 
 
 def _print_parameters(config: RunConfig) -> None:
-  """Prints the shape and size of every leaf, and the sums of the sizes.
-
-  Args:
-    config: Config of the run.
-  """
+  """Prints the shape and size of every leaf, and the sums of the sizes."""
   trained_shapes = config.trained_shapes
   all_shapes = config.model.shape.parameter_shapes
   rows = []
@@ -153,13 +141,7 @@ def _print_table(
   rows: Sequence[Sequence[str]],
   text_columns: Sequence[int] = (0,),
 ) -> None:
-  """Prints a table on the terminal.
-
-  Args:
-    header: Names of the columns.
-    rows: Cells of each row.
-    text_columns: Numbers of the columns that are aligned on the left.
-  """
+  """Prints a table whose `text_columns` are aligned on the left."""
   from rich.console import Console
 
   from dilocox_jax.report.tables import terminal_table
@@ -168,14 +150,9 @@ def _print_table(
 
 
 def _compile(config: RunConfig, topology: str) -> None:
-  """Compiles a run, writes the page, and prints whether the run fits.
+  """Compiles a run for a slice such as "v5e:2x2", and writes the page.
 
-  Args:
-    config: Config of the run.
-    topology: Kind and size of a slice, e.g. "v5e:2x2" or "h100:8".
-
-  Raises:
-    StoppedError: If the program does not fit into a device.
+  Raises StoppedError if the program does not fit into a device.
   """
   # Programs are compiled for slices that are not there. So JAX must not look
   # for real ones.

@@ -91,9 +91,6 @@ def main(argv: Sequence[str]) -> None:
   """Measures what AllReduce gains from a larger batch; prints expected gaps.
 
   With --losses nothing is measured.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
   """
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
@@ -132,13 +129,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check(config: "RunConfig") -> None:
-  """Raises UsageError if the planned method averages gradients at every step.
-
-  Such a method has no local steps, so the law of the gap says nothing about it.
-
-  Args:
-    config: Config of the planned run.
-  """
+  """Raises UsageError if the planned method averages the gradients of steps."""
   if config.sync.named.exchanged == "gradient":
     raise UsageError(
       f"--config: sync.method={config.sync.method} exchanges gradients at every"
@@ -152,19 +143,12 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
 
   s is the share by which AllReduce's loss falls when its batch doubles.
 
-  Args:
-    config: Config of the planned run.
-    workdir: The work directory, which has the finished runs.
-
-  Returns:
-    s with its range, and the runs that it comes from.
-
   Raises:
-    UsageError: If the batch of the planned run is odd, if --minutes are too few
-      for the planned model and for two smaller ones, or if the larger batch
-      does not lower the loss.
-    StoppedError: If a run failed, if all rates of a batch diverged, or if
-      Ctrl-C or SIGTERM came.
+    UsageError: If the batch is odd, if --minutes are too few for the planned
+      model and for two smaller ones, or if the larger batch does not lower the
+      loss.
+    StoppedError: If a run failed, if all rates of a batch diverged, or if the
+      program was interrupted.
   """
   from experiments.gaps import measured_gain
   from experiments.gaps.tuned_pairs import PairTraining

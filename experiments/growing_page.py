@@ -22,8 +22,7 @@ def report(plans: Sequence[GrowingPlan]) -> None:
   """Prints a table of schedules with their simulated times and bytes.
 
   Args:
-    plans: First the run with rounds of one length, then the schedules that are
-      proposed in its place.
+    plans: First the run with rounds of one length, then the other schedules.
   """
   title = f"{plans[0].config.sync.method}: rounds that take no more time"
   table = terminal_table(_COLUMNS, map(_cells, plans), title=title)

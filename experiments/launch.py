@@ -69,11 +69,7 @@ _LAUNCHER_FLAGS = (_PROCESSES, _LINK, _RTT, _LOSS)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Checks flags and config, and runs the processes until all have ended.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Checks flags and config, and runs the processes until all have ended."""
   command_line.refuse_arguments(argv)
   distributed_flags.check_unset("experiments.launch")
   parts_flag.register()
@@ -107,14 +103,8 @@ def _run_processes(
 ) -> None:
   """Starts the processes of a run of `experiments.train`, and waits for them.
 
-  Args:
-    count: Number of processes.
-    lock: File descriptor of the lock, which the processes inherit.
-    network: Network in which each process gets a node; None: all processes use
-      this machine's network.
-
-  Raises:
-    StoppedError: If a process fails.
+  They inherit the file descriptor `lock`. With a network, each gets a node of
+  it. Raises StoppedError if a process fails.
   """
   environment = process_group.environment(count)
   if network:
@@ -153,14 +143,10 @@ def _train_flags() -> list[str]:
 
 
 def _link() -> Link | None:
-  """Returns the link that --link, --rtt and --loss describe.
+  """Returns the link of --link, --rtt and --loss; None without --link.
 
-  Returns:
-    The link; None if --link is not given.
-
-  Raises:
-    UsageError: If a value is wrong, if --rtt or --loss are given without
-      --link, or if there is only one process.
+  Raises UsageError if a value is wrong, if --rtt or --loss are given without
+  --link, or if there is only one process.
   """
   has_link = _LINK.value is not None
   command_line.refuse_unused(_RTT, _LOSS, is_used=has_link, needs="--link")

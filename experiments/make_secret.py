@@ -20,11 +20,7 @@ _FILE = flags.DEFINE_string(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes a new secret to --file, and prints the path.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Writes a new secret to --file, and prints the path."""
   command_line.refuse_arguments(argv)
   with command_line.usage_errors():
     write_secret(_FILE.value)

@@ -78,11 +78,7 @@ _VALIDATION_FRACTION = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the tokens of --glob, and prints with which flags a run reads them.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Writes the tokens of --glob, and prints flags with which to read them."""
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
     _VOCAB_SIZE,
@@ -105,12 +101,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prepare(workdir: pathlib.Path) -> None:
-  """Writes the tokens of all files.
+  """Writes the tokens of all files to `workdir`.
 
-  A terminal shows a progress bar meanwhile.
-
-  Args:
-    workdir: Directory of the tokens.
+  On a terminal it shows a progress bar.
   """
   make_tokenizer = tokenizers.choose(
     _TOKENIZER.value, _VOCAB_SIZE.value, _END_OF_TEXT.value
@@ -140,10 +133,9 @@ def _prepare(workdir: pathlib.Path) -> None:
 
 
 def _training_documents() -> list[bytes]:
-  """Returns the documents from which a tokenizer is trained.
+  """Returns the first --bpe_mb megabytes of documents that are not held out.
 
-  These are the first documents that are not held out for validation, with
-  --bpe_mb megabytes in all. The list is empty unless --tokenizer is bpe.
+  A tokenizer is trained on them. Empty unless --tokenizer is bpe.
   """
   contents: list[bytes] = []
   if _TOKENIZER.value != tokenizers.BPE:
@@ -161,12 +153,7 @@ def _training_documents() -> list[bytes]:
 
 
 def _report(corpus: Corpus, workdir: pathlib.Path) -> None:
-  """Prints the sizes of the text, and the flags with which a run reads it.
-
-  Args:
-    corpus: The text that was written.
-    workdir: Directory of the text.
-  """
+  """Prints the sizes of the text, and the flags with which a run reads it."""
   print(
     f"{corpus.num_files:,} documents: "
     f"{len(corpus.train):,} training and {len(corpus.validation):,} validation "

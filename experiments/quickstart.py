@@ -49,9 +49,6 @@ def main(argv: Sequence[str]) -> None:
   """Trains all methods at the same time, and writes the comparison.
 
   With --method only this method is trained, and nothing is compared.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
   """
   command_line.refuse_arguments(argv)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "quickstart")
@@ -73,20 +70,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run_config(method: str) -> RunConfig:
-  """Returns the checked config of a method's run.
-
-  Args:
-    method: One of `METHODS`.
-  """
+  """Returns the checked config of a method's run."""
   values = get_config(method, num_steps=_STEPS.value, pattern=_GLOB.value)
   return run_configs.run_config(values)
 
 
 def _train_all() -> None:
-  """Trains every method in a process of its own.
-
-  The processes run at the same time, or on TPUs one after the other.
-  """
+  """Trains every method in its own process, on TPUs one after the other."""
   members = [
     process_group.Member(number, _command(method), _environment())
     for number, method in enumerate(METHODS)
@@ -100,11 +90,7 @@ def _train_all() -> None:
 
 
 def _command(method: str) -> list[str]:
-  """Returns the command line that trains one method.
-
-  Args:
-    method: One of `METHODS`.
-  """
+  """Returns the command line that trains one method."""
   return [
     sys.executable,
     "-m",
@@ -129,12 +115,7 @@ def _environment() -> dict[str, str]:
 
 
 def _train(method: str, run_directory: pathlib.Path) -> None:
-  """Trains one method, and adds up the simulated time on the slow link.
-
-  Args:
-    method: One of `METHODS`.
-    run_directory: Directory of the method's run.
-  """
+  """Trains one method, and adds up the simulated time on the slow link."""
   from dilocox_jax.api.simulation_setup import ClusterClock, Options
   from experiments.runtime import running
   from experiments.sweeps.clocks import clock_of

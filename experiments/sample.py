@@ -45,11 +45,7 @@ _SEED = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Prints a sample of the model of --run, and adds it to the run's report.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Prints a sample of the model of --run, and adds it to the run's report."""
   command_line.refuse_arguments(argv)
   parts_flag.register()
   with command_line.usage_errors(kinds=(ValueError, RuntimeError)):

@@ -88,11 +88,7 @@ _TOKENS = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Simulates the run of --config or every method, and prints the costs.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Simulates the run of --config or every method, and prints the costs."""
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
     losses_flag.LOSSES,
@@ -114,11 +110,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _config() -> "RunConfig":
-  """Returns the config of the run that is simulated.
-
-  Raises:
-    UsageError: If a field is wrong.
-  """
+  """Returns the config of the run; raises UsageError if a field is wrong."""
   values = config_flag.CONFIG.value
   if _TRANSPORT.value == "mailbox":
     values.exchange.collective = "mailbox"
@@ -131,10 +123,9 @@ def _config() -> "RunConfig":
 
 
 def _options() -> "Options":
-  """Returns the settings of the simulation that are in no config.
+  """Returns the simulation's settings that are in no config.
 
-  Raises:
-    UsageError: If --step_s or --codec_s is out of range.
+  Raises UsageError if --step_s or --codec_s is out of range.
   """
   from dilocox_jax.api.simulation_setup import Options
 
@@ -148,12 +139,7 @@ def _options() -> "Options":
 
 
 def _simulate_run(config: "RunConfig", options: "Options") -> None:
-  """Simulates the run of --config, and compares its speed with AllReduce's.
-
-  Args:
-    config: Config of the run.
-    options: Settings of the simulation.
-  """
+  """Simulates the run of --config, and compares its speed with AllReduce's."""
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
 
@@ -171,9 +157,7 @@ def _simulate_run(config: "RunConfig", options: "Options") -> None:
 def _compare_methods(config: "RunConfig", options: "Options") -> None:
   """Simulates every method, and reports the methods from best to worst.
 
-  Args:
-    config: Config whose model, text and sizes all methods share.
-    options: Settings of the simulation.
+  The methods share the model, the text and the sizes of `config`.
   """
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
@@ -194,13 +178,9 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
 
 
 def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
-  """Prints schedules whose first rounds are short.
+  """Prints schedules that exchange more at the start, in no more time.
 
-  They take no more time than the run with rounds of one length.
-
-  Args:
-    config: Config of the run, whose rounds have one length.
-    options: Settings of the simulation.
+  They are compared with the run of `config`, whose rounds have one length.
   """
   from dilocox_jax.api import growing_plans
   from experiments import growing_page

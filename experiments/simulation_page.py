@@ -78,7 +78,7 @@ def _answer(plan: MethodPlan) -> list[Row]:
 
 
 def _memory(plan: MethodPlan) -> str:
-  """Returns a text: the memory a planned run needs, and whether it fits."""
+  """Returns the memory that a planned run needs, and whether it fits."""
   needed = units.human_bytes(plan.memory.total)
   if not math.isfinite(plan.device_bytes):
     return needed
@@ -92,12 +92,7 @@ def _memory(plan: MethodPlan) -> str:
 
 
 def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
-  """Prints the costs of a run; writes the page and `simulation.json`.
-
-  Args:
-    plan: The run and its costs.
-    workdir: Directory to write into.
-  """
+  """Prints the costs of a run; writes the page and `simulation.json`."""
   _remove_earlier(workdir)
   setup = plan.setup
   whole_run = simulate_run(
@@ -134,13 +129,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
 
 
 def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
-  """Yields the costs of a planned run that only the page shows.
-
-  Args:
-    plan: The run and its costs.
-    whole_run: Simulated times of the run, with the exchanges that are still due
-      after its last inner step.
-  """
+  """Yields the costs of a planned run that only the page shows."""
   rounds = plan.rounds
   interval = plan.config.sync.named.schedule.sync_interval
   times_s = {
@@ -211,8 +200,8 @@ def report_methods(
       (`method_plans.compare_methods`).
     refused: For each other method, by its name, why the config excludes it.
     workdir: Directory to write into.
-    is_gain_known: Whether the expected gaps follow from two losses of the user,
-      and not from the size of the model.
+    is_gain_known: Whether the expected gaps follow from --losses, and not from
+      the size of the model.
   """
   _remove_earlier(workdir)
   best = plans[0]
@@ -275,9 +264,8 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
 
   Args:
     plans: A planned run for each method.
-    is_gain_known: Whether s, the share by which AllReduce's loss falls when its
-      batch doubles, was computed from losses that the user gave, and not
-      guessed from the size of the model.
+    is_gain_known: Whether the expected gaps follow from --losses, and not from
+      the size of the model.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"
@@ -303,12 +291,7 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
 
 
 def _assumptions(plan: MethodPlan) -> list[str]:
-  """Returns the assumptions behind the simulated times.
-
-  Args:
-    plan: Any planned run. All runs on the same cluster have the same
-      assumptions.
-  """
+  """Returns the assumptions that all runs on a plan's cluster share."""
   cluster = plan.setup.link_costs.cluster
   shares = sorted({site.achieved_fraction for site in cluster.sites})
   percent = " to ".join(f"{100 * share:.0f}" for share in shares)
@@ -325,12 +308,9 @@ def _assumptions(plan: MethodPlan) -> list[str]:
 
 
 def _advice(plans: Sequence[MethodPlan]) -> str:
-  """Returns a text that recommends the best method, and states its gaps.
+  """Returns a text that recommends the first plan, and states its gaps.
 
   If no run has memory to spare, the text says what would help.
-
-  Args:
-    plans: A planned run for each method, the best first.
   """
   best = plans[0]
   if not best.has_room:
@@ -377,11 +357,8 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
   """Returns the plan with the lowest expected loss at equal time.
 
-  It is the first plan, unless another one that leaves enough memory free is
-  better by a tenth of a percent.
-
-  Args:
-    plans: Plans, the best first.
+  Only plans count that have memory to spare and a measured gap; without any, it
+  is the first plan. Of losses that are equal to 0.1 %, the first counts.
   """
   ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
   return min(
@@ -392,10 +369,7 @@ def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
 
 
 def _settings(plan: MethodPlan) -> str:
-  """Returns a text with the H of a planned run, e.g. " with H = 30".
-
-  The text is "" for methods that average the gradients of every step.
-  """
+  """Returns a text such as " with H = 30"; "" if gradients are averaged."""
   schedule = plan.config.sync.named.schedule
   if plan.config.sync.named.exchanged == "gradient":
     return ""
@@ -403,10 +377,10 @@ def _settings(plan: MethodPlan) -> str:
 
 
 def _hiding(plan: MethodPlan) -> str:
-  """Returns a sentence: does a planned run hide its exchanges behind steps?
+  """Returns a sentence that says whether exchanges hide behind inner steps.
 
-  If it does not, the sentence names an H that would. The text is "" for methods
-  that average the gradients of every step.
+  If they do not, the sentence may name an H with which they would. The text is
+  "" for methods that average the gradients of every step.
   """
   schedule = plan.config.sync.named.schedule
   if plan.config.sync.named.exchanged == "gradient":
@@ -425,11 +399,7 @@ def _hiding(plan: MethodPlan) -> str:
 
 
 def _remove_earlier(workdir: pathlib.Path) -> None:
-  """Removes the files of an earlier simulation in the same directory.
-
-  The config of a plan for other links could otherwise be trained, although it
-  is not on the page any more.
-  """
+  """Removes the files of an earlier simulation from the directory."""
   plan_names = (*METHODS, NARROW_ALLREDUCE)
   for name in (NUMBERS, *map(_config_file, plan_names)):
     (workdir / name).unlink(missing_ok=True)
@@ -441,17 +411,9 @@ def _config_file(plan_name: str) -> str:
 
 
 def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
-  """Writes the config of a planned run to a file.
+  """Writes the config of a planned run, and returns its value for --config.
 
-  If the learning rate is at its default and the optimizer is AdamW, the config
-  gets a learning rate for the size of the model.
-
-  Args:
-    plan: The planned run.
-    workdir: Directory to write into.
-
-  Returns:
-    The value of the flag --config that loads the file.
+  A default learning rate of AdamW is replaced by one for the size of the model.
   """
   config = plan.config
   values = config.to_mapping()
@@ -466,15 +428,7 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
 
 def _start(plan: MethodPlan, config: str) -> str:
-  """Returns the command that trains a planned run, and explains the command.
-
-  The text says on which machines the command must be started, and what a user
-  has to fill in.
-
-  Args:
-    plan: The planned run.
-    config: Value of the flag --config.
-  """
+  """Returns the command that trains a planned run, and explains the command."""
   cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
@@ -506,10 +460,7 @@ def _start(plan: MethodPlan, config: str) -> str:
 def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
   """Returns the cells of a planned run in the table of methods, by column.
 
-  Args:
-    plan: The planned run.
-    is_short: Whether to leave out the columns for which a terminal has no
-      room.
+  If `is_short`, only the columns for which a terminal has room.
   """
   config = plan.config
   schedule = config.sync.named.schedule
@@ -558,12 +509,8 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
 def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
   """Returns the gap that the law expects, e.g. "+1.9 % (-0.4 to +4.8)".
 
-  A method that exchanges gradients at every step has its measured gap in place
-  of an expected one.
-
-  Args:
-    plan: The planned run.
-    is_short: Whether to leave out the range.
+  Methods that average gradients have their measured gap, AllReduce "baseline".
+  The range is left out if `is_short`.
   """
   if plan.is_baseline:
     return "baseline"
@@ -577,13 +524,7 @@ def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
 
 
 def _measured_gap(plan: MethodPlan) -> str:
-  """Returns the measured gap, and the number of replicas it was measured with.
-
-  Example: "+0.78 ± 0.07 % M=2".
-
-  Args:
-    plan: The planned run.
-  """
+  """Returns the measured gap with its replicas, e.g. "+0.78 ± 0.07 % M=2"."""
   if plan.is_baseline:
     return "baseline"
   if plan.gap is None:

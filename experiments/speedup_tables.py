@@ -32,11 +32,7 @@ _PAPERS = flags.DEFINE_multi_enum(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the tables of the papers in --papers, and prints a summary.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Writes the tables of the papers in --papers, and prints a summary."""
   command_line.refuse_arguments(argv)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "speedup_tables")
   from dilocox_jax.plan.choices import loaded

@@ -70,9 +70,6 @@ def main(argv: Sequence[str]) -> None:
   """Trains the runs that are missing, and reports on all runs.
 
   With --report_only nothing is trained.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
   """
   command_line.refuse_arguments(argv)
   parts_flag.register()
@@ -132,16 +129,9 @@ def main(argv: Sequence[str]) -> None:
 def _checked_runs(
   sweep: Mapping[str, Any], name: str, committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
-  """Returns the runs of a sweep, after checking their optimizers and texts.
+  """Returns the runs of a sweep; if it lists none, those of `committed_rows`.
 
-  Args:
-    sweep: The sweep's config.
-    name: Name of the sweep.
-    committed_rows: Path of runs.csv with the runs with which the sweep begins;
-      None if there is no such file.
-
-  Raises:
-    UsageError: If the config or --only is wrong.
+  Raises UsageError if the config or --only is wrong.
   """
   from dilocox_jax.checks import known
   from experiments.sweeps import finished
@@ -167,18 +157,10 @@ def _checked_runs(
 def _clocks_and_times(
   sweep: Mapping[str, Any], runs: "Sequence[SweepRun]"
 ) -> "tuple[dict[str, SweepClock], dict[str, dict[str, Times]]]":
-  """Builds a sweep's clocks, and computes the times of its runs on them.
+  """Returns a sweep's clocks by name, and the times of its runs on them.
 
-  Args:
-    sweep: The sweep's config.
-    runs: Runs of the sweep.
-
-  Returns:
-    The clocks by name; and for each setting of the runs, its times by name of
-    the clock.
-
-  Raises:
-    UsageError: If a clock is wrong, or does not fit a run.
+  The times are by setting of a run, and then by name of a clock. Raises
+  UsageError if a clock is wrong, or does not fit a run.
   """
   from experiments.sweeps import page
   from experiments.sweeps.clocks import clock_of
@@ -191,16 +173,9 @@ def _clocks_and_times(
 
 
 def _train(training: "Training", runs: "Sequence[SweepRun]") -> bool:
-  """Trains the chosen runs that are not finished yet.
+  """Trains the runs of --only (default: all) that are not finished yet.
 
-  The flag --only chooses runs; without it all runs are chosen.
-
-  Args:
-    training: The training of the sweep.
-    runs: All runs of the sweep.
-
-  Returns:
-    Whether --max_minutes were over before all chosen runs had ended.
+  Returns whether --max_minutes were over before all of them had ended.
   """
   chosen_runs = runs
   if _ONLY.value:
@@ -221,17 +196,7 @@ def _write_page(
   clocks: "Mapping[str, SweepClock]",
   times: "Mapping[str, Mapping[str, Times]]",
 ) -> None:
-  """Writes and prints the report on the runs that have ended.
-
-  Args:
-    name: Name of the sweep.
-    sweep: Config of the sweep.
-    runs: Runs of the sweep.
-    training: The training of the sweep, with the lines of finished runs and the
-      failures of other runs.
-    clocks: Clocks by name.
-    times: For each setting of the runs, its times by name of the clock.
-  """
+  """Writes and prints the report on the runs that have ended."""
   from rich.console import Console
 
   from dilocox_jax.report.comparison import Page
@@ -266,9 +231,6 @@ def _check_field(path: str) -> None:
   """Raises ValueError if no sweep can have a field of this name.
 
   Below `base` and `grid` the whole name is checked, elsewhere its first part.
-
-  Args:
-    path: Dotted name of the field, e.g. "base.sync.sync_interval".
   """
   from experiments.sweeps import runs  # Only a mistake needs it this early.
 

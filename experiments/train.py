@@ -100,11 +100,7 @@ _SECRET = flags.DEFINE_string(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the run of --config, and prints where its report is.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Trains the run of --config, and prints where its report is."""
   command_line.refuse_arguments(argv)
   parts_flag.register()
   config_values = config_flag.CONFIG.value
@@ -132,10 +128,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run_log() -> "RunLog | None":
-  """Returns the log that --log asks for.
-
-  Returns:
-    The log; None if the flag is not given.
+  """Returns the log that --log asks for; None if the flag is not given.
 
   Raises:
     UsageError: If there is no such log, or its package is not installed.
@@ -153,9 +146,11 @@ def mailbox_address(
 ) -> "MailboxAddress | None":
   """Returns the mailbox that --mailbox, --replica and --secret describe.
 
+  A mailbox is a folder or bucket through which replicas exchange.
+
   Args:
-    config: Value of --config. If a mailbox is given, this function sets its
-      field exchange.collective to "mailbox".
+    config: Value of --config. Its exchange.collective becomes "mailbox" if a
+      mailbox is given and the field is "auto".
 
   Returns:
     The address of the mailbox; None if none of the flags is given.
@@ -197,13 +192,7 @@ def mailbox_address(
 
 
 def clock(config: "RunConfig") -> "ClusterClock | None":
-  """Returns the simulated clock that --cluster asks for.
-
-  Args:
-    config: Config of the run.
-
-  Returns:
-    The clock; None if the flag is not given.
+  """Returns the simulated clock that --cluster asks for; None without it.
 
   Raises:
     UsageError: If the cluster does not exist or does not fit the run.

@@ -60,11 +60,7 @@ _LIST = flags.DEFINE_bool("list", False, "Print the list and train nothing.")
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the runs that are missing, or prints the list of settings.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Trains the runs that are missing, or prints the list of settings."""
   command_line.refuse_arguments(argv)
   from experiments.gaps import design, plan, rows
   from experiments.runtime import running
@@ -95,11 +91,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _default_population() -> int | None:
-  """Returns how many runs are trained together if --population is not given.
-
-  Returns:
-    3 on CPUs. None on other devices: as many as a setting needs next.
-  """
+  """Returns 3 on CPUs, and None on other devices: all that a setting needs."""
   from dilocox_jax.training import build
 
   return _LARGEST_POPULATION if build.platform_name() == "cpu" else None

@@ -41,11 +41,7 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the runs that are missing, and prints the results.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Trains the runs that are missing, and prints the results."""
   command_line.refuse_arguments(argv)
   from experiments.gaps import growing
   from experiments.runtime import running

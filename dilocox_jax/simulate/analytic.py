@@ -11,21 +11,16 @@ sends to replica i + 1, message step k of replica i ends at
 because a replica sends its next message when it has sent the one before and has
 received the last message of its neighbor. With M = 2 and messages of 0.1 s and
 0.3 s both replicas start step 2 at 0.3 s: replica 0 has to wait for the slow
-message of replica 1. Pieces of a message follow the same rule, each after the
-one before.
+message of replica 1. Pieces of a message follow the same rule.
 
-The formula is exact under two conditions. First, the messages of a step share
-no link, or they start together and share the link evenly. Second, messages of
-different steps never meet on a link. In a ring each replica receives from only
-one other replica, so the second condition holds. In an all-to-all a replica
-that is ahead of others sends to a replica that still receives from them, and
-both messages take longer than the formula says.
+The formula is exact if the messages of a step share no link or start together
+and share it evenly, and if messages of different steps never meet on a link. In
+a ring they do not. In an all-to-all they do when a replica is ahead of others,
+and then take longer than the formula says.
 
-The tests have an event simulation, which needs neither condition. It replaces
-the methods from `_take_steps` on, which add up times, and must agree to 1e-9
-wherever the formula is exact (tests/simulate/test_times.py). The parts that
-both share (slow start, the codec, the order of messages) have tests of their
-own.
+The event simulation of the tests needs no such condition. It replaces the
+methods from `_take_steps` on, and must agree to 1e-9 wherever the formula is
+exact (tests/simulate/test_times.py).
 """
 
 import dataclasses
@@ -62,8 +57,7 @@ class Work:
 
   Attributes:
     step_s: Duration of one inner step of each replica (seconds), [M].
-    codec_s: Time that each replica needs to encode and to decode one exchange,
-      both together (seconds), [M].
+    codec_s: Time to encode and decode one exchange, together (seconds), [M].
   """
 
   step_s: np.ndarray
@@ -111,9 +105,9 @@ class Outcome:
 
   @property
   def utilization(self) -> float:
-    """Share of `total_s` that is spent in inner steps, 0 to 1.
+    """Share of `total_s` in inner steps, mean over replicas, 0 to 1.
 
-    It is the mean over replicas; 1 for a run without any time.
+    It is 1 for a run without any time.
     """
     return (
       float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0
@@ -134,11 +128,10 @@ _ARRAYS = (*POINTS_IN_TIME, *SUMS, LAST_SENT)
 
 
 class AnalyticClock:
-  """A clock that computes the times of a run's script by formula.
+  """A clock that computes the times of a run by formula.
 
-  A *script* is a run as a sequence of ops: inner steps, launches of exchanges,
-  and waits (`simulate.script`). `walk` takes the next ops of the script, and
-  may be called again with more of them.
+  `walk` takes the next ops of the run: inner steps, launches of exchanges,
+  waits and returns of absent replicas (`simulate.script`).
 
   Attributes:
     link_costs: Cluster and transport.
@@ -148,12 +141,7 @@ class AnalyticClock:
   """
 
   def __init__(self, link_costs: LinkCosts, work: Work):
-    """Starts the clock at 0 seconds.
-
-    Args:
-      link_costs: Cluster and transport.
-      work: Durations of the work that each replica does without the network.
-    """
+    """Starts the clock at 0 seconds."""
     self.link_costs = link_costs
     self.work = work
     self.num_replicas = link_costs.cluster.num_replicas
@@ -177,14 +165,7 @@ class AnalyticClock:
     self._exchange = zeros
 
   def walk(self, ops: Iterable[Op]) -> Outcome:
-    """Adds the times of the next inner steps, exchanges and waits.
-
-    Args:
-      ops: The ops of the script that come next (`simulate.script`).
-
-    Returns:
-      Times, steps and bytes of all ops so far.
-    """
+    """Adds the times of the next ops; returns the totals of all ops so far."""
     self.interpret(ops)
     return self.outcome()
 
@@ -214,11 +195,7 @@ class AnalyticClock:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Sets the clock to an earlier state.
-
-    Args:
-      state: A result of `get_state`.
-    """
+    """Sets the clock to a state that `get_state` returned."""
     for name in _ARRAYS:
       setattr(self, name, np.array(state[name]))
     self._exchange_ends = {
@@ -228,11 +205,7 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of the next inner steps, exchanges and waits.
-
-    Args:
-      ops: The ops of the script that come next (`simulate.script`).
-    """
+    """Adds the times of the next ops of the script."""
     for op in ops:
       if isinstance(op, Compute):
         self._on_compute(op)
@@ -247,12 +220,7 @@ class AnalyticClock:
         self._run_codec(half_s * op.codec_share)
 
   def _on_compute(self, op: Compute) -> None:
-    """Adds the times of inner steps.
-
-    Args:
-      op: The inner steps. `op.taken` has the number of steps that each replica
-        takes, [M]; empty: every replica takes all steps.
-    """
+    """Adds the times of inner steps."""
     # `op.num_steps` counts the steps of the run. If a round is cut into several
     # ops, a slow replica may take a step in an op whose `num_steps` is 0.
     count = max(op.num_steps, *op.taken, 0)
@@ -264,13 +232,9 @@ class AnalyticClock:
     self.num_steps += op.num_steps
 
   def _on_launch(self, op: Launch) -> None:
-    """Encodes the values of an exchange, and computes when the exchange ends.
+    """Adds the time to encode an exchange, and computes when the exchange ends.
 
-    The replicas go on at once. A later `Wait` of the script makes them wait for
-    the end.
-
-    Args:
-      op: The exchange, with its operations and its members.
+    The replicas go on at once. A later `Wait` makes them wait for the end.
     """
     # Half of the codec's time is spent before the exchange, half after it.
     half_s = self._half_codec_s(op.members)
@@ -284,37 +248,19 @@ class AnalyticClock:
     self._occupy_channel(start, end)
 
   def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
-    """Returns half of the time of the codec (seconds), [M].
-
-    It is 0 for replicas that are not members of the exchange.
-
-    Args:
-      members: Indices of the members; None: all replicas.
-    """
+    """Returns half of each member's codec time (seconds), [M]; 0 for others."""
     ring = self.link_costs.among(members).members
     return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
 
   def _operation(
     self, operation: Operation, start: Moment, links: LinkCosts
   ) -> Moment:
-    """Returns when every replica has sent and received all its messages.
+    """Returns when each replica has sent and received all its messages.
 
-    A message is sent in pieces. For example, in a ring all-reduce of M = 4 each
-    replica sends 2 (M - 1) = 6 messages of a quarter of the operand to its
-    right neighbor. Replica 2 sends a piece of its third message when it has
-    sent the piece before and has received that piece of replica 1's second
-    message. So a slow link first holds up the replica that it leads to, one
-    message later the replica after that, and so on, until all move at its pace.
-    In a step whose messages are not passed on, no replica waits for another.
-
-    Args:
-      operation: A collective, a `StoreObject` or `StoreShares`.
-      start: When each replica begins (seconds), [M].
-      links: The links of the members.
-
-    Returns:
-      Time for each replica (seconds), [M]. It is `start` for a replica that is
-      not a member.
+    In a ring, a replica passes on a piece of a message when the piece has
+    arrived. So a slow link holds up the replica that it leads to, one message
+    later the next replica, and so on, until all move at its pace. Replicas that
+    are not members have the time in `start`.
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)
@@ -342,19 +288,12 @@ class AnalyticClock:
     return functools.reduce(self._later, [*arrived, sent], end)
 
   def _slow_start_s(self, step: MessageStep, links: LinkCosts) -> np.ndarray:
-    """Returns the time that slow start adds to the messages of a step.
+    """Returns the seconds that slow start adds to each member's message.
 
-    A connection that was idle for more than 0.2 s starts with a small window
-    again. Every pair of replicas has its own connection. In an all-to-all each
-    step has other receivers, so after a long round every step starts slowly. In
-    a ring only the first step does.
-
-    Args:
-      step: The message step. Its connections count as used afterwards.
-      links: The links of the members.
-
-    Returns:
-      Extra time of each member's message (seconds), [number of members].
+    Slow start follows more than 0.2 s of idle time on the connection of two
+    replicas. After a long round every step of an all-to-all starts slowly,
+    because each step has other receivers; in a ring only the first step does.
+    The connections of the step count as used afterwards.
     """
     members = links.member_array
     sending = slice(None) if step.sender is None else [step.sender]
@@ -373,20 +312,11 @@ class AnalyticClock:
   def _through_store(
     self, size_bytes: int, start: np.ndarray, links: LinkCosts
   ) -> np.ndarray:
-    """Returns when every replica has read all messages from a store.
+    """Returns when each replica has read all messages from a store.
 
-    A replica writes its message, reads the messages of the other replicas as
-    they come, and agrees with the other replicas. A replica asks again and
-    again for a message that is not there yet; the pauses between these requests
-    are not counted.
-
-    Args:
-      size_bytes: Size of a message (bytes).
-      start: When each replica begins (seconds), [M].
-      links: The links of the members.
-
-    Returns:
-      Time for each replica (seconds), [M].
+    A replica writes its message, reads the others as they come, and agrees with
+    the other replicas. Pauses between requests for a message that is not there
+    yet are not counted.
     """
     _, _, _, request_s = links.store_s(size_bytes)
     done = self._write_and_read(
@@ -399,21 +329,13 @@ class AnalyticClock:
   def _in_shares(
     self, operation: StoreShares, start: np.ndarray, links: LinkCosts
   ) -> np.ndarray:
-    """Returns when every replica has read all shares of a mean from a store.
+    """Returns when each replica has read all shares of a mean (seconds), [M].
 
-    With N members, each message is cut into N slices. A replica writes its
-    message, and reads one slice of each other message: replica i reads slice i.
-    Then the replicas agree on the messages that count. Each replica writes the
-    mean of its slices, its *share*, and the residual, which is what encoding
-    the share has lost. Last, it reads the shares of the other replicas.
-
-    Args:
-      operation: Sizes of a message and of the residuals.
-      start: When each replica begins (seconds), [M].
-      links: The links of the members.
-
-    Returns:
-      Time for each replica (seconds), [M].
+    Each of N messages in a store is cut into N slices. Replica i writes its
+    message, reads slice i of each other message, and agrees with the others on
+    the messages that count. Then it writes the mean of its slices, its *share*,
+    and what the share's encoding has lost (the residual), and reads the other
+    shares.
     """
     num_members = len(links.members)
     slice_bytes = -(-operation.operand_bytes // num_members)
@@ -439,18 +361,14 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every member has read an object of each other member.
 
-    A member makes all its requests at the same time, so they take one round
-    trip together. The contents follow each other on its link, in the order in
-    which the objects were written.
+    A member makes its reading requests all at once, so they take one round trip
+    together. The contents follow each other on its link.
 
     Args:
       written_bytes: Size of the object that a member writes (bytes).
       read_bytes: Bytes that a member reads of each other object.
       start: When each member begins to write (seconds), [number of members].
       links: The links of the members.
-
-    Returns:
-      Time for each member (seconds), [number of members].
     """
     write_s, _, _, _ = links.store_s(written_bytes)
     _, slow_s, read_s, request_s = links.store_s(read_bytes)
@@ -469,28 +387,17 @@ class AnalyticClock:
     return done
 
   def _take_steps(self, seconds: np.ndarray) -> None:
-    """Adds the duration of inner steps to the time of each replica.
-
-    Args:
-      seconds: Duration for each replica (seconds), [M].
-    """
+    """Adds the seconds of inner steps to each replica's time, [M]."""
     self._now = self._now + seconds
     self._compute = self._compute + seconds
 
   def _run_codec(self, seconds: np.ndarray) -> None:
-    """Adds the time of encoding or decoding to the time of each replica.
-
-    Args:
-      seconds: Duration for each replica (seconds), [M].
-    """
+    """Adds the time of encoding or decoding to each replica's time."""
     self._now = self._now + seconds
     self._codec = self._codec + seconds
 
   def _channel_free_at(self) -> np.ndarray:
-    """Returns the time from which each replica can send (seconds), [M].
-
-    A replica can send when its own work and its last exchange are done.
-    """
+    """Returns when each replica has ended its work and last exchange, [M]."""
     return np.maximum(self._now, self._channel)
 
   def _send(
@@ -501,10 +408,9 @@ class AnalyticClock:
     ready: np.ndarray,
     links: LinkCosts,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes when one piece of each message of a step is sent and received.
+    """Computes when a piece of each member's message is sent and received.
 
-    M is the number of replicas in the cluster, and N the number of members,
-    which send to each other.
+    Of the [M] replicas of the cluster, the [N] members send to each other.
 
     Args:
       step: The message step, with hop and sender of its messages.
@@ -514,10 +420,8 @@ class AnalyticClock:
       links: Costs of messages among the members.
 
     Returns:
-      Time at which each replica has sent its piece, and time at which each
-      replica has received its piece (seconds), [M] each. The first is the time
-      in `ready` if a replica sends nothing, and the second if it receives
-      nothing.
+      When each replica has sent its piece, and when it has received one
+      (seconds), [M] each. Without a piece, it is the time in `ready`.
     """
     members = links.member_array
     start = ready[members]
@@ -539,20 +443,11 @@ class AnalyticClock:
     return sent, received
 
   def _later(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the later of two times, for each replica (seconds), [M].
-
-    Args:
-      first: A time for each replica (seconds), [M].
-      second: Another time for each replica (seconds), [M].
-    """
+    """Returns the later of two times, for each replica (seconds), [M]."""
     return np.maximum(first, second)
 
   def _join(self, op: Join) -> None:
-    """Sets the times of returning replicas to the time of their source replica.
-
-    Args:
-      op: The replicas that return, and the replica whose state they copy.
-    """
+    """Sets the times of returning replicas to those of their source replica."""
     returns = np.isin(np.arange(self.num_replicas), op.returning)
     self._now = np.where(returns, self._now[op.source_replica], self._now)
     self._channel = np.where(
@@ -560,22 +455,12 @@ class AnalyticClock:
     )
 
   def _occupy_channel(self, start: np.ndarray, end: np.ndarray) -> None:
-    """Marks the network of each replica as occupied by an exchange.
-
-    Args:
-      start: Time at which each replica begins to send (seconds), [M].
-      end: Time at which each replica has sent and received all (seconds), [M].
-    """
+    """Makes each replica's network busy until `end`, and counts the time."""
     self._channel = end
     self._exchange = self._exchange + (end - start)
 
   def _wait(self, exchange_end: np.ndarray) -> None:
-    """Makes every replica wait until an exchange has ended.
-
-    Args:
-      exchange_end: Time at which the exchange ends for each replica (seconds),
-        [M].
-    """
+    """Makes each replica wait until its exchange has ended, [M]."""
     # The wait is 0 for a replica that gets here after the end of the exchange.
     waited_s = np.maximum(exchange_end - self._now, 0.0)
     self._exposed = self._exposed + waited_s
@@ -583,15 +468,12 @@ class AnalyticClock:
 
 
 def run_time(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
-  """Computes the times of a whole run by formula.
+  """Computes the times, steps and bytes of a whole run by formula.
 
   Args:
     link_costs: Cluster and transport.
     work: Durations of the work that each replica does without the network.
     ops: The run as a sequence of inner steps, exchanges and waits
       (`simulate.script`).
-
-  Returns:
-    Times, steps and bytes of the run.
   """
   return AnalyticClock(link_costs, work).walk(ops)

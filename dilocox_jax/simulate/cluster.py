@@ -1,25 +1,16 @@
 """Sites, their replicas, and the links that a transfer occupies.
 
-Users know the numbers of their own sites: links, devices, and rates that were
-measured between two sites. The classes of this file have an attribute for each
-of these numbers. The end of an attribute's name is its unit (`up_bps`,
-`rtt_s`). The part of the name before the unit is the attribute's key in a
-cluster file (`up`, `rtt`).
+The end of an attribute's name is its unit (`up_bps`, `rtt_s`). The part before
+the unit is the attribute's key in a cluster file (`up`, `rtt`).
 
-The time of a transfer depends most on the other transfers that share its links.
-Two replicas that send over one access link get half of its rate each. A ring
-that visits the sites in a bad order uses a link twice. For example, two
-replicas are at site a, and two are at site b. In the ring a a b b one replica
-of site a sends to site b, and in the ring a b a b both do. So users describe
-only sites and replicas, and this file derives the names of the links that a
-transfer occupies.
-
-A transfer leaves over the link "up:END" and arrives over the link "down:END".
-END is the name of a site if its replicas share a link. If they have a link
-each, END is "site/3" for the fourth replica of the site. If rates were measured
-between two sites, a transfer between them also occupies "pair:END>END". A
-transfer between replicas of one site occupies only "inside:END", with the END
-of the sender. An object store is one more site, "store", without replicas.
+Transfers that cross the same link share its rate. This file derives the links
+of a transfer, by name, from the sites of its two replicas. A transfer between
+sites occupies "up:END" of the sender and "down:END" of the receiver. END is the
+name of a site if its replicas share a link. If they have a link each, END is
+"site/3" for the fourth replica of the site. If rates were measured between the
+two sites, the transfer also occupies "pair:END>END". A transfer inside a site
+occupies only "inside:END", with the END of the sender. An object store is one
+more site, "store", without replicas.
 """
 
 import collections
@@ -47,16 +38,15 @@ class Link:
   Attributes:
     up_bps: Line rate of outgoing transfers (bit/s); infinity is no limit.
     down_bps: Line rate of incoming transfers (bit/s); infinity is no limit.
-    rtt_s: Round trip to another site with such a link (seconds). Each end of a
-      transfer adds half of its own value: 40 ms and 100 ms make 70 ms.
+    rtt_s: Round trip to another site with an equal link (seconds). A transfer
+      takes the mean of its two ends: 40 ms and 100 ms make 70 ms.
     loss: Probability that a packet is lost on this link.
-    streams: Number of parallel TCP streams of a transfer. If both ends of a
-      transfer state a number, the smaller one counts.
-    efficiency: Share of the line rate that carries payload. By default it is
-      1448 / 1514: a full Ethernet frame has 1514 bytes, of which 66 are
-      headers.
-    is_shared: Whether all replicas at the site share one link. If not, each
-      replica has a link of its own with these rates.
+    streams: Number of parallel TCP streams of a transfer. The smaller number of
+      the two ends counts.
+    efficiency: Share of the line rate that carries payload. 1448 / 1514 is a
+      full Ethernet frame without its headers.
+    is_shared: Whether all replicas of the site share one link; if not, each
+      replica has a link with these rates.
   """
 
   up_bps: float = dataclasses.field(metadata=_POSITIVE)
@@ -80,12 +70,10 @@ class Site:
     num_devices: Number of devices at the site.
     peak_flops: Peak of each device (FLOP/s).
     achieved_fraction: Share of the peak that training achieves, 0 to 1 (MFU).
-    memory_bytes: Memory of each device (bytes); None: it is not known.
-    speed: Factor on the speed of the inner steps that follows from the other
-      numbers. With 0.5 the steps take twice as long.
-    intra_bps: Rate of payload inside the site (bit/s). All transfers between
-      its replicas share this rate if the replicas share a link. Otherwise each
-      sender has this rate.
+    memory_bytes: Memory of each device (bytes); None: not known.
+    speed: Factor on the speed of inner steps. With 0.5 they take twice as long.
+    intra_bps: Rate of payload inside the site (bit/s). Its transfers share this
+      rate if its replicas share a link; otherwise each sender has this rate.
     intra_rtt_s: Round trip between replicas of this site (seconds).
   """
 
@@ -112,14 +100,13 @@ class Site:
 class Pair:
   """Rate and round trip that were measured between two sites.
 
-  Both values hold in both directions. The access links of the two sites limit a
-  transfer, too.
+  The access links of the two sites limit a transfer, too.
 
   Attributes:
     sites: Names of the two sites.
-    rate_bps: Rate of payload between two network ends of the sites (bit/s), in
-      each direction. An end is a site, or a replica with a link of its own.
-    rtt_s: Round trip between the sites (seconds). It replaces the round trip
+    rate_bps: Rate of payload in each direction (bit/s), between two sites, or
+      between two replicas with links of their own.
+    rtt_s: Round trip between the sites (seconds), in place of the round trip
       that follows from their links.
   """
 
@@ -158,13 +145,13 @@ class Cluster:
 
   Attributes:
     name: Name of the cluster, for reports.
-    sites: One site or more. Their names must differ.
+    sites: One site or more, with different names.
     placement: Index of the site of every replica, in rank order, which is the
       order of a ring. Empty: every site has one replica.
-    pairs: Measured limits between two sites. Other pairs of sites are limited
-      by their links only.
-    store: Access link of the object store of a mailbox, which all replicas
-      share. By default its rates are not limited.
+    pairs: Measurements between two sites. Other pairs are limited by their
+      links.
+    store: Access link of an object store, which all replicas share. By default
+      its rates are not limited.
   """
 
   name: str
@@ -174,11 +161,7 @@ class Cluster:
   store: Link = Link(math.inf, math.inf)
 
   def __post_init__(self):
-    """Fills in an empty placement, and checks the parts of the cluster.
-
-    Raises:
-      ValueError: If the parts do not fit together.
-    """
+    """Fills in an empty placement; raises ValueError if the parts don't fit."""
     placement = self.placement or tuple(range(len(self.sites)))
     object.__setattr__(self, "placement", placement)
     self._check_placement()
@@ -215,44 +198,27 @@ class Cluster:
     return len(self.placement)
 
   def site(self, replica: int) -> Site:
-    """Returns the site of a replica, or the site "store" of the object store.
-
-    Args:
-      replica: Rank of the replica, or `STORE`.
-    """
+    """Returns a replica's site, or the site "store" for the rank `STORE`."""
     if replica == STORE:
       return Site("store", self.store)
     return self.sites[self.placement[replica]]
 
   def num_devices(self, replica: int) -> int:
-    """Returns the number of devices of a replica.
-
-    The replicas of a site have equal shares of its devices.
-
-    Args:
-      replica: Rank of the replica.
-    """
+    """Returns a replica's share of the devices of its site."""
     site = self.site(replica)
     return site.num_devices // len(self._ranks[site.name])
 
   def replica_flops(self, replica: int) -> float:
-    """Returns the rate that a replica's devices achieve together (FLOP/s).
-
-    Args:
-      replica: Rank of the replica.
-    """
+    """Returns the rate that a replica's devices achieve together (FLOP/s)."""
     site = self.site(replica)
     peak_flops = self.num_devices(replica) * site.peak_flops
     return peak_flops * site.achieved_fraction * site.speed
 
   def route(self, sender: int, receiver: int) -> Route:
-    """Returns the route of a transfer between two replicas.
+    """Returns the route of a transfer between two ranks.
 
-    If sender and receiver are the same, the route has no links and no delay.
-
-    Args:
-      sender: Rank of the replica that sends, or `STORE`.
-      receiver: Rank of the replica that receives, or `STORE`.
+    A rank may be `STORE`. If both ranks are the same, the route has no links
+    and no delay.
     """
     start = self.site(sender)
     stop = self.site(receiver)
@@ -285,9 +251,8 @@ class Cluster:
   def goodput_bps(self) -> dict[str, float]:
     """Largest payload rate of every link (bit/s), by name of the link.
 
-    For example, an access link of 1 Gbit/s carries 956 Mbit/s of payload, and
-    the rest are headers. The stated rates of a measured pair and inside a site
-    count payload already.
+    For example, an access link of 1 Gbit/s carries 956 Mbit/s of payload by
+    default, and the rest are headers.
     """
     goodputs = {}
     for site in (*self.sites, self.site(STORE)):
@@ -312,7 +277,7 @@ class Cluster:
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """Name of the network end (END in the module's docstring), by rank.
+    """The END in names of links (see the module's docstring), by rank.
 
     The last name is "store", so the index `STORE`, which is -1, finds it.
     """
@@ -325,11 +290,7 @@ class Cluster:
     return ends
 
   def _ends_at(self, name: str) -> list[str]:
-    """Returns the names of the network ends of a site, without repetitions.
-
-    Args:
-      name: Name of the site, or "store".
-    """
+    """Returns the different ENDs of a site, or of "store"."""
     return list(dict.fromkeys(self._ends[rank] for rank in self._ranks[name]))
 
   @functools.cached_property

@@ -24,15 +24,12 @@ stands for that many equal sites: {"name": "node", "count": 2} are "node0" and
 A cluster may have "description" (one line for readers), "num_devices" (devices
 of all sites together, which share them evenly), "placement" (the site of every
 replica, in the order of the ring), "pairs" (measurements between two sites:
-their names as "sites", "rate" and "rtt") and "store" (the link of the object
-store of a mailbox, with the keys of a site's link). "comment" is allowed
-anywhere and is ignored.
+their names as "sites", "rate" and "rtt") and "store" (the link of an object
+store through which replicas exchange, with the keys of a site's link).
+"comment" is allowed anywhere and is ignored.
 
-The presets in `presets.json` have this form and are a good start: some have
-round numbers, others the settings of papers. The comment of a paper's preset
-tells which numbers were published, which are recalled and not confirmed, and
-which are assumed, so that nobody takes an assumption of this project for a
-result of the paper.
+The presets in `presets.json` have this form. The comment of a preset from a
+paper tells which numbers were published, and which are recalled or assumed.
 """
 
 import dataclasses
@@ -90,7 +87,7 @@ _DIMENSIONS = {
 
 @functools.cache
 def cluster_presets() -> dict[str, dict[str, Any]]:
-  """Returns the presets by name. Each is the content of a cluster file."""
+  """Returns the presets: by name, the content of a cluster file."""
   folder = importlib.resources.files("dilocox_jax.simulate")
   return json.loads(folder.joinpath("presets.json").read_text("utf-8"))
 
@@ -100,9 +97,9 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
 
   Args:
     name_or_path: One of `cluster_presets`, or the path of a JSON file.
-    num_replicas: Number of replicas of the run. A preset of equal sites gets
-      this number of sites. Any other cluster must have this number of replicas.
-      None: the cluster is not changed and may have any number.
+    num_replicas: Number of replicas. A preset of equal sites gets as many
+      sites; any other cluster must have this number of replicas. None: any
+      number.
 
   Raises:
     ValueError: One line, if there is no such preset or file, if a field of the
@@ -132,15 +129,8 @@ def _resized(
 ) -> Mapping[str, Any]:
   """Returns a preset with one site for each replica if its sites are equal.
 
-  Sites are known to be equal if they are one entry with a "count". Any other
-  preset is returned as it is.
-
-  Args:
-    values: Content of the preset.
-    num_replicas: Number of replicas; None: the preset is returned as it is.
-
-  Raises:
-    ValueError: If the number is below 1.
+  Sites are equal if they are one entry with a "count". Any other preset, and
+  with `num_replicas` None every preset, is returned as it is.
   """
   first, *others = values["sites"]
   has_equal_sites = not others and "count" in first
@@ -152,10 +142,9 @@ def _resized(
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """The content of a cluster file. Its sections are still mappings from JSON.
+  """The content of a cluster file, whose sections are still mappings from JSON.
 
-  The module's docstring describes each attribute. An attribute that is None or
-  empty is missing in the file.
+  The module's docstring describes each attribute. None or empty: it is missing.
   """
 
   sites: list
@@ -177,7 +166,7 @@ def cluster_from_mapping(values: Any) -> Cluster:
     values: Content of the file, as JSON reads it.
 
   Raises:
-    ValueError: One line that names the field and what the field expects.
+    ValueError: One line that names the field that is wrong or missing.
   """
   file = _build(_File, "", _read(_keys(_File), values, ""))
   require(bool(file.sites), "sites is missing: write a list of at least one")
@@ -203,30 +192,16 @@ def cluster_from_mapping(values: Any) -> Cluster:
 
 
 def _items(key: str, entries: list) -> list[tuple[str, Any]]:
-  """Returns the entries of a list, each with its place for messages.
-
-  Args:
-    key: Name of the list, e.g. "sites".
-    entries: Entries of the list, as JSON reads them.
-
-  Returns:
-    Pairs such as ("sites[0]", entry).
-  """
+  """Returns the entries of a list as pairs such as ("sites[0]", entry)."""
   return [(f"{key}[{i}]", entry) for i, entry in enumerate(entries)]
 
 
 @functools.cache
 def _keys(kind: type) -> dict[str, tuple[str, Any]]:
-  """Returns the keys that a section of a file may have.
+  """Returns (attribute, `Dimension` or type) of a section's dataclass, by key.
 
-  Args:
-    kind: Dataclass of the section.
-
-  Returns:
-    For each key the name of the attribute, and the `Dimension` of its quantity;
-    if the attribute is no quantity, its type. For example, the keys of `Link`
-    are {"up": ("up_bps", RATE), ..., "streams": ("streams", int), "shared":
-    ("is_shared", bool)}.
+  For example, the keys of `Link` are {"up": ("up_bps", RATE), ..., "streams":
+  ("streams", int), "shared": ("is_shared", bool)}.
   """
   keys: dict[str, tuple[str, Any]] = {}
   for attribute, hint in typing.get_type_hints(kind).items():
@@ -244,14 +219,8 @@ def _keys(kind: type) -> dict[str, tuple[str, Any]]:
 def _read(keys: Mapping[str, Any], values: Any, path: str) -> dict[str, Any]:
   """Checks a section of a file, and returns its values by attribute.
 
-  Args:
-    keys: Allowed keys, as `_keys` returns them.
-    values: The section, as JSON reads it.
-    path: Where the section stands in the file, for messages, e.g. "sites[0]".
-      Empty: the section is the whole file.
-
-  Raises:
-    ValueError: If a key is unknown or a value is wrong.
+  `keys` is a result of `_keys`, and `path` is where the section stands, for
+  messages; "" is the whole file.
   """
   by_attribute = {}
   for key, value in of_type(path or "a cluster", values, dict).items():
@@ -266,20 +235,10 @@ def _read(keys: Mapping[str, Any], values: Any, path: str) -> dict[str, Any]:
 
 
 def _value(dimension_or_type: Any, value: Any, path: str) -> Any:
-  """Checks a value from JSON, and returns the value of its attribute.
+  """Checks a value from JSON, and returns it as the attribute needs it.
 
-  Args:
-    dimension_or_type: `Dimension` of the attribute if it is a quantity, and
-      otherwise its type.
-    value: The value, as JSON reads it.
-    path: Where the value stands in the file, for messages.
-
-  Returns:
-    A float for a quantity, a tuple of names for `Pair.sites`, and otherwise the
-    value itself.
-
-  Raises:
-    ValueError: If the value is wrong.
+  A quantity becomes a float, the names of `Pair.sites` become a tuple, and
+  other values stay.
   """
   if isinstance(dimension_or_type, Dimension):
     return parse_quantity(value, dimension_or_type, path)
@@ -291,17 +250,10 @@ def _value(dimension_or_type: Any, value: Any, path: str) -> Any:
 
 
 def _sites(file: _File) -> list[Site]:
-  """Builds the sites of a file.
+  """Builds the sites of a file, with the values of "every_site".
 
-  Every site gets the values of "every_site" that it does not state itself. A
-  site with a "count" becomes that many sites. If the file states "num_devices"
-  of all sites together, each site gets an equal share.
-
-  Args:
-    file: The content of the file.
-
-  Raises:
-    ValueError: If a section is wrong, or the sites cannot share the devices.
+  A site with a "count" becomes that many sites. The devices in a "num_devices"
+  of the whole file are shared evenly.
   """
   keys = _keys(Link) | _keys(Site) | {"count": ("count", int)}
   # The file has the keys of a link in the section of its site.
@@ -335,19 +287,10 @@ def _sites(file: _File) -> list[Site]:
 
 
 def _build(kind: Any, path: str, values: dict[str, Any]) -> Any:
-  """Builds the dataclass of a section of a file.
+  """Builds the dataclass `kind` of a section from its values by attribute.
 
-  Args:
-    kind: Dataclass of the section.
-    path: Where the section stands in the file, for messages; "" for the whole
-      file.
-    values: Values by attribute.
-
-  Returns:
-    An object of the class `kind`.
-
-  Raises:
-    ValueError: If an attribute is missing or out of range.
+  Raises ValueError if a value is missing or out of range. Its message begins
+  with `path`, where the section stands.
   """
   required = {
     field.name

@@ -1,9 +1,8 @@
 """Finds schedules with which a run takes no longer than a given time.
 
-The rounds of such a schedule grow, or the run starts data-parallel. Short
-rounds early cost time on a slow link, and long rounds late save it. So there
-are many schedules with which a run takes no longer than with rounds of one
-length. The simulator finds them; it does not know which of them trains best.
+Short rounds early cost time on a slow link, and long rounds late save it. So
+rounds that grow, or that follow a data-parallel start, can take as long as
+rounds of one length. The simulator does not know which schedule trains best.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ _FACTORS = (1, 2, 4)
 
 @dataclasses.dataclass(frozen=True)
 class TimedSchedule:
-  """Lengths of a run's rounds, and what the run then costs (simulated).
+  """Lengths of a run's rounds, and the simulated costs of the run.
 
   Attributes:
     warm_start_steps: Number of data-parallel steps at the beginning.
@@ -36,8 +35,8 @@ class TimedSchedule:
     steps_per_doubling: Inner steps after which the length of a round doubles;
       None: it does not.
     sync_interval: Number of inner steps of the last rounds.
-    outcome: Times and bytes of the whole run, with the flush (the exchanges
-      that are still due after the last inner step).
+    outcome: Times and bytes of the whole run, with the exchanges that are still
+      due after the last inner step.
   """
 
   warm_start_steps: int
@@ -56,12 +55,12 @@ def constant_rounds(
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
     script: Turns the plan into inner steps, exchanges and waits.
-    plan: Plan of the run, without a data-parallel start.
+    plan: Plan of the run.
 
   Raises:
-    ValueError: One line, if the method averages gradients, if the rounds of the
-      plan are not all of one length, if the plan has a data-parallel start, or
-      if replicas come and go.
+    ValueError: One line, if the method averages gradients, if its schedule is
+      not a plain `SyncSchedule` (rounds of one length), or if the plan has a
+      data-parallel start or a membership.
   """
   schedule = plan.method.schedule
   require(
@@ -92,24 +91,20 @@ def schedules_within(
 ) -> Iterator[TimedSchedule]:
   """Yields schedules with which a run takes at most a given time.
 
-  The last rounds have H, 2 H or 4 H steps. There are two kinds of schedules. In
-  the first kind, the first rounds have 1, 2, 4, ... steps, fewer than H, and
-  the rounds grow as slowly as the time allows. In the second kind, all rounds
-  are equally long, after a data-parallel start that is as long as the time
-  allows. Lengths of rounds with which every schedule takes too long are left
-  out.
+  The last rounds have H, 2 H or 4 H steps. In schedules of the first kind, the
+  first rounds have 1, 2, 4, ... steps, fewer than H, and the rounds grow as
+  slowly as the time allows. In the second kind, all rounds are equally long,
+  after a data-parallel start that is as long as the time allows. Lengths of
+  rounds with which every schedule takes too long are left out.
 
   Args:
     most_s: Longest time of the whole run (seconds).
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
     script: Turns the plan into inner steps, exchanges and waits.
-    plan: Plan of the run with rounds of one length (`constant_rounds`), of H
-      steps each.
-    method_of: Builds the method with other rounds from the number of inner
-      steps of the last rounds, that of the first rounds, and the steps in which
-      a round's length doubles. It raises ValueError if the method does not
-      allow such rounds.
+    plan: Plan of the run with rounds of H steps (`constant_rounds`).
+    method_of: Function (H, first interval, steps per doubling) -> method. It
+      raises ValueError if the method does not allow such rounds.
   """
   interval = plan.method.schedule.sync_interval
 
@@ -154,16 +149,7 @@ def _longest_growth(
 ) -> TimedSchedule | None:
   """Returns the schedule whose rounds grow as slowly as the time allows.
 
-  Args:
-    timed: Function (last, first, steps per doubling, start steps) -> schedule,
-      or None if it takes too long.
-    last: Number of inner steps of the last rounds.
-    first: Number of inner steps of the first rounds.
-    total_steps: Inner steps of the run.
-
-  Returns:
-    The schedule; None if the time does not allow such first rounds, or if the
-    method does not.
+  None if the time or the method does not allow first rounds of `first` steps.
   """
   try:
     return _largest(lambda steps: timed(last, first, steps, 0), total_steps)
@@ -174,20 +160,16 @@ def _longest_growth(
 def _largest(
   timed: Callable[[int], TimedSchedule | None], most: int
 ) -> TimedSchedule | None:
-  """Finds by bisection the largest number that still gives a schedule.
+  """Returns the schedule of the largest number that gives one, by bisection.
 
-  The last round of a run may be shorter than the others, so the time of a run
-  does not grow evenly with the number. The bisection may then miss the largest
-  number by a little.
+  None if `timed(1)` is None.
 
   Args:
-    timed: Function from a number, at least 1, to a schedule; it returns None if
-      the number is too large.
+    timed: Function (number) -> schedule, or None if the number is too large.
     most: Largest number to try.
-
-  Returns:
-    The schedule of the number that was found; None if `timed(1)` is None.
   """
+  # The last round of a run may be shorter than the others. So the time does not
+  # grow evenly with the number, and bisection may miss the largest number.
   best = timed(1)
   if best is None:
     return None

@@ -1,8 +1,7 @@
 """How gloo sends the messages of a collective, and how long its requests take.
 
-The receiver of a message asks for the message: it sends a *notice* of a few
-bytes. The sender waits for the notice before it sends. So a message takes a
-round trip besides its bytes.
+The receiver of a message first sends a *notice* of a few bytes, for which the
+sender waits. So a message takes a round trip besides its bytes.
 
 An all-reduce is a ring. Every slice is cut into segments of at most 1 MiB, and
 into at least two segments. A process has asked for two segments at any time.
@@ -14,9 +13,8 @@ the next segment but one:
     time       0             R/2          R/2 + s    R + s        3/2 R + s
 
 Here s is the time of a segment on the line, and R is the round trip. So two
-segments take R + s, or on a slow line the time of their bytes, 2 s. This does
-not depend on the number of replicas. A faster line helps little once 2 MiB take
-less than a round trip. An all-gather does the same with the two halves of each
+segments take R + s, or on a slow line the time of their bytes, 2 s, for any
+number of replicas. An all-gather does the same with the two halves of each
 operand.
 
 Notices leave by the same line as segments and may have to wait there. A line
@@ -88,9 +86,7 @@ GLOO = Transport(
 
 
 def num_segments(slice_bytes: float, segment_bytes: float) -> int:
-  """Returns into how many segments gloo cuts a slice of an all-reduce.
-
-  There are at least two.
+  """Returns the number of segments of an all-reduce's slice, at least two.
 
   Args:
     slice_bytes: Size of the slice (bytes).
@@ -104,9 +100,8 @@ def request_waits_s(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns how much longer gloo's segments take because they are asked for.
 
-  The result is added to the time of the bytes on the line. In the letters of
-  the module's docstring, it is (R - W) / 2 for each segment, and W once after
-  the last two segments, which overlap with no others.
+  In the letters of the module's docstring, it is (R - W) / 2 for each segment,
+  and W once after the last two segments, which overlap with no others.
 
   Args:
     segment_s: Time of a segment on the line, s (seconds), [M].

@@ -1,9 +1,7 @@
 """Computes the message steps of collectives, and the times of their messages.
 
 A collective is a list of message steps. In each step every replica i sends one
-message to replica i + hop. This file says which steps a collective has. It also
-computes the rate and the latency of a message from the route between the two
-replicas.
+message to replica i + hop.
 
 A ring all-reduce of M = 4 cuts the operand into 4 slices and has 2 (M - 1) = 6
 steps. In each step every replica sends one slice. In steps 1 to 3
@@ -21,8 +19,7 @@ latency. A step takes
 
 seconds, and a ring of K equal steps takes (K - 1) max(c, c / n + L) + c + L. As
 long as L is at most c (n - 1) / n, this is K c + L: the latency counts once,
-however many replicas there are. With n = 1 the latency counts in each step:
-K (c + L).
+however many replicas there are. With n = 1 it is K (c + L).
 
 Example: 128 MiB among M = 32 on 1 Gbit/s (956 Mbit/s of payload), L = 10 ms.
 A step sends 4 MiB in c = 35 ms. K = 62 steps take 62 c + L = 2.19 s with four
@@ -71,20 +68,18 @@ from dilocox_jax.simulate.transfer import (
 
 @dataclasses.dataclass(frozen=True)
 class MessageStep:
-  """A message step, in which every replica sends one message.
+  """A step of a collective: every replica, or only one, sends a message.
 
   Attributes:
     hop: Distance of the receiver: replica i sends to i + hop (modulo M).
     size_bytes: Size of each message (bytes).
-    sender: Index of the only replica that sends; None if all replicas send.
-    is_relayed: Whether a replica sends a piece only when it has received the
-      same piece of the step before, as in a ring, where pieces are passed on.
-      Otherwise the messages of the step wait for no other messages.
+    sender: Index of the only replica that sends; None: all replicas send.
+    is_relayed: Whether a replica may send a piece only after it has received
+      the same piece of the step before, as in a ring.
     pieces: Number of pieces of each message, which are sent one after the
       other.
-    segments: Number of segments of each message for which the receiver asks,
-      `pieces` of them at a time (`gloo`); 0: the receiver asks for the whole
-      message, or does not ask.
+    segments: Number of parts of each message for which the receiver asks,
+      `pieces` at a time (`gloo`); 0: it does not ask for parts.
   """
 
   hop: int
@@ -100,12 +95,10 @@ def tree_steps(
 ) -> list[MessageStep]:
   """Returns the message steps of an all-reduce over two binary trees, in order.
 
-  The trees are simplified. In each step every replica sends to the next replica
-  (hop 1). All steps together have the bytes that the busiest replica sends,
-  twice the operand.
-
   Source: Sanders, Speck and Traeff, 2009, "Two-tree algorithms for full
   bandwidth broadcast, reduction and scan".
+  Differs: in each step every replica sends to the next one. All steps together
+  have the bytes of the busiest replica, which are twice the operand.
 
   Args:
     operation: The all-reduce.
@@ -124,9 +117,7 @@ def message_steps(
 ) -> list[MessageStep]:
   """Returns the message steps of an operation, in order.
 
-  The operation says which messages there are (`plan.operations`). The transport
-  says how a message is cut, and whether the receiver asks for it. An all-reduce
-  goes round a ring, also if the transport has trees (`tree_steps`).
+  An all-reduce goes round a ring, also if the transport has trees.
 
   Args:
     operation: Kind and operand size of the operation.
@@ -140,20 +131,9 @@ def message_steps(
 def _cut_by(
   transport: Transport, operation: Operation, send: Send
 ) -> MessageStep:
-  """Returns the message step in which a transport sends messages.
-
-  The messages of a broadcast are not cut. The messages of an all-to-all do not
-  depend on each other. Still, a transport that sends whole messages sends one
-  only when the message before it has arrived. In gloo the receiver asks for all
-  messages of an all-to-all at once, and for the segments of an all-reduce or
-  all-gather two at a time.
+  """Returns a message step whose messages are cut as the transport cuts them.
 
   Source: Thakur et al., 2005, sections 3.1 and 4.
-
-  Args:
-    transport: How messages are sent.
-    operation: The operation of the messages.
-    send: Hop, size and sender of the messages.
   """
   step = MessageStep(
     hop=send.hop, size_bytes=send.size_bytes, sender=send.sender
@@ -164,6 +144,8 @@ def _cut_by(
     case Broadcast():
       return step
     case AllToAll():
+      # A transport that sends whole messages sends one only when the message
+      # before it has arrived, although they do not depend on each other.
       is_in_turn = transport.pieces == 1 and not receiver_asks
       return dataclasses.replace(
         step, is_relayed=is_in_turn, pieces=transport.pieces
@@ -184,9 +166,9 @@ def _cut_by(
 class LinkCosts:
   """Computes the times of messages between the members of an exchange.
 
-  The *members* are the replicas that send to each other. In this class M is the
-  number of members, and a sender or receiver is named by its *place*: its index
-  among the members.
+  The *members* are the replicas that send to each other. Here M is the number
+  of members, and a *place* is an index among the members. In a step with a
+  given `hop`, place i sends to place i + hop (modulo M).
 
   Attributes:
     cluster: Replicas of the cluster, and the links between them.
@@ -212,11 +194,8 @@ class LinkCosts:
   def steps(self, operation: Operation) -> list[MessageStep]:
     """Returns the message steps of a collective among the members, in order.
 
-    If the transport has trees, an all-reduce goes over trees or round the ring.
-    The formula in the module's docstring says which of the two is faster.
-
-    Args:
-      operation: The collective.
+    If the transport has trees, an all-reduce takes trees or the ring, whichever
+    the formula in the module's docstring says is faster.
     """
     num_members = len(self.members)
     ring = message_steps(operation, num_members, self.transport)
@@ -226,13 +205,10 @@ class LinkCosts:
     return min(ring, trees, key=self._seconds)
 
   def _seconds(self, steps: list[MessageStep]) -> float:
-    """Estimates the time of a collective, without slow start (seconds).
+    """Estimates the seconds of a collective of equal, relayed message steps.
 
     This is the formula in the module's docstring, for the slowest line and the
-    longest latency between neighbors.
-
-    Args:
-      steps: Message steps of the collective, which are all equal and relayed.
+    longest latency between neighbors. Slow start is not counted.
     """
     if not steps:
       return 0.0
@@ -244,11 +220,7 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def neighbors(self, hop: int) -> np.ndarray:
-    """Returns the place of the member from which each member receives, [M].
-
-    Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
-    """
+    """Returns the place from which each member receives, [M]."""
     num_members = len(self.members)
     return (np.arange(num_members) - hop) % num_members
 
@@ -265,13 +237,9 @@ class LinkCosts:
     return dataclasses.replace(self, ring=members)
 
   def route(self, sender: int, hop: int) -> Route:
-    """Returns the route from a member to another member.
+    """Returns the route from the place `sender` to the place sender + hop.
 
     The transport may limit the number of parallel TCP streams.
-
-    Args:
-      sender: Place of the sender.
-      hop: Distance of the receiver, whose place is sender + hop (modulo M).
     """
     receiver = self.members[(sender + hop) % len(self.members)]
     route = self.cluster.route(self.members[sender], receiver)
@@ -287,38 +255,26 @@ class LinkCosts:
     return {link: bits_per_s / 8 for link, bits_per_s in goodput_bps.items()}
 
   def _routes(self, hop: int) -> list[Route]:
-    """Returns the route of the message of each member, [M].
-
-    Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
-    """
+    """Returns the route of each member's message, [M]."""
     return [self.route(sender, hop) for sender in range(len(self.members))]
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def rate_bytes_per_s(self, hop: int, is_alone: bool = False) -> np.ndarray:
-    """Returns the rates of a step's messages.
+    """Returns the rate of each member's message in a step (bytes/s), [M].
 
-    If several messages of a step cross the same link, each gets an equal share
-    of the link, as if all of them were under way together. Two replicas that
-    send through one uplink of 1 Gbit/s get 0.5 Gbit/s each.
+    Messages of the step that cross the same link have equal shares of its rate.
 
     Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
-      is_alone: Whether only one member sends in this step, as in a broadcast.
-        Its message then has all links for itself.
-
-    Returns:
-      Rate of the message of each member (bytes per second), [M].
+      hop: Distance of the receivers.
+      is_alone: Whether only one member sends in this step, as in a broadcast,
+        so that its message has all links for itself.
     """
     return self._rates(self._routes(hop), is_alone)
 
   def _rates(self, routes: list[Route], is_alone: bool = False) -> np.ndarray:
-    """Returns the rates of messages (bytes per second), one for each route.
+    """Returns the rate of a message on each route (bytes/s).
 
-    Args:
-      routes: Routes of the messages.
-      is_alone: Whether each message is under way alone, and not together with
-        all the others.
+    Messages that cross the same link share its rate, unless `is_alone`.
     """
     num_crossing = collections.Counter(
       link for route in routes for link in route.links
@@ -335,22 +291,11 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - as above.
   def latency_s(self, hop: int) -> np.ndarray:
-    """Returns the part of each message's time that does not depend on its size.
-
-    Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
-
-    Returns:
-      Latency of the message of each member (seconds), [M].
-    """
+    """Returns each message's seconds that do not depend on its size, [M]."""
     return self.transport.rtts_per_message * self._rtts_s(hop)
 
   def _rtts_s(self, hop: int) -> np.ndarray:
-    """Returns the round trip of the route of each message (seconds), [M].
-
-    Args:
-      hop: Distance of the receivers: place i sends to i + hop (modulo M).
-    """
+    """Returns the round trip of each message's route (seconds), [M]."""
     return np.array([route.rtt_s for route in self._routes(hop)])
 
   @functools.cache  # noqa: B019 - as above.
@@ -359,17 +304,14 @@ class LinkCosts:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the times that a piece takes in addition to sending its bytes.
 
-    If the receiver asks for segments (`gloo`), the sender waits for requests
-    and sends nothing meanwhile. Besides, a piece arrives some time after its
-    last byte was sent.
-
     Args:
       step: The message step.
       size_bytes: Size of the piece (bytes).
 
     Returns:
-      Time for which the sender of the piece waits, and time from its last byte
-      to its arrival (seconds), [M] each.
+      Time for which the sender waits for requests (`gloo`), which is 0 unless
+      the receiver asks for parts; and time from the last byte to its arrival
+      (seconds), [M] each.
     """
     if not step.segments:
       return np.zeros(len(self.members)), self.latency_s(step.hop)
@@ -385,15 +327,9 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - as above.
   def slow_start_s(self, step: MessageStep) -> np.ndarray:
-    """Returns the extra time of the messages of a step after idle time.
+    """Returns the seconds that slow start adds to a step's messages, [M].
 
-    A connection that was idle starts slowly (`transfer.slow_start_s`).
-
-    Args:
-      step: The message step.
-
-    Returns:
-      Extra time of the message of each member (seconds), [M].
+    They count if the connection was idle (`transfer.slow_start_s`).
     """
     is_alone = step.sender is not None
     rates = self.rate_bytes_per_s(step.hop, is_alone)
@@ -402,13 +338,7 @@ class LinkCosts:
   def _slow_starts_s(
     self, routes: list[Route], rates: np.ndarray, size_bytes: float
   ) -> np.ndarray:
-    """Returns the extra time of messages after idle time (seconds), [M].
-
-    Args:
-      routes: Route of each message.
-      rates: Rate of each message (bytes per second), [M].
-      size_bytes: Size of each message (bytes).
-    """
+    """Returns the seconds that slow start adds to each message, [M]."""
     return np.array(
       [
         slow_start_s(self.transport, route, rate, size_bytes)
@@ -420,17 +350,13 @@ class LinkCosts:
   def store_s(self, size_bytes: int) -> tuple[np.ndarray, ...]:
     """Returns how long members take to write and read a message in a store.
 
-    A write or a read is a request, which takes a round trip besides its bytes.
-    All members write at the same time, and read at the same time. Their
-    connections were idle before, so the write and the first read start slowly.
-
-    Args:
-      size_bytes: Size of the message (bytes).
+    All members write at the same time, and read at the same time. A request
+    takes a round trip besides its bytes.
 
     Returns:
-      Four times of each member (seconds), [M] each: of the write with its slow
-      start, of the slow start before the first read, of a read without slow
-      start, and of a request without content.
+      Four times of each member (seconds), [M] each: of a write with slow start;
+      of the slow start before the first read; of a read without slow start; and
+      of a request without content.
     """
     uploads = [self.cluster.route(member, STORE) for member in self.members]
     downloads = [self.cluster.route(STORE, member) for member in self.members]

@@ -1,10 +1,8 @@
 """Computes the simulated times of a long run as fast as those of a short run.
 
-A run has a few kinds of rounds, and most of its rounds are of one kind. To walk
-through a round is to add the times of all its ops, one after the other. This
-takes 0.2 ms or more, which is minutes for a million rounds. So the clock of
-this file walks through some of the rounds that repeat, and computes the other
-rounds from them.
+To add the times of all ops of a round takes 0.2 ms or more, which is minutes
+for a million rounds. So the clock of this file walks through some of the rounds
+that repeat, and computes the other rounds from them.
 
 Example: replica A takes 10 s for the inner steps of a round, and replica B
 takes 11 s. The exchange of a round starts when both have started the round. It
@@ -22,17 +20,15 @@ the exchange, and both take 11 s a round. So this run has two *stretches*. In a
 stretch every round takes as long as the round before, for each replica by
 itself.
 
-Where does a stretch end? The clock does only two things with times: it adds a
-duration to a time, and it takes the later one of two times. Suppose that n
-rounds have passed, and that each replica took equally long in all of them. Then
-every time within the next round is a maximum of straight lines in n, and such a
-function is convex. If a convex function lies on a straight line in three
-places, then it lies on this line everywhere between the outer two. The clock
-looks at three rounds: the first round of the stretch, the second round, and a
-later round to which it jumps. For each time within a round, the first two
-rounds define a line. If all times within the later round lie on their lines,
-then no round in between is different. Otherwise bisection finds the last round
-whose times lie on the lines.
+Where does a stretch end? The clock only adds durations to times, and takes the
+later one of two times. So if each replica took equally long in each of n
+rounds, every time within the next round is a maximum of straight lines in n,
+which is convex. A convex function that lies on a straight line in three places
+lies on this line everywhere between the outer two. The clock looks at the first
+two rounds of the stretch, which define a line for each time within a round, and
+at a later round to which it jumps. If all times of the later round lie on their
+lines, then no round in between is different. Otherwise bisection finds the last
+round whose times lie on the lines.
 
 In the example a jump from round 0 to round 1000 finds A at 10,000 s and B at
 11,000 s. There A waits for the exchange, which A does not do in rounds 0 and 1.
@@ -42,20 +38,19 @@ Sums follow from the first round and the last one. For example, the exchanges of
 A take 2, 3, 4, ... 10 s in rounds 0 to 8, because A waits longer and longer for
 the messages of B. The sum is nine times the mean of 2 s and 10 s.
 
-Durations may also repeat only every few rounds: on a ring of three replicas the
-delay of one replica may move on to the next replica in every round, so that
-each round is like the third round after it. The number of rounds, here 3, is
-the *period*. Then the clock compares whole periods, and jumps over whole
-periods.
+Durations may also repeat only every few rounds: on a ring of three replicas a
+delay may move on to the next replica in every round, so that each round is like
+the third round after it. Then the *period* is 3 rounds, and the clock compares
+whole periods, and jumps over whole periods.
 
 Within a stretch times are counted from its start, so that the rounding of large
 numbers does not look like a change. Durations that differ by less than 1e-12 of
 a period count as equal. The result differs from a walk through all rounds by
 less than 1e-9 of the run's time (tests/simulate/test_long_runs.py).
 
-In two kinds of runs the clock walks through all rounds, because any two rounds
-may differ: if replicas are away by chance, and if a user's schedule does not
-say when its rounds repeat (`SyncSchedule.steady_round`).
+The clock walks through all rounds if replicas are away by chance, or if a
+user's schedule does not say when its rounds repeat
+(`SyncSchedule.steady_round`).
 """
 
 import copy
@@ -94,18 +89,15 @@ State = dict[str, Any]
 def simulate_run(
   link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
 ) -> Outcome:
-  """Computes the times of a whole run, including the flush.
+  """Computes the times, steps and bytes of a whole run.
 
-  The flush is the exchanges that are still due after the last inner step.
+  The exchanges that are still due after the last inner step count, too.
 
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
     script: Turns the plan into inner steps, exchanges and waits.
     plan: Plan of the run.
-
-  Returns:
-    The times of every replica, and the steps and bytes of the run.
   """
   clock = LongRunClock(link_costs, work)
   for ops, count in script.repeated_ops(plan):
@@ -116,17 +108,11 @@ def simulate_run(
 class LongRunClock(AnalyticClock):
   """A clock that adds up many equal rounds without computing each of them.
 
-  A round is a list of ops: inner steps, exchanges and waits. The module's
-  docstring explains how the clock computes the rounds that it leaves out.
+  The module's docstring explains how.
   """
 
   def __init__(self, link_costs: LinkCosts, work: Work):
-    """Starts the clock at 0 seconds.
-
-    Args:
-      link_costs: Cluster and transport.
-      work: Durations of the replicas' work without the network (seconds).
-    """
+    """Starts the clock at 0 seconds."""
     super().__init__(link_costs, work)
     # What `_move_origin` has subtracted from points in time and sums (seconds).
     self._origin: State = {}
@@ -155,11 +141,10 @@ class LongRunClock(AnalyticClock):
       self.interpret(ops)
 
   def _move_origin(self) -> None:
-    """Starts to count times and sums from the present moment.
+    """Shifts times and sums to near 0, to keep rounding errors small.
 
-    The time of the latest replica is subtracted from all points in time, and
-    the sums are set to 0. `_origin` records what was subtracted. So the numbers
-    stay small, and their rounding errors too.
+    `_origin` records what was subtracted: from points in time, the time of the
+    latest replica; from sums, their values.
     """
     latest_s = np.max(self._now)
     offsets: State = {name: latest_s for name in POINTS_IN_TIME}
@@ -179,16 +164,10 @@ class LongRunClock(AnalyticClock):
   def _find_period(self, ops: Sequence[Op], count: int) -> tuple[int, int]:
     """Walks through repetitions of ops until their times repeat.
 
-    The times have the period p if each repetition takes as long as the p-th
-    repetition before it, for every replica.
-
-    Args:
-      ops: Ops of one repetition, such as those of one round.
-      count: Number of repetitions that are left.
-
     Returns:
-      Number of repetitions that the clock has walked through, and the period,
-      in repetitions. The period is 0 if none was found.
+      Number of repetitions that were walked through, and the period p: a
+        repetition
+      takes each replica as long as the p-th one before; 0: none was found.
     """
     longest_period = 2 * self.num_replicas
     history: list[np.ndarray] = []
@@ -200,15 +179,10 @@ class LongRunClock(AnalyticClock):
     return len(history), 0
 
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
-    """Adds the times of all periods that take as long as the first one.
+    """Adds up to `num_periods` periods that take as long as the first one.
 
-    These periods are a *stretch*. The clock walks only through the first two
-    periods, the periods that bisection looks at, and the last period of the
-    stretch. It computes the times of the others.
-
-    Args:
-      ops: Ops of one period.
-      num_periods: Number of periods that are left, at least 2.
+    The clock walks only through the first two periods, the periods that
+    bisection looks at, and the last period of the stretch.
 
     Returns:
       Number of periods that were added, 2 to `num_periods`.
@@ -225,11 +199,7 @@ class LongRunClock(AnalyticClock):
     scales_s = np.maximum(line.period_s, np.abs(first_moments_s))
 
     def is_on_line(index: int) -> bool:
-      """Whether a period's times are on the lines of the first two periods.
-
-      Args:
-        index: Index of the period in the stretch.
-      """
+      """Whether a period's times are on the lines of the first two periods."""
       moments_s = self._walk_from(line.state_before(index), ops)
       distances_s = np.abs(moments_s - (first_moments_s + index * drifts_s))
       rounding = _ROUNDING + index * _ROUNDING_OF_JUMPS
@@ -255,29 +225,19 @@ class LongRunClock(AnalyticClock):
     return num_added
 
   def _walk_from(self, state: State, ops: Sequence[Op]) -> np.ndarray:
-    """Sets the clock to a state, and walks through ops from there.
+    """Sets the clock to a state, and walks through the ops of a period.
 
-    Args:
-      state: Values of the clock's attributes by name.
-      ops: Ops of one period.
-
-    Returns:
-      All points in time within the ops (seconds), as `_walk_through` returns
-      them.
+    Returns the points in time of `_walk_through`.
     """
     for name, value in state.items():
       setattr(self, name, copy.copy(value))
     return self._walk_through(ops)
 
   def _walk_through(self, ops: Sequence[Op]) -> np.ndarray:
-    """Adds the times of ops one by one.
+    """Adds the times of ops one by one, and returns all points in time.
 
-    Args:
-      ops: Inner steps, exchanges and waits (`simulate.script`).
-
-    Returns:
-      All points in time within the ops (seconds), [number of points * M]: start
-      and end of every exchange, and end of every wait and of the ops.
+    These are the start and the end of every exchange, and the end of every wait
+    and of the ops (seconds), [number of points * M].
     """
     self._moments = []
     self.interpret(ops)
@@ -297,11 +257,7 @@ class LongRunClock(AnalyticClock):
     return {name: copy.copy(getattr(self, name)) for name in names}
 
   def _changes_since(self, state: State) -> State:
-    """Returns the differences between the clock and an earlier state, by name.
-
-    Args:
-      state: Values of the clock's attributes by name.
-    """
+    """Returns what was added to each value since an earlier state, by name."""
     return {name: getattr(self, name) - state[name] for name in state}
 
 
@@ -309,14 +265,13 @@ class LongRunClock(AnalyticClock):
 class _Line:
   """The states of the clock before each period of a stretch of equal periods.
 
-  From one period to the next, only the differences between replicas change, by
-  equal amounts. So these states leave out the duration of all earlier periods
-  for the slowest replica. The points in time then stay near 0, where rounding
-  errors are smallest. Sums and counts stay as in `start`.
+  The points in time leave out the duration of all earlier periods for the
+  slowest replica, so they stay near 0, where rounding errors are smallest. Only
+  the differences between replicas change. Sums and counts stay as in `start`.
 
   Attributes:
     start: State before period 0.
-    changes: What period 0 adds to `start`.
+    changes: The differences that period 0 adds to `start`.
   """
 
   start: State
@@ -328,11 +283,7 @@ class _Line:
     return float(np.max(self.changes["_now"]))
 
   def state_before(self, index: int) -> State:
-    """Returns the state before a period.
-
-    Args:
-      index: Index of the period, from 0.
-    """
+    """Returns the state before the period of an index, from 0."""
     state = dict(self.start)
     for name in POINTS_IN_TIME:
       drift_s = self.without_rounding(self.changes[name] - self.period_s)
@@ -340,40 +291,28 @@ class _Line:
     return state
 
   def without_rounding(self, seconds: np.ndarray) -> np.ndarray:
-    """Sets differences in time to 0 if rounding errors can explain them.
-
-    Args:
-      seconds: Differences (seconds).
-    """
+    """Sets differences (seconds) to 0 if rounding errors can explain them."""
     return _without_rounding(seconds, self.period_s)
 
 
 def _without_rounding(seconds: np.ndarray, period_s: float) -> np.ndarray:
-  """Sets differences in time to 0 if rounding errors can explain them.
+  """Sets differences (seconds) to 0 if rounding errors can explain them.
 
-  Args:
-    seconds: Differences (seconds).
-    period_s: Duration of the period in which they arose (seconds).
-
-  Returns:
-    The differences, with 0 in the place of each such difference.
+  They can if a difference is at most 1e-12 of the period in which it arose.
   """
   is_rounding = np.abs(seconds) <= _ROUNDING * period_s
   return np.where(is_rounding, 0.0, seconds)
 
 
 def _period(history: Sequence[np.ndarray]) -> int:
-  """Returns the smallest period with which the last repetitions repeat.
+  """Returns the smallest period of the last repetitions; 0 if they have none.
 
   With the period p, all points in time have moved on in the last p repetitions
   by as much as in the p repetitions before.
 
   Args:
-    history: Points in time of every repetition so far (seconds), an array of
-      one shape for each repetition.
-
-  Returns:
-    The period, in repetitions; 0 if the last repetitions have none.
+    history: Points in time of every repetition so far (seconds), as arrays of
+      one shape.
   """
   last_s = history[-1]
   for period in range(1, (len(history) - 1) // 2 + 1):

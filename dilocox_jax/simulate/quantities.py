@@ -1,10 +1,8 @@
-"""Numbers with their units, as people write them.
+"""Numbers with their units, as people write them in a cluster file.
 
-Every quantity in a cluster file has its unit, because a bandwidth without a
-unit is sooner or later wrong by a factor of eight or of a million: "1 Gbit/s",
-"40 ms", "16 MiB", "312 TFLOP/s", "2 %". "bit" is always spelled out, because
-the abbreviations of bits and bytes differ only by the case of one letter (Gb,
-GB). The arithmetic is decimal, so that "0.1 ms" is exactly the float 1e-4.
+Examples: "1 Gbit/s", "40 ms", "16 MiB", "312 TFLOP/s", "2 %". A unit is
+required, so that no rate is wrong by a factor of eight or of a million. "bit"
+is spelled out, because Gb and GB differ only by the case of a letter.
 """
 
 import dataclasses
@@ -25,9 +23,8 @@ class Dimension:
 
   Attributes:
     name: Name of the dimension, for messages.
-    units: Size of each unit by its name, as a decimal number in text. The size
-      is stated in the unit in which the program computes: bit/s, seconds,
-      bytes, FLOP/s, or a fraction. For example, "ms" has the size "1e-3".
+    units: Size of each unit, by its name, in bit/s, seconds, bytes, FLOP/s or a
+      fraction. For example, "ms" has the size "1e-3".
     example: Name of the unit that messages recommend.
   """
 
@@ -40,11 +37,11 @@ _POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 def _metric(unit: str, prefixes: str) -> dict[str, str]:
-  """Returns the sizes of a unit without a prefix and with each of the prefixes.
+  """Returns the sizes of a unit and of its multiples, by their names.
 
   Args:
     unit: Name of the unit, e.g. "B".
-    prefixes: Letters in `_POWERS`, e.g. "kM", which adds "kB" and "MB".
+    prefixes: Letters in `_POWERS`; "kM" adds "kB" and "MB" to "B".
   """
   return {prefix + unit: f"1e{_POWERS[prefix]}" for prefix in ("", *prefixes)}
 
@@ -60,17 +57,17 @@ SHARE = Dimension("share", {"%": "1e-2"}, "%")
 
 
 def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
-  """Converts a quantity to the unit in which the program computes.
+  """Converts text such as "2 %" to bit/s, seconds, bytes, FLOP/s or a fraction.
 
-  For example, "100 Mbit/s" is 1e8 (bit/s), and "2 %" is 0.02.
+  For example, "100 Mbit/s" is 1e8, and "2 %" is 0.02.
 
   Args:
-    text: A number that is not negative, and its unit. "inf bit/s" is unlimited.
+    text: A number of at least 0, and its unit. "inf bit/s" is unlimited.
     dimension: The dimension that is expected.
-    field: Where the text was written, for messages.
+    field: Name of the field that has the text, for messages.
 
   Raises:
-    ValueError: One line that names the field and a unit that it expects.
+    ValueError: One line that names the field, if the text is no such quantity.
   """
   match = _NUMBER.fullmatch(str(text).strip())
   example = dimension.example

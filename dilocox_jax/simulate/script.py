@@ -2,8 +2,7 @@
 
 The ops are inner steps (`Compute`), the start of an exchange (`Launch`), the
 wait for its end (`Wait`), and the return of absent replicas (`Join`). This file
-makes them from the segments of the plan, which the trainer follows too. So the
-trainer and the simulator count steps and bytes in the same way.
+makes them from the segments of the plan, which the trainer follows too.
 
 Example: a round of H = 4 and tau = 4 is Launch, Compute(4), Wait. A round of H
 = 4 and tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, and the
@@ -34,9 +33,8 @@ class Compute:
 
   Attributes:
     num_steps: Number of inner steps.
-    taken: Number of these steps that each replica takes, [M]; empty: every
-      replica takes all of them. If a round is cut into parts, a slow replica
-      may take a step in a part whose `num_steps` is 0.
+    taken: Number of inner steps that each replica takes, [M]; empty: every
+      replica takes `num_steps`.
   """
 
   num_steps: int
@@ -51,8 +49,8 @@ class Launch:
     key: Name of the exchange (`Key`).
     operations: Operations that are sent one after the other.
     members: Replicas that exchange, in the order of the ring; None: all.
-    codec_share: Share of the encoding of the whole exchange that is done before
-      this launch.
+    codec_share: Share of the exchange's encoding that is done before this
+      launch.
   """
 
   key: Key
@@ -68,8 +66,7 @@ class Wait:
   Attributes:
     key: Name of the exchange (`Key`).
     members: Replicas that wait; None: all.
-    codec_share: Share of the decoding of the whole exchange that is done after
-      this wait.
+    codec_share: Share of the exchange's decoding that is done after this wait.
   """
 
   key: Key
@@ -100,13 +97,10 @@ class Script:
   """Turns the segments of a plan into ops.
 
   A segment is a round, or several data-parallel steps. After the last segment
-  comes the *flush*: the exchanges that are still due. An op is a number of
-  inner steps, the start of an exchange, a wait, or the coming back of absent
-  replicas.
+  comes the *flush*: the exchanges that are still due.
 
   Attributes:
-    traffic: Says which collectives (`plan.operations.Operation`) every exchange
-      consists of, and their bytes.
+    traffic: Gives the collectives of every exchange, with their bytes.
     copied_bytes: Size of the state that a returning replica gets (bytes).
   """
 
@@ -121,7 +115,7 @@ class Script:
   def _exchanges(self) -> Callable[[int], list[tuple[Operation, ...]]]:
     """Function from M to the operations of every fragment's exchange.
 
-    It keeps its results, because counting takes long for large models.
+    A fragment is a part of the parameters.
     """
     fragments = range(self.traffic.method.schedule.num_fragments)
 
@@ -129,14 +123,11 @@ class Script:
       traffic = dataclasses.replace(self.traffic, num_replicas=num_replicas)
       return [tuple(traffic.exchange(fragment)) for fragment in fragments]
 
+    # Counting takes long for large models.
     return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the inner steps, exchanges and waits of a run, flush included.
-
-    Args:
-      plan: Plan of the run.
-    """
+    """Yields all ops of a run, flush included."""
     for segment in plan.segments():
       yield from self.segment(segment)
     yield from self.flush(plan)
@@ -150,18 +141,14 @@ class Script:
       plan: Plan of the run.
 
     Yields:
-      A list of ops, and how many times in a row it is repeated.
+      A list of ops, and how many times in a row it occurs.
     """
     for segment, count in plan.repeated_segments():
       yield list(self.segment(segment)), count
     yield list(self.flush(plan)), 1
 
   def segment(self, segment: Segment) -> Iterator[Op]:
-    """Yields the ops of one segment.
-
-    Args:
-      segment: The segment: a round, or data-parallel steps.
-    """
+    """Yields the ops of one segment: a round, or data-parallel steps."""
     if segment.phase == "rounds":
       yield from self._joins(segment)
       yield from self._windows(
@@ -179,14 +166,9 @@ class Script:
       yield Wait(gradient, codec_share=share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of the flush at the end of a run.
+    """Yields the ops of the exchanges that are due after the last inner step.
 
-    In the flush the replicas exchange everything that is pending, and take no
-    inner steps.
-
-    Args:
-      plan: Plan of the run. If all its steps average gradients, nothing is in
-        flight, and no ops are yielded.
+    If all steps of the plan average gradients, there are none.
     """
     if plan.local_start >= plan.total_steps:
       return
@@ -198,12 +180,7 @@ class Script:
     )
 
   def _joins(self, segment: Segment) -> Iterator[Op]:
-    """Yields the ops of replicas that come back and copy a state.
-
-    Args:
-      segment: The segment before which they come back. If no replica comes
-        back, nothing is yielded.
-    """
+    """Yields the ops of replicas that come back before a segment."""
     participation = segment.participation
     if participation is None or not participation.returning:
       return
@@ -221,15 +198,14 @@ class Script:
     start: int,
     participation: RoundParticipation | None,
   ) -> Iterator[Op]:
-    """Yields the ops of windows in the order of the compiled program.
+    """Yields the ops of the windows of a round or a flush.
 
-    A window is the inner steps until a fragment is next sent or applied. An
-    exchange starts at the beginning of the window that applies its result. With
-    tau = 0 it starts after the window's inner steps, because its values are
-    measured there.
+    A window is the inner steps until a fragment (part of the parameters) is
+    next sent or applied. An exchange is launched at the start of the window
+    that applies its result, or after the window's inner steps if tau = 0.
 
     Args:
-      windows: Windows of a round or of a flush.
+      windows: The windows, in order.
       start: Inner step of the run from which the schedule counts.
       participation: Which replicas take part, and with how many steps; None:
         all replicas take all steps.
@@ -256,11 +232,10 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of an exchange and of the inner steps that hide it.
 
-    An exchange may have several messages, each of which needs the result of the
-    message before it. Such a message has the *turn* 1, 2 and so on. The inner
-    steps are divided among the turns, as in the compiled program. Each turn is
-    launched before its part of the inner steps, and waited for after this part.
-    The time of the codec is divided evenly among the turns.
+    The first messages have the *turn* 0, messages that need their result the
+    turn 1, and so on. The turns share the inner steps, and the codec's time
+    evenly. A turn is launched before its inner steps, and waited for after
+    them.
 
     Args:
       event: Fragment of the exchange, and the steps of its send and its apply.

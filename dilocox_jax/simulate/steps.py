@@ -1,14 +1,9 @@
 """The time of an inner step: alone, and with the exchanges of a long run.
 
-The time of a step is its number of operations (FLOP) divided by the rate that
-the devices achieve (FLOP/s). Pipeline stages add the *bubble*, the time in
-which a stage has nothing to do. The bubble is computed from the same order of
-forward and backward passes in which a pipelined step executes them.
-
-A long run is judged by the rounds in its middle. The first and the last rounds
-are different: the first exchange meets an idle line, and the flush at the end
-waits for everything in flight. So a clock adds up the times of a few rounds
-that do not count, and then of a few more rounds that count.
+The time of a step is its operations (FLOP) divided by the rate that the devices
+achieve (FLOP/s). Pipeline stages add the *bubble*, the time in which a stage
+has nothing to do. A long run is judged by rounds in its middle, because its
+first rounds and its end are different.
 """
 
 import dataclasses
@@ -29,16 +24,7 @@ _DRAWN_ROUNDS = 100  # Rounds that count if replicas are away by chance.
 
 
 def stated_seconds(cluster: Cluster, step_s: float | int) -> np.ndarray:
-  """Divides a step time by the speed of each replica's site.
-
-  Args:
-    cluster: Sites and their speeds.
-    step_s: Duration of a step at speed 1 (seconds). At a site with speed 0.5 a
-      step takes twice as long.
-
-  Returns:
-    Duration of one step for each replica, [M] (seconds).
-  """
+  """Returns each replica's step time: `step_s` over its site's speed, [M]."""
   replicas = range(cluster.num_replicas)
   return step_s / np.array([cluster.site(r).speed for r in replicas])
 
@@ -53,25 +39,23 @@ def step_seconds(
 ) -> tuple[np.ndarray, float]:
   """Computes the step time of each replica from the operations of a step.
 
-  It assumes that every stage has an equal share of the work, and that a
-  backward pass takes twice as long as a forward pass. Stages send activations
-  at the rate inside the site, while they compute the next micro-batch. Devices
-  wait for all other bytes of a step, which also travel at this rate.
+  It assumes that stages share the work evenly, and that a backward pass takes
+  twice as long as a forward pass. Activations of one micro-batch are sent while
+  the next is computed. Devices wait for all other bytes of a step.
 
   Args:
-    cluster: Sites and their devices.
+    cluster: Sites, their devices, and the rates inside the sites.
     step_flops: Operations of one replica's step (FLOP).
     pipeline: Pipeline inside a replica; None: no stages, so no bubble.
     hop_bytes: Activations of a micro-batch that a stage sends to the next one
       (bytes).
-    num_used: Number of a replica's devices that compute, while its other
-      devices are idle; None: all of them.
+    num_used: Number of a replica's devices that compute; None: all of them.
     inner_bytes: Bytes that a device receives in a step from other devices of
       its replica, and for which it waits.
 
   Returns:
-    Duration of one step for each replica, [M] (seconds), and the share of a
-    step in which a stage has nothing to do (0 to 1, mean over replicas).
+    Duration of one step for each replica, [M] (seconds), and the bubble as a
+    share of a step (0 to 1, mean over replicas).
 
   Raises:
     ValueError: If a replica has fewer devices than stages.
@@ -119,13 +103,12 @@ class SteadyState:
     compute_s: Time that a replica computes, mean over replicas (seconds).
     exposed_s: Time that a replica waits for exchanges, mean over replicas
       (seconds).
-    exchange_s: Time that exchanges take for the replica whose exchanges are
-      shortest (seconds). These exchanges take only the time of their bytes. The
-      exchanges of other replicas also include waits for slower replicas.
+    exchange_s: Time of exchanges for the replica whose exchanges are shortest
+      (seconds). Other replicas' exchanges include waits for slower replicas.
     slowest_s: Time that the slowest replica computes (seconds).
     sent_bytes: Bytes that one replica sends.
-    replica_steps: Number of inner steps that all replicas together take. It is
-      M, or less if some replicas take fewer steps a round or are away.
+    replica_steps: Inner steps that all replicas together take: M, or less if
+      some replicas take fewer steps a round or are away.
   """
 
   step_s: float
@@ -145,12 +128,10 @@ class SteadyState:
     return self.compute_s / self.step_s if self.step_s else 1.0
 
   def hiding_interval(self, sync_interval: int) -> int:
-    """Returns the least H whose inner steps can hide the exchanges of a round.
+    """Returns the least H whose inner steps can hide a round's exchanges.
 
     The exchanges of a round then take no longer than H inner steps of the
-    slowest replica. A schedule that overlaps an exchange with less than a round
-    needs a larger H. If inner steps take no time, no H is enough, and
-    `sync_interval` is returned.
+    slowest replica. If inner steps take no time, `sync_interval` is returned.
 
     Example: at H = 30 exchanges take 0.5 s for every inner step of 1 s. So 15
     steps take as long as the exchanges of a round.
@@ -168,20 +149,16 @@ class SteadyState:
 def steady_state(
   link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
 ) -> SteadyState:
-  """Computes the averages of rounds in the middle of a long run.
+  """Computes averages per inner step from the middle of a long run.
 
-  Planned absences (`Membership.absences`) are left out, because they change
-  only the rounds that they name. Absences by chance are averaged over many
-  rounds. A warm start is left out, too.
+  Planned absences (`Membership.absences`) and a warm start are left out.
+  Absences by chance are averaged over 100 rounds.
 
   Args:
     link_costs: Cluster and transport.
     work: Durations of the replicas' work without the network (seconds).
     script: Turns the plan into inner steps, exchanges and waits.
     plan: Plan of the run. The length of the run does not matter.
-
-  Returns:
-    The averages for one inner step.
   """
   method = plan.method
   start = 0
@@ -221,19 +198,12 @@ def _averages_between(
 ) -> SteadyState:
   """Computes averages per inner step over the rounds between two outcomes.
 
-  Args:
-    first: Outcome of the run before the first of the rounds.
-    last: Outcome of the run after the last of the rounds.
-    replica_steps: Number of inner steps of all replicas together in the rounds.
+  `replica_steps` is the inner steps of all replicas together in the rounds.
   """
   num_steps = last.num_steps - first.num_steps
 
   def per_step(name: str) -> np.ndarray:
-    """Returns by how much a field of `Outcome` grows in an inner step, [M].
-
-    Args:
-      name: Name of the field.
-    """
+    """Returns by how much a field of `Outcome` grows an inner step, [M]."""
     return (getattr(last, name) - getattr(first, name)) / num_steps
 
   return SteadyState(

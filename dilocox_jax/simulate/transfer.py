@@ -1,8 +1,7 @@
 """The time that TCP adds to a transfer, beyond the rate of the links.
 
-A long link can be slow although its capacity is high. Losses halve the window
-of a connection, and a connection that was idle starts slowly. This file has a
-formula for losses (`limit_bytes_per_s`) and for slow start (`slow_start_s`).
+Losses halve the window of a connection (`limit_bytes_per_s`), and a connection
+that was idle starts slowly (`slow_start_s`).
 """
 
 import dataclasses
@@ -24,8 +23,7 @@ class Transport:
 
   Attributes:
     rtts_per_message: Round trips that a message costs besides its bytes: 0.5
-      for the way to the receiver alone; 1 if the receiver first tells the
-      sender that it is ready.
+      for the way there; 1 if the receiver first says that it is ready.
     pieces: Number of pieces of a message that are passed on one by one. With 1,
       a replica receives a whole message before it passes the message on.
     segment_bytes: Largest segment of a slice (bytes), if the receiver asks the
@@ -35,13 +33,10 @@ class Transport:
     has_trees: Whether an all-reduce may go over trees instead of a ring.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
-    factors: Factors by which collectives take longer than the formulas say.
-      The formulas assume a link that carries nothing but payload, and that
-      carries both directions at once at the full rate. Each entry is the kind
-      of a collective, and pairs (number of replicas, factor) with ascending
-      numbers. A number that is not listed has the factor of the next larger
-      one; beyond the largest number the last factor counts. Kinds without an
-      entry have the factor 1.
+    factors: Factors by which collectives take longer than the formulas say. An
+      entry has the kind of a collective and pairs (number of replicas, factor)
+      with ascending numbers. The first pair with at least M replicas counts,
+      otherwise the last pair. Kinds without an entry have the factor 1.
   """
 
   rtts_per_message: float = 0.5
@@ -87,16 +82,15 @@ TPU = NCCL
 def limit_bytes_per_s(route: Route) -> float:
   """Returns the highest rate that losses allow a transfer (bytes/s).
 
-  The rate of k TCP streams with loss probability p is
+  The rate of k TCP streams with loss probability p and payload MSS a packet is
 
-    k C MSS / (RTT sqrt(p))
+    k C MSS / (RTT sqrt(p)),  C = sqrt(3 / 2)
 
-  with C = sqrt(3 / 2), and the payload MSS of a packet. The rates of the links
-  are not counted here. Without losses or delay the result is infinity.
+  For p = 1e-4 and an RTT of 40 ms it is 35 Mbit/s for one stream. Without
+  losses or delay it is infinity. The rates of the links are not counted.
 
   Source: Mathis et al., 1997, "The macroscopic behavior of the TCP congestion
-  avoidance algorithm", equation 3. For p = 1e-4 and an RTT of 40 ms the formula
-  gives 35 Mbit/s for one stream.
+  avoidance algorithm", equation 3.
 
   Args:
     route: Round trip, loss and streams.
@@ -113,15 +107,15 @@ def slow_start_s(
   """Returns the seconds that slow start adds to a message after idle time.
 
   The rate starts at W = 10 MSS k bytes a round trip: ten segments for each of k
-  streams. It doubles with every round trip, up to the rate that the transfer
-  gets later, which is BDP = rate x RTT bytes a round trip. That takes
+  streams. It doubles with every round trip, up to the full rate, which is BDP =
+  rate x RTT bytes a round trip. That takes
 
     RTT log2(BDP / W)
 
-  seconds, in which (BDP - W) / ln 2 bytes are sent. A message of S bytes that
-  is smaller than this never gets the full rate, and takes RTT log2(1 + S ln 2 /
-  W) seconds. A message takes S / rate seconds at the full rate, and the result
-  is the time beyond that. It is 0 if W is at least BDP.
+  seconds, in which (BDP - W) / ln 2 bytes are sent. A smaller message of S
+  bytes never gets the full rate, and takes RTT log2(1 + S ln 2 / W) seconds.
+  The result is the time beyond S / rate. It is 0 if W is at least BDP, or if
+  the transport has no slow start.
 
   Example: RTT 40 ms, one stream, 125 MB/s (1 Gbit/s). W = 14.5 kB, BDP = 5 MB,
   so the rate doubles log2(345) = 8.4 times, which takes 337 ms. In that time
@@ -131,8 +125,7 @@ def slow_start_s(
   Differs: the doubling is continuous.
 
   Args:
-    transport: Transport of the message. Without `starts_slowly` the result is
-      0.
+    transport: Transport of the message.
     route: Round trip and streams.
     rate_bytes_per_s: Rate that the transfer gets after slow start (bytes/s).
     size_bytes: Size of the message (bytes).

@@ -2,16 +2,10 @@
 
 The law predicts the gap of M replicas to AllReduce from the *doublings lost*:
 how many times AllReduce's batch may be halved until its loss is that of the
-replicas. Its constants come from three places:
-
-- The lines "doublings lost = a log2 M - b" are fitted to finished runs.
-- The factors by which other methods lose more doublings than DiLoCo are
-  computed from the committed sweeps (`dilocox_jax.api.measured_gaps`).
-- All other constants are in `ELSEWHERE`: lines of an earlier study, and
-  constants that no finished run measures.
-
-In this module s is the share by which AllReduce's loss falls when its batch
-doubles.
+replicas. The lines "doublings lost = a log2 M - b" and the power of H are
+fitted to finished runs. DiLoCo's gap, and the factors by which other methods
+lose more doublings, come from the committed sweeps. Constants that no finished
+run measures, and lines of an earlier study, are in `ELSEWHERE`.
 """
 
 import dataclasses
@@ -134,15 +128,12 @@ ELSEWHERE: Mapping[str, Any] = {
 
 
 def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
-  """Computes the content of `law.json`.
+  """Computes the content of `law.json`: the constants by name, as JSON values.
 
   Args:
     rows: Finished runs of the study. Those that are held out (`design`) are not
       fitted.
     field: Name of the loss that is compared, a field of `GapRow`.
-
-  Returns:
-    The constants by name, as JSON values.
   """
   values = dict(ELSEWHERE)
   values["lines"] = [*_fitted_lines(rows, field), *ELSEWHERE["lines"]]
@@ -160,29 +151,17 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
 
 
 def write(rows: Sequence[GapRow], field: str) -> None:
-  """Writes `law.json`.
-
-  Args:
-    rows: Finished runs of the study.
-    field: Name of the loss that is compared, a field of `GapRow`.
-  """
+  """Writes `law.json` with the result of `content`."""
   write_json(PATH, content(rows, field))
 
 
 def _fitted_lines(
   rows: Sequence[GapRow], field: str
 ) -> Iterator[dict[str, Any]]:
-  """Yields the lines "doublings lost = a log2 M - b" that are fitted to runs.
+  """Yields the entries of "lines" in `law.json` that are fitted to runs.
 
-  Only runs of plain DiLoCo (`_is_plain`) with H = 16 count.
-
-  Args:
-    rows: Finished runs.
-    field: Name of the loss that is compared, a field of `GapRow`.
-
-  Yields:
-    An entry of "lines" in `law.json`, for each model, number of steps and
-    number of sequences a step.
+  There is one for each model, number of steps, number of sequences a step and
+  measure of the doublings lost. Only plain DiLoCo with H = 16 counts.
   """
   for name, doublings in _DOUBLINGS.items():
     for line in law.lines(rows, field, doublings):
@@ -210,13 +189,9 @@ def _fitted_lines(
 
 
 def _is_plain(setting: Setting) -> bool:
-  """Returns whether a setting is DiLoCo without any extras.
+  """Returns whether a setting is DiLoCo with default options.
 
-  Extras are a delay, one-bit messages, a warm start, another momentum and so
-  on. The model, the numbers of replicas, sequences and steps, and H may be any.
-
-  Args:
-    setting: Setting of a run of the study.
+  Its model, replicas, sequences, steps and H may be any.
   """
   plain = Setting(
     setting.size,
@@ -232,15 +207,11 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   """Computes the power p of "doublings lost are proportional to H^p".
 
   Each setting with another H than 16 gives a value of p, by comparison with the
-  same setting at H = 16. Both must lose more than 0 doublings. The result is
-  the mean of these values. Its range covers each of them, and the range of the
-  earlier study.
-
-  Args:
-    all_costs: Costs of settings.
+  same setting at H = 16. Both must lose more than 0 doublings.
 
   Returns:
-    The entry "interval_power" of `law.json`; None if no setting gives a value.
+    The entry "interval_power" of `law.json`, with the mean of p and its range;
+    None if no setting gives a value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling
@@ -271,13 +242,13 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
 def _factors(power: float) -> dict[str, Any]:
   """Computes how many times more doublings each method loses than DiLoCo.
 
-  Both are compared with the same number of replicas and, by the power of H, at
-  the same H. A gap g with d doublings lost fulfills ln(1 + g) = -d ln(1 - s).
-  So the ratio of two numbers of doublings is that of the two ln(1 + g), and
-  does not depend on s.
+  A gap g with d doublings lost fulfills ln(1 + g) = -d ln(1 - s), where
+  AllReduce gains s from a doubled batch. So the ratio of two numbers of
+  doublings is that of the two ln(1 + g).
 
   Args:
-    power: Power p of H: the doublings lost are proportional to H^p.
+    power: Power p by which the gaps are converted to the same H: the doublings
+      lost are proportional to H^p.
 
   Returns:
     The entry "factors" of `law.json`, with the factor and its range for each
@@ -310,15 +281,9 @@ def _source(gap: MeasuredGap) -> str:
 
 
 def _plain_muon(method: str) -> MeasuredGap | None:
-  """Returns the measured gap of a method with four replicas and Muon.
+  """Returns a method's gap with four replicas and Muon's default momentum.
 
-  Only runs with Muon's default momentum count.
-
-  Args:
-    method: Name of the method.
-
-  Returns:
-    The gap; None if no such gap was measured.
+  None if no such gap was measured.
   """
   for gap in measured_gaps(method, num_replicas=4):
     settings = gap.settings

@@ -1,10 +1,9 @@
 """The settings of the study of the gap, the most informative settings first.
 
-Around a center, the study varies one thing at a time: the number of replicas,
-H, the batch, the length of the run, delay and bits, a data-parallel start, and
-the size of the model. Each setting is compared with AllReduce at the same
-number of sequences a step. AllReduce also runs with fewer sequences a step:
-these losses say how many sequences of AllReduce the replicas are worth.
+Around a center, the study varies one thing at a time, such as the number of
+replicas, H or the batch. Each setting is compared with AllReduce at the same
+number of sequences a step. AllReduce also runs with fewer sequences: these
+losses say how many sequences of AllReduce the replicas are worth.
 """
 
 import dataclasses
@@ -41,10 +40,7 @@ _LARGE = Setting("131k", replicas=4, batch=4, steps=640, interval=16)
 def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
   """Yields a setting with other numbers of replicas and sequences.
 
-  Args:
-    setting: Setting that is changed.
-    *divisions: Number of replicas, and of sequences in a step of one replica,
-      such as "2x8".
+  "2x8" is two replicas with eight sequences in a step each.
   """
   for division in divisions:
     replicas, batch = division.split("x")
@@ -52,12 +48,7 @@ def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
 
 
 def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
-  """Yields a setting with other numbers of inner steps in a round.
-
-  Args:
-    setting: Setting that is changed.
-    *intervals: Values of H.
-  """
+  """Yields a setting with other values of H, the inner steps of a round."""
   for interval in intervals:
     yield dataclasses.replace(setting, interval=interval)
 
@@ -65,9 +56,7 @@ def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
 def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
   """Yields AllReduce with the model, the steps and the text of a setting.
 
-  Args:
-    setting: Setting of replicas that are compared with AllReduce.
-    *batches: Numbers of sequences in a step.
+  Its numbers of sequences in a step are `batches`.
   """
   for batch in batches:
     yield Setting(
@@ -201,9 +190,9 @@ def _cpu() -> list[Group]:
 
 
 def _gpu() -> list[Group]:
-  """Returns the settings for an accelerator: larger sizes and longer runs.
+  """Returns the settings for an accelerator: 0.9 to 10 million parameters.
 
-  The models have 0.9 to 10 million parameters, the runs 2,000 or 17,000 steps.
+  The runs have 2,000 or 17,000 steps.
   """
   tiny = Setting("857k", replicas=4, batch=4, steps=2000, interval=20)
   long = dataclasses.replace(tiny, steps=17_000)
@@ -219,10 +208,7 @@ def _gpu() -> list[Group]:
 
 
 def _texts() -> list[Group]:
-  """Returns the settings that test the law on texts that it was not fitted to.
-
-  All have the smallest model and four replicas at most.
-  """
+  """Returns settings on texts to which the law was not fitted."""
   centers = [dataclasses.replace(_CENTER, source=source) for source in FILES]
   return [
     Group(

@@ -2,8 +2,8 @@
 
 Letters: M replicas, B sequences in a step of all replicas together. L(B) is the
 loss of AllReduce with B sequences in a step, after the same number of steps. It
-falls as B grows. The *doublings lost* by M replicas say how far AllReduce's
-batch may shrink until its loss is theirs.
+falls as B grows. The *doublings lost* by M replicas say how many times
+AllReduce's batch may be halved until its loss is theirs.
 
 For example, AllReduce ends at loss 1.86 with 4 sequences, at 1.69 with 8 and at
 1.59 with 16. Four replicas of four sequences end at 1.71. This lies a little
@@ -11,10 +11,9 @@ above the loss of 8 sequences, so they lose a little more than one doubling. In
 logarithms ln(1.71 / 1.69) / ln(1.86 / 1.69) = 0.12 of the doubling from 4 to 8
 is lost too, so D = 1.12.
 
-Two numbers describe the same loss. `by_curve` reads AllReduce's losses at all
-batches, as in the example. `by_last_doubling` extends the last doubling, from
-B / 2 to B, to any loss. It needs two losses of AllReduce only, so a user can
-compute a gap from it.
+`by_curve` reads AllReduce's losses at all batches, as in the example.
+`by_last_doubling` extends the last doubling, from B / 2 to B, to any loss, so
+it needs two losses of AllReduce only.
 """
 
 import math
@@ -51,8 +50,8 @@ class Cost(NamedTuple):
       B / 2 to B sequences.
     by_last_doubling: Doublings lost (the module's docstring), if each doubling
       of the batch lowers AllReduce's loss by the share s.
-    by_curve: Doublings lost, by AllReduce's losses at all batches that were
-      trained. NaN: the loss of the replicas lies outside of these losses.
+    by_curve: Doublings lost, by AllReduce's losses at all batches. NaN: the
+      replicas' loss lies outside of these losses.
   """
 
   setting: Setting
@@ -69,8 +68,8 @@ def costs(
 ) -> list[Cost]:
   """Returns the costs of all settings whose runs are finished.
 
-  A setting is left out if it is AllReduce, or if AllReduce with B or B / 2
-  sequences is not finished.
+  AllReduce itself is left out, and so are replicas whose AllReduce with B or
+  B / 2 sequences is not finished.
 
   Args:
     rows_by_setting: Finished runs of each setting.
@@ -102,15 +101,13 @@ def result_losses(
 ) -> dict[int, float]:
   """Returns the losses of a setting at its best rates, by seed.
 
+  They are empty if a run is missing, or if no rates were chosen yet.
+
   Args:
     setting: A setting of the study.
     rows: Finished runs of the setting.
     field: Name of the loss, a field of `GapRow`.
-    seeds: The seeds, of `tuning.RESULT_SEEDS`. The rates were chosen on other
-      seeds.
-
-  Returns:
-    The losses; empty if a run is missing, or if no rates were chosen yet.
+    seeds: The seeds, of `tuning.RESULT_SEEDS`.
   """
   rates = tuning.best_rates(setting, rows)
   losses = {
@@ -126,7 +123,7 @@ def result_losses(
 def gap_of(doublings: float, gain: float) -> float:
   """Returns the gap to AllReduce that a number of doublings lost means.
 
-  Each doubling of the batch that is lost multiplies the loss by 1 / (1 - s).
+  Each doubling that is lost multiplies the loss by 1 / (1 - s).
 
   Args:
     doublings: How many times AllReduce's batch may be halved until its loss is
@@ -137,13 +134,9 @@ def gap_of(doublings: float, gain: float) -> float:
 
 
 def _allreduce(setting: Setting, batch: int) -> Setting:
-  """Returns the setting of AllReduce that replicas are compared with.
+  """Returns AllReduce with a batch and the model of some replicas.
 
-  It has the model, text, steps and momentum of the replicas.
-
-  Args:
-    setting: Setting of the replicas.
-    batch: Number of sequences in a step of AllReduce.
+  The text, the steps and the momentum are the same, too.
   """
   return Setting(
     setting.size,
@@ -159,16 +152,7 @@ def _allreduce(setting: Setting, batch: int) -> Setting:
 def _allreduce_curve(
   setting: Setting, losses_by_setting: Mapping[Setting, Mapping[int, float]]
 ) -> dict[int, float]:
-  """Returns the mean losses of AllReduce with the model of some replicas.
-
-  Args:
-    setting: Setting of the replicas. AllReduce has their model, text, steps and
-      momentum.
-    losses_by_setting: Losses of each setting, by seed.
-
-  Returns:
-    Mean loss over seeds, by the number of sequences in a step of AllReduce.
-  """
+  """Returns the mean loss of the AllReduce of some replicas, by its batch."""
   return {
     candidate.batch: float(np.mean(list(losses.values())))
     for candidate, losses in losses_by_setting.items()
@@ -182,15 +166,10 @@ def _cost(
   allreduce_losses: Mapping[int, float],
   curve: Mapping[int, float],
 ) -> Cost:
-  """Computes what replicas cost beside AllReduce.
+  """Computes what replicas cost beside AllReduce, from losses by seed.
 
-  Args:
-    setting: Setting of the replicas.
-    losses: Losses of the replicas, by seed.
-    allreduce_losses: Losses of AllReduce with as many sequences a step, by
-      seed.
-    curve: Mean loss of AllReduce, by number of sequences a step. It has the
-      batch of the replicas together, and half of it.
+  `curve` has the mean losses of AllReduce by its batch, at least for the batch
+  of all replicas and for half of it.
   """
   gaps = [losses[seed] / allreduce_losses[seed] - 1 for seed in losses]
   error = math.nan
@@ -209,18 +188,10 @@ def _cost(
 
 
 def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
-  """Returns the batch with which AllReduce would end at a given loss.
+  """Returns the sequences in a step with which AllReduce ends at a given loss.
 
-  Between two batches that were trained, the logarithm of the batch is
-  interpolated linearly in the logarithm of the loss.
-
-  Args:
-    loss: Loss that AllReduce would reach (nats a token).
-    curve: Loss of AllReduce, by number of sequences in a step.
-
-  Returns:
-    The number of sequences in a step, which need not be whole; NaN if the loss
-    is higher or lower than all losses of the curve.
+  The logarithm of the batch is interpolated in the logarithm of the loss,
+  between those of `curve`. The result is NaN outside of the curve.
   """
   batches = sorted(curve, reverse=True)
   log_losses = [math.log(curve[batch]) for batch in batches]

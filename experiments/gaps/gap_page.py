@@ -52,11 +52,11 @@ class Answer:
 
   Attributes:
     config: Config of the planned run.
-    gain: The measured s, which is the share by which AllReduce's loss falls
-      when its batch doubles; and the runs that it comes from.
-    offers: Expected gap, bytes and times of each method with each number of
-      replicas; by method and number of replicas, the planned method first.
-    cluster: Name of the cluster; None: there is none.
+    gain: The measured s, the share by which AllReduce's loss falls when its
+      batch doubles; and the runs behind it.
+    offers: Expected gap, bytes and times, by method and number of replicas, the
+      planned method first.
+    cluster: Name or path of the cluster; None: there is none.
   """
 
   config: RunConfig
@@ -83,21 +83,18 @@ def answer(
 ) -> Answer:
   """Computes what 2 to 64 replicas would cost with each method.
 
-  On a cluster of a fixed size, times are computed only for as many replicas as
-  the cluster has.
-
   Args:
     config: Config of the planned run.
     gain: The measured s, the share by which AllReduce's loss falls when its
       batch doubles.
-    cluster: Name of a preset or path of a cluster file; None: no times are
-      computed.
-    step_s: Duration of an inner step of the planned run (seconds); None: it is
-      derived from the operations of a step and the devices of the cluster.
+    cluster: Name of a preset or path of a cluster file; None: no times. If it
+      has a fixed size, times are only computed for this number of replicas.
+    step_s: Duration of an inner step of the planned run (seconds); None: it
+      follows from the operations of a step and the cluster's devices.
 
   Raises:
     ValueError: One line, if the planned run does not fit on the cluster, or if
-      its sequences cannot be divided among any of these numbers of replicas.
+      none of these numbers of replicas divides its sequences.
   """
   planned_method = config.sync.method_name
   other_methods = [name for name in METHODS if name != planned_method]
@@ -128,10 +125,7 @@ def answer(
 def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
   """Prints what replicas would cost, and writes the page and `gap.json`.
 
-  Args:
-    found: Expected gaps, bytes and times (`answer`).
-    workdir: Directory to write into.
-    command: Command line that the page shows.
+  The page shows `command`, a command line.
   """
   write_json(workdir / NUMBERS, _numbers(found))
   tables = {
@@ -210,8 +204,7 @@ def _own_table(found: Answer) -> Table:
 def _hours_table(found: Answer) -> Table:
   """Returns the table of the planned method's times and losses on the cluster.
 
-  It has a row for each number of replicas whose times were computed. Without a
-  cluster it has no rows.
+  Its rows are the numbers of replicas whose times were computed.
   """
   has_loss = math.isfinite(found.gain.loss)
   header = ["M", "time", "AllReduce"]
@@ -267,12 +260,7 @@ def _method_table(found: Answer) -> Table:
 
 
 def _rate_table(pairs: Sequence[TunedPair]) -> Table:
-  """Returns the table of the runs of AllReduce that were trained.
-
-  Args:
-    pairs: The trained models, each with two batches at their best rates. If
-      there are none, the table has no rows.
-  """
+  """Returns the table of the runs of AllReduce that were trained."""
   header = ["parameters", "B", "steps", "best rate", "of", "loss", "refined"]
   rows = []
   for pair in pairs:
@@ -294,9 +282,8 @@ def _rate_table(pairs: Sequence[TunedPair]) -> Table:
 def _verdict(found: Answer) -> str:
   """Returns a sentence that says whether more clusters are worth it.
 
-  It compares the fewest clusters whose times were computed with one cluster
-  alone. It is "" if there are no such times, or if AllReduce's loss is not
-  known.
+  It is about the fewest clusters whose times were computed; "" without times,
+  or if AllReduce's loss is not known.
   """
   words = {
     "yes": "are worth it",
@@ -365,12 +352,7 @@ def _notes(found: Answer) -> Iterator[str]:
 
 
 def _end_note(pair: TunedPair, batch: Tuned) -> str:
-  """Returns a warning that the best rate is the lowest or highest one tried.
-
-  Args:
-    pair: The trained model.
-    batch: The batch of the model whose best rate is at an end.
-  """
+  """Returns a warning that the best rate is the lowest or highest one tried."""
   return (
     f"The best rate with {pair.parameters:,} parameters and {batch.batch}"
     f" sequences, {batch.rate:g}, is at an end of those tried: raise --rates,"

@@ -1,8 +1,8 @@
 """The settings of a study: are short rounds early in a run worth their bytes?
 
-All settings with rounds make 16 exchanges in 256 steps, each of all parameters
-in fp32. So they send equally many bytes, and they wait equally long on any
-link. They differ in the steps after which they exchange, or in the outer step.
+All settings with rounds make 16 exchanges in 256 steps, so they send equally
+many bytes. They differ in the steps after which they exchange, or in the outer
+step.
 """
 
 import dataclasses
@@ -15,10 +15,7 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 @dataclasses.dataclass(frozen=True)
 class GrowingSetting(Setting):
-  """Everything about a run but its rates and seed, with rounds that may grow.
-
-  It has the fields of `Setting`, and fields for growing rounds and for other
-  outer steps.
+  """A `Setting` with rounds that may grow, and with other outer steps.
 
   Attributes:
     first_interval: Number of inner steps of the first rounds; 0: all rounds
@@ -47,11 +44,7 @@ class GrowingSetting(Setting):
 
   @property
   def num_exchanges(self) -> int:
-    """Number of exchanges, each of all parameters.
-
-    They are the outer steps and the data-parallel steps of the warm start; for
-    AllReduce all steps.
-    """
+    """Number of outer steps and of data-parallel steps in a run."""
     if self.is_allreduce:
       return self.steps
     config = self.config(Run(Rates(inner=1.0, outer=1.0), seed=0))

@@ -26,8 +26,7 @@ class GrowingRow(Row):
 
   Attributes:
     setting: Name of the setting (`growing.SETTINGS`).
-    exchanges: Number of exchanges: outer steps and data-parallel steps of the
-      warm start; for AllReduce all steps.
+    exchanges: Number of outer steps and of data-parallel steps.
     sent_bytes: Bytes that one replica sent; 0 for AllReduce, whose single
       replica takes all sequences.
     inner_rate: Highest inner learning rate.
@@ -35,8 +34,8 @@ class GrowingRow(Row):
     seed: Seed of the first parameters and of the order of the sequences.
     corpus: Digest of the text.
     loss_newest: Validation loss of the newest outer parameters.
-    loss_average: Validation loss of the average of the outer parameters. Rates
-      are chosen by this loss.
+    loss_average: Validation loss of the average of the outer parameters, by
+      which rates are chosen.
     judge_newest: Loss of the newest outer parameters on the judge text, on
       which nothing is chosen.
     judge_average: Loss of the average on the judge text.
@@ -74,8 +73,7 @@ class GrowingRuns:
   Attributes:
     path: CSV file of finished runs.
     seeds: Seeds on which rates are chosen.
-    result_seeds: Seeds that are trained with the best rates. Their losses are
-      the results.
+    result_seeds: Seeds that are trained with the best rates, for the results.
     deadline: Value of `time.monotonic` after which no JAX program begins
       (seconds).
   """
@@ -86,12 +84,9 @@ class GrowingRuns:
   deadline: float
 
   def choose_rates(self, name: str) -> None:
-    """Trains a setting with each of its pairs of rates, on `seeds`.
+    """Trains a setting with each pair of its rates and on each of `seeds`.
 
     Runs that are finished already are not trained again.
-
-    Args:
-      name: Name of the setting.
     """
     for rates in RATES[name]:
       self._train(name, rates, self.seeds)
@@ -100,9 +95,6 @@ class GrowingRuns:
     """Trains a setting with its best rates, on `result_seeds`.
 
     Nothing is trained while no pair of rates is finished on all of `seeds`.
-
-    Args:
-      name: Name of the setting.
     """
     best = self._best_rates(name)
     if best is not None:
@@ -111,13 +103,7 @@ class GrowingRuns:
   def _train(self, name: str, rates: Rates, seeds: Sequence[int]) -> None:
     """Trains the seeds that are not finished, as one JAX program.
 
-    Adds a line for each run to the CSV file. After the deadline nothing is
-    trained.
-
-    Args:
-      name: Name of the setting.
-      rates: Learning rates of the runs.
-      seeds: Seeds of the runs.
+    It adds a line for each run to the file. After the deadline it does nothing.
     """
     done = {row.seed for row in self._rows(name) if row.rates == rates}
     runs = [Run(rates, seed) for seed in seeds if seed not in done]
@@ -152,23 +138,14 @@ class GrowingRuns:
     add(self.path, rows)
 
   def _rows(self, name: str) -> list[GrowingRow]:
-    """Returns the finished runs of a setting.
-
-    Args:
-      name: Name of the setting.
-    """
+    """Returns the finished runs of a setting."""
     rows = read_rows(self.path, GrowingRow)
     return [row for row in rows if row.setting == name]
 
   def _best_rates(self, name: str) -> Rates | None:
     """Returns the rates with the lowest mean loss over `seeds`.
 
-    Args:
-      name: Name of the setting.
-
-    Returns:
-      The rates; None if no rates were trained on all of these seeds without
-      divergence.
+    None if no rates were trained on all of these seeds without divergence.
     """
     return tuning.lowest_mean(
       ((row.rates, row.seed, row.loss_average) for row in self._rows(name)),
@@ -176,11 +153,7 @@ class GrowingRuns:
     )
 
   def _results(self, name: str) -> dict[int, GrowingRow]:
-    """Returns the runs with the best rates on `result_seeds`, by seed.
-
-    Args:
-      name: Name of the setting.
-    """
+    """Returns the runs with the best rates on `result_seeds`, by seed."""
     best = self._best_rates(name)
     return {
       row.seed: row
@@ -189,12 +162,10 @@ class GrowingRuns:
     }
 
   def table(self, names: Sequence[str]) -> str:
-    """Returns a Markdown table of the losses of settings.
+    """Returns a Markdown table of losses on the judge text.
 
-    The losses are those on the judge text, on which nothing was chosen. Each is
-    compared with that of the setting `constant`. The difference is the mean
-    over seeds, each paired with the same seed of `constant`, and has the
-    standard error of this mean.
+    Each setting's change from the setting `constant` is the mean over common
+    seeds, with its standard error.
 
     Args:
       names: Names of the settings. Settings without results are left out.
@@ -222,15 +193,10 @@ class GrowingRuns:
 def _compared(
   results: dict[int, GrowingRow], constant: dict[int, GrowingRow], loss: str
 ) -> str:
-  """Returns the text of a mean loss, and its difference from `constant`.
+  """Returns a mean loss and its change, e.g. "2.0312, +1.20 ± 0.15 %".
 
-  Example: "2.0312, +1.20 ± 0.15 %". Without two common seeds the difference is
-  left out.
-
-  Args:
-    results: Results of a setting by seed.
-    constant: Results of the setting `constant` by seed.
-    loss: Name of the loss, an attribute of `GrowingRow`.
+  The change from the results of `constant` is left out without two common
+  seeds.
   """
   mean = statistics.fmean(getattr(row, loss) for row in results.values())
   changes = [
@@ -245,10 +211,6 @@ def _compared(
 
 
 def _text(name: str) -> Corpus:
-  """Reads the text on which a setting is trained and evaluated.
-
-  Args:
-    name: Name of the setting.
-  """
+  """Reads the text on which a setting is trained and evaluated."""
   run = Run(Rates(inner=1.0, outer=1.0), seed=0)
   return run_text.corpus(SETTINGS[name].config(run))

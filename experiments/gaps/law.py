@@ -31,9 +31,6 @@ _FEWEST_POINTS = 3  # Numbers of replicas that a line needs.
 class Line(NamedTuple):
   """The line "doublings lost = a log2 M - b" of settings that differ only in M.
 
-  The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of the M replicas.
-
   Attributes:
     setting: One of the settings.
     num_points: Number of settings that were fitted, each with its own M.
@@ -58,17 +55,13 @@ def lines(
   """Fits "doublings lost = a log2 M - b" to groups of settings.
 
   The settings of a group differ only in the number of replicas, M. A group with
-  fewer than three numbers of replicas is left out. The errors of slope and
-  offset come from fits to one seed at a time.
+  fewer than three numbers of replicas is left out.
 
   Args:
     rows: Finished runs. Those that are held out are not read.
     field: Name of the loss that is compared, a field of `GapRow`.
     doublings: Which measure of the doublings lost is fitted, "by_curve" or
       "by_last_doubling" (fields of `Cost`).
-
-  Returns:
-    The lines, one for each group.
   """
   rows_by_setting = by_setting([row for row in rows if not _is_held_out(row)])
   all_costs = _by_kind(costs(rows_by_setting, field), doublings)
@@ -142,7 +135,7 @@ def page_lines(rows: Sequence[GapRow], field: str) -> list[str]:
 
 
 def _is_held_out(row: GapRow) -> bool:
-  """Returns whether a run is held out, so that the fit must not read it."""
+  """Returns whether a run is held out from the fit."""
   return row.size == HELD_OUT_SIZE or row.replicas == HELD_OUT_REPLICAS
 
 
@@ -151,13 +144,8 @@ def _by_kind(
 ) -> dict[Setting, list[Cost]]:
   """Groups costs by everything but the number of replicas.
 
-  Args:
-    all_costs: The costs. Those of a single replica are left out.
-    doublings: As in `lines`. Costs in which this field is NaN are left out.
-
-  Returns:
-    The costs of each group. The key of a group is its setting with one replica
-    that takes all sequences of a step.
+  Costs of one replica are left out, and costs whose field `doublings` is NaN.
+  The key is the group's setting with one replica that takes all sequences.
   """
   grouped: dict[Setting, list[Cost]] = {}
   for cost in all_costs:
@@ -170,12 +158,7 @@ def _by_kind(
 
 
 def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
-  """Fits "doublings lost = a log2 M - b", and returns a and b.
-
-  Args:
-    points: Measured costs, each of another number of replicas M.
-    doublings: As in `lines`.
-  """
+  """Fits "doublings lost = a log2 M - b", and returns a and b."""
   log_replicas = [math.log2(cost.setting.replicas) for cost in points]
   lost = [getattr(cost, doublings) for cost in points]
   slope, intercept = np.polyfit(log_replicas, lost, deg=1)
@@ -185,8 +168,7 @@ def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
 def _correlation(seed_fits: np.ndarray) -> float:
   """Returns the correlation of slope and offset; 0 if one of them is constant.
 
-  Args:
-    seed_fits: Slope and offset that each seed gives, [seeds, 2].
+  `seed_fits` has slope and offset of each seed, [seeds, 2].
   """
   if not np.all(np.std(seed_fits, axis=0) > 1e-9):
     return 0.0
@@ -196,15 +178,8 @@ def _correlation(seed_fits: np.ndarray) -> float:
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
   """Returns the gap that a line gives for the replicas of a measured cost.
 
-  The line gives doublings lost. They become a gap by the share by which one
-  doubling changes the loss. This share is taken from the measured cost: its
-  gap divided evenly among its doublings.
-
-  Args:
-    cost: The measured cost, whose M is put into the line.
-    slope: a.
-    offset: b.
-    doublings: As in `lines`.
+  Each doubling lost raises the loss by the mean factor of the doublings that
+  the measured replicas lost.
   """
   lost = slope * math.log2(cost.setting.replicas) - offset
   mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / getattr(cost, doublings))

@@ -1,9 +1,8 @@
 """Measures how much AllReduce gains from a larger batch.
 
 The result is s, the share by which AllReduce's loss falls when its batch
-doubles from B / 2 to B sequences in a step. The user's own model is trained if
-its runs fit into the time. Otherwise smaller models of the same shape are
-trained, and s is extrapolated as a power of the number of parameters.
+doubles from B / 2 to B sequences in a step. If the user's own model takes too
+long to train, s is extrapolated from smaller models of the same shape.
 """
 
 import dataclasses
@@ -41,11 +40,9 @@ _ACCELERATOR_PACKAGES = ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin")
 class MeasuredGain:
   """What AllReduce gains from a larger batch, and the runs that say so.
 
-  s is the share by which AllReduce's loss falls when its batch doubles from B /
-  2 to B sequences in a step.
-
   Attributes:
-    gain: s of the planned run, with its range.
+    gain: s of the planned run, with its range. It is the share by which the
+      loss falls from B / 2 to B sequences in a step.
     loss: Loss of AllReduce with B sequences in a step (nats a token); NaN if it
       is not known.
     kind: "measured" on the planned model, "extended" (extrapolated) from
@@ -61,7 +58,7 @@ class MeasuredGain:
 
 
 def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
-  """Computes s, AllReduce's gain from a doubled batch, from two known losses.
+  """Computes AllReduce's gain from a doubled batch from two known losses.
 
   Args:
     losses: Losses of AllReduce with B / 2 and with B sequences in a step (nats
@@ -75,21 +72,16 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 
 
 def usual_processes() -> int:
-  """Returns how many runs train at once, if the user does not say.
-
-  One process at a time can use an accelerator well. On CPUs every core trains a
-  run.
-  """
+  """Returns how many runs train at once: one a core; on accelerators one."""
   return 1 if _has_accelerator() else usable_cores()
 
 
 def measured(
   config: RunConfig, pairs: PairTraining, minutes: float
 ) -> MeasuredGain:
-  """Trains AllReduce with B / 2 and B sequences in a step, and returns s.
+  """Trains AllReduce with B / 2 and B sequences in a step; computes its gain.
 
-  s is the share by which the larger batch lowers the loss. If the planned model
-  would take too long, smaller models are trained, and s is extrapolated.
+  If the planned model would take too long, smaller models are trained.
 
   Args:
     config: Config of the planned run. B is the number of sequences in a step of
@@ -154,23 +146,12 @@ def _check_gain(pair: TunedPair) -> None:
 
 
 def _minutes(flops: float, num_sizes: int, pairs: PairTraining) -> float:
-  """Estimates how long the runs of some models take, starts included (minutes).
-
-  Args:
-    flops: Operations of all runs (FLOP).
-    num_sizes: Number of models.
-    pairs: The training, which says how many processes train at once.
-  """
+  """Estimates the minutes that runs of some models take, starts included."""
   return (flops / _flops_per_s(pairs) + _start_s(num_sizes, pairs)) / 60
 
 
 def _start_s(num_sizes: int, pairs: PairTraining) -> float:
-  """Estimates the time that starts and compilations take together (seconds).
-
-  Args:
-    num_sizes: Number of models.
-    pairs: The training, which says how many processes train at once.
-  """
+  """Estimates the seconds in which runs of some models start and compile."""
   return num_sizes * _NUM_RUNS * _START_S / pairs.num_processes
 
 
@@ -182,8 +163,6 @@ def _flops_per_s(pairs: PairTraining) -> float:
 
 
 def _has_accelerator() -> bool:
-  """Returns whether JAX is installed for a GPU or a TPU.
-
-  JAX is not asked, as this process would then hold the device.
-  """
+  """Returns whether JAX is installed for a GPU or a TPU."""
+  # JAX is not asked, as this process would then hold the device.
   return any(importlib.util.find_spec(name) for name in _ACCELERATOR_PACKAGES)

@@ -32,13 +32,13 @@ class Hours:
   Attributes:
     time_s: Time of the run (seconds, simulated).
     allreduce_s: Time of AllReduce on the same links (seconds, simulated).
-    alone_share: Share of the whole work (all steps with all sequences) that one
-      cluster alone would do in `time_s`.
+    alone_share: Share of the run's work that one cluster alone would do in
+      `time_s`.
     loss: Expected loss at the end (nats a token); NaN: AllReduce's loss is not
       known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,
-      derived). It takes the better of two ways: fewer steps with the sequences
-      of all replicas, or all steps with fewer sequences.
+      derived), by fewer steps or fewer sequences in a step, whichever is
+      better.
   """
 
   time_s: float
@@ -49,11 +49,10 @@ class Hours:
 
   @property
   def verdict(self) -> str:
-    """Whether the run ends with a lower loss than one cluster alone.
+    """Whether the run ends with a lower loss than one cluster after equal time.
 
-    Both train for the same time. The answer is "yes" or "no". It is "not known"
-    if `alone_loss` lies within the range of `loss`, or if AllReduce's loss is
-    not known.
+    It is "yes", "no", or "not known" if `alone_loss` lies within the range of
+    `loss`, or if AllReduce's loss is not known.
     """
     if self.loss.high < self.alone_loss:
       return "yes"
@@ -88,26 +87,20 @@ def offer(
 ) -> Offer | None:
   """Computes the gap and the bytes of a run with a method and M replicas.
 
-  `hours`, the times and losses on a cluster, stays None (`with_hours`).
-
   Args:
-    config: Config of the planned run. Its model, text and steps stay, and its
-      sequences are divided among the M replicas. `membership.absences`,
-      `membership.inner_steps` and `data.mix` are dropped, because they have
-      values for single replicas.
-    method: Name of the method. If it is the method of `config`, its settings
-      stay. Otherwise the method's usual settings are taken (`config.recipes`),
-      with the config's H if it sets one. In both cases the rank does not adapt
-      (`method_plans.of_method`).
+    config: Config of the planned run. The M replicas divide its sequences.
+      Settings of single replicas (absences, inner steps, `data.mix`) are
+      dropped.
+    method: Name of the method. The config's own method keeps its settings;
+      others take their usual ones, with the config's H if it sets one.
     num_replicas: Number of replicas, M.
     gain: s, the share by which AllReduce's loss falls if its batch doubles from
       half of the sequences in a step to all of them.
 
   Returns:
-    The run and its costs. None if M is 1 or does not divide the number of
-    sequences in a step, if the method exchanges gradients at every step (the
-    law of the gap is about rounds), or if the method does not go with the
-    config.
+    The run and its costs, without `hours`. None if M is 1 or does not divide
+    the sequences in a step, if the method averages gradients, or if the method
+    does not go with the config.
   """
   batch = global_batch(config)
   if batch % num_replicas:
@@ -131,15 +124,12 @@ def offer(
 
 
 def sent_bytes(config: RunConfig) -> int:
-  """Returns the bytes that one replica sends in a run, flush included.
+  """Returns the bytes that one replica sends in a run.
 
-  The flush is the exchanges that are still due after the last inner step.
-  All rounds in the middle of a run send equally many bytes. So a run of few
-  rounds is counted, and the bytes of one round are added for each other round.
-
-  Args:
-    config: Config of the run.
+  They include exchanges that are still due after the last inner step.
   """
+  # Rounds in the middle of a run send equally many bytes. So a run of few
+  # rounds is counted, and one round is added for each other round.
   interval = config.sync.named.schedule.sync_interval
   warm_start = config.sync.warm_start_steps
   rounds, rest = divmod(config.total_steps - warm_start, interval)
@@ -153,28 +143,15 @@ def sent_bytes(config: RunConfig) -> int:
 
 
 def _with_steps(config: RunConfig, steps: int) -> RunConfig:
-  """Returns a config with another number of steps, to count its bytes.
-
-  Its rate has no warm-up, which could be longer than the run.
-
-  Args:
-    config: Config of a run.
-    steps: The number of inner steps.
-  """
+  """Returns a config with another number of steps, to count its bytes."""
   values = flat(config.to_mapping())
+  # A warm-up of the rate could be longer than the run.
   values |= {"total_steps": steps, "inner.warmup_steps": 0}
   return from_mapping(values)
 
 
 def _counted_bytes(config: RunConfig) -> int:
-  """Returns the bytes that one replica sends in a run, by its segments.
-
-  It goes through every segment: the warm start, all rounds and the flush. This
-  is slow for a long run (`sent_bytes`).
-
-  Args:
-    config: Config of the run.
-  """
+  """Counts the bytes that one replica sends in a run, round by round."""
   plan = to_plan.run_plan(config)
   traffic = to_plan.traffic(config)
   total = sum(map(traffic.segment_bytes, plan.segments()))
@@ -182,13 +159,10 @@ def _counted_bytes(config: RunConfig) -> int:
 
 
 def sites_of(cluster: str) -> int | None:
-  """Returns how many replicas a cluster has.
+  """Returns how many replicas a cluster has; None if it takes any number.
 
   Args:
     cluster: Name of a preset or path of a cluster file.
-
-  Returns:
-    The number of replicas; None if a preset takes any number of replicas.
 
   Raises:
     ValueError: One line, if there is no such cluster.
@@ -207,7 +181,7 @@ def sites_of(cluster: str) -> int | None:
 def with_hours(
   planned: Offer, cluster: str, step_s: float | None, loss: float
 ) -> Offer:
-  """Adds the times and the losses on a cluster to the costs of a planned run.
+  """Returns a planned run with its times and losses on a cluster.
 
   Args:
     planned: The run and its other costs.
@@ -216,9 +190,6 @@ def with_hours(
       its operations.
     loss: Loss of AllReduce at the end, with the sequences of all replicas in a
       step (nats a token); NaN: not known.
-
-  Returns:
-    A copy of `planned` with the field `hours`.
 
   Raises:
     ValueError: One line, if the run does not fit on the cluster.
@@ -252,12 +223,11 @@ def with_hours(
 def _alone_factor(share: float, gain: float) -> float:
   """Returns the factor by which the loss changes if a part of the work is done.
 
-  One cluster alone takes either fewer steps or fewer sequences in a step. The
-  way with the lower loss counts.
+  The work has fewer steps or fewer sequences in a step, whichever gives the
+  lower loss. With a share above 1, it has more steps.
 
   Args:
-    share: Share of the work that is done: 0.5 is half of the steps, or half of
-      the sequences in each step. Above 1, only more steps are considered.
+    share: Share of the work that is done, e.g. 0.5.
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   fewer_steps = share_of_more_steps(share)

@@ -46,11 +46,7 @@ class _Speed(NamedTuple):
 
 @functools.cache
 def run_operations(setting: Setting) -> float:
-  """Returns the operations of one run (FLOP), as `flops_per_token` counts them.
-
-  Args:
-    setting: Setting of the run.
-  """
+  """Returns the operations of one run (FLOP), by `flops_per_token`."""
   config = setting.config(Run(Rates(inner=1.0, outer=1.0), seed=0))
   token_flops = flops_per_token(config.model.shape, setting.sequence_length)
   return token_flops * setting.tokens
@@ -64,8 +60,8 @@ def training_needed(
   Args:
     settings: Settings whose runs are counted.
     rows: Finished runs. Runs of other settings count for the speed.
-    list_name: Name of the list of settings (`design.DESIGNS`). Its assumed
-      speed counts while no run is finished.
+    list_name: Name of the list of settings (`design.DESIGNS`), for its assumed
+      speed while no run is finished.
   """
   rows_by_setting = by_setting(rows)
   flops_per_s = _speed(rows, list_name).flops_per_s
@@ -88,12 +84,7 @@ def training_needed(
 
 
 def _speed(rows: Sequence[GapRow], list_name: str) -> _Speed:
-  """Returns the mean speed of finished runs, or the assumed speed of a list.
-
-  Args:
-    rows: Finished runs. Without runs the assumed speed is returned.
-    list_name: As in `training_needed`.
-  """
+  """Returns the mean speed of finished runs; without runs an assumed one."""
   seconds = sum(row.seconds for row in rows)
   if not seconds:
     return _Speed(_ASSUMED_FLOPS_PER_S[list_name], kind="assumed")
@@ -106,13 +97,8 @@ def table(
 ) -> str:
   """Returns a Markdown table with the training that each group needs.
 
-  The last line of the table is for all groups together. A note below says at
-  which speed the hours are estimated.
-
-  Args:
-    groups: Groups of settings.
-    rows: Finished runs.
-    list_name: As in `training_needed`.
+  The last line is for all groups together. A note below says at which speed the
+  hours are estimated.
   """
   all_settings = [setting for group in groups for setting in group.settings]
   settings_by_title = [(group.name, group.settings) for group in groups]

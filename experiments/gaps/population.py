@@ -3,12 +3,7 @@
 The rates and the seed of a run are arguments of the program. An inner
 `jax.vmap` maps over the replicas of a run, and the exchange averages over the
 axis of this vmap. An outer `jax.vmap` maps over the runs, which exchange
-nothing. Each step is an update of an optax transform of the package
-(`api.step_methods`). The trainer trains by rounds instead; a test compares the
-losses of both.
-
-On CPUs the gradients of all replicas are computed one after the other, because
-products of stacked matrices are slower there.
+nothing. Each step is an update of an optax transform (`api.step_methods`).
 
 Letters: R runs, M replicas, B sequences in a step of a replica, L tokens that a
 sequence predicts, N batches of an evaluation.
@@ -54,8 +49,8 @@ class Losses(NamedTuple):
 
   Attributes:
     newest: Loss of the newest outer parameters on the validation text.
-    average: Loss of the average of the outer parameters on the validation text.
-      Rates are chosen by this loss.
+    average: Loss of the average of the outer parameters on the validation text,
+      by which rates are chosen.
     judge_newest: Loss of the newest outer parameters on the judge text, on
       which nothing is chosen.
     judge_average: Loss of the average on the judge text.
@@ -94,14 +89,7 @@ class Carry(NamedTuple):
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
-  Args:
-    setting: Setting of the runs.
-    runs: Rates and seed of each run.
-    text: Text on which the runs are trained and evaluated.
-
-  Returns:
-    Losses of each run. Without a judge text the losses on it are those on the
-    validation text.
+  Without a judge text, the validation text takes its place.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])
@@ -129,13 +117,7 @@ def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
   """Returns the tokens that the replicas of a run read, in the text's dtype.
 
   Settings with the same number of sequences a step (M B) read the same
-  sequences in each step. No two replicas read the same sequence within a pass
-  over the text.
-
-  Args:
-    setting: Setting of the run.
-    text: Text that the run reads.
-    seed: Seed of the order of the sequences.
+  sequences in each step.
 
   Returns:
     Tokens [steps, M, B, L + 1].
@@ -164,9 +146,6 @@ def train_on(
     runs: Rates and seed of each of the R runs.
     tokens: Tokens of several texts, [texts, steps, M, B, L + 1].
     text_indices: Index in `tokens` of the text of each run, [R].
-
-  Returns:
-    The trained parameters of the runs.
   """
   program = _programs(setting)
   return program.train(
@@ -191,13 +170,9 @@ def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def sent_bytes(setting: Setting) -> int:
-  """Returns the bytes that one replica sends in a run, flush included.
+  """Returns the bytes that one replica sends in a run.
 
-  The flush is the exchanges that are still due after the last inner step. The
-  number is computed from the plan of the run, as the trainer counts it.
-
-  Args:
-    setting: Setting of the run.
+  They include exchanges that are still due after the last inner step.
   """
   config = setting.config(_ANY_RUN)
   plan = to_plan.run_plan(config)
@@ -224,10 +199,7 @@ class _Programs(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def _programs(setting: Setting) -> _Programs:
-  """Builds the programs that train and evaluate many runs of a setting.
-
-  JAX compiles them at their first call.
-  """
+  """Builds the programs that train and evaluate many runs of a setting."""
   config = setting.config(_ANY_RUN)
   computation = on_platform(config, build.platform_name())
   model, gradient, evaluation = model_functions(
@@ -238,6 +210,7 @@ def _programs(setting: Setting) -> _Programs:
     supplied=None,
     end_of_text=None,
   )
+  # On CPUs products of stacked matrices are slower.
   if computation.stacked_by == "map":
     evaluation = sequential_vmap(evaluation)
   one_run = _OneRun(setting, config, init=model.init, gradient=gradient)
@@ -281,7 +254,7 @@ class _OneRun:
     text_index: Index,
     tokens: Array,
   ) -> Models:
-    """Trains one run.
+    """Trains one run, and returns its parameters without an axis of runs.
 
     Args:
       inner_rate: Highest inner learning rate, a float32 scalar.
@@ -290,9 +263,6 @@ class _OneRun:
       seed: Seed of the first parameters, a uint32 scalar.
       text_index: Index in `tokens` of the text of this run, an int32 scalar.
       tokens: Tokens of several texts, [texts, steps, M, B, L + 1].
-
-    Returns:
-      The trained parameters, without an axis of runs.
     """
     setting = self.setting
     params = self._copies(self.init(jax.random.key(seed)))
@@ -336,19 +306,13 @@ class _OneRun:
 
   @property
   def _average_power(self) -> float:
-    """Power of the weights in the evaluated average of the parameters.
-
-    A larger power gives newer parameters more weight (`outer.average_power`).
-    """
+    """Power of the average of the parameters (`outer.average_power`)."""
     return self.config.outer.average_power
 
   def _inner_optimizer(self, rate: Array) -> optax.GradientTransformation:
-    """Builds the inner optimizer, whose rate is 0 after the last inner step.
+    """Builds the inner optimizer; its rate is 0 after the last inner step.
 
-    The steps of a flush come after the last inner step (`_flush`).
-
-    Args:
-      rate: Highest learning rate of the schedule, a float32 scalar.
+    `rate` is the highest rate of its schedule.
     """
     inner = self.config.inner
     schedule = learning_rate_schedule(
@@ -376,22 +340,13 @@ class _OneRun:
   def _data_parallel(
     self, inner: optax.GradientTransformation
   ) -> optax.GradientTransformationExtraArgs:
-    """Returns the transform that averages gradients at every step.
-
-    Args:
-      inner: The optimizer that gets the average.
-    """
+    """Returns a transform that averages gradients for an optimizer."""
     return step_transform(METHODS["allreduce"](), inner)
 
   def _rounds(
     self, inner: optax.GradientTransformation, outer_rate: Array
   ) -> optax.GradientTransformationExtraArgs:
-    """Returns the transform that takes inner and outer steps.
-
-    Args:
-      inner: The inner optimizer.
-      outer_rate: Learning rate of the outer step, a float32 scalar.
-    """
+    """Returns the transform that takes inner and outer steps."""
     config = self.config
     return step_transform(
       config.sync.named,
@@ -414,11 +369,9 @@ class _OneRun:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
-    """Returns the values before the first step of a transform.
+    """Returns the values before the first step of a replica's transform.
 
-    Args:
-      transform: The transform of a replica, as optax defines it.
-      params: Parameters of all replicas, leaves [M, ...].
+    `params` has the parameters of all replicas, leaves [M, ...].
     """
     return Carry(params=params, state=jax.vmap(transform.init)(params))
 
@@ -430,14 +383,9 @@ class _OneRun:
     start: int,
     stop: int,
   ) -> Carry:
-    """Takes inner steps of all replicas of a run.
+    """Takes inner steps `start` to `stop` - 1 of all replicas of a run.
 
-    Args:
-      transform: The transform of a replica, which also exchanges.
-      carry: Values before the steps.
-      batch_of: Returns the tokens of a step, [M, B, L + 1].
-      start: Number of inner steps of the run that were taken before.
-      stop: Number of inner steps of the run that are taken then.
+    `batch_of` returns the tokens of a step, [M, B, L + 1].
     """
 
     def replica_step(params: Tree, state: Tree, batch: Tree) -> Carry:
@@ -459,13 +407,7 @@ class _OneRun:
   ) -> Carry:
     """Exchanges everything that was not sent or not applied in the last steps.
 
-    To do so, it takes one more round of steps. Their gradients and their
-    learning rate are 0, so they change no parameters by themselves. But the
-    schedule sends and applies as in any round.
-
-    Args:
-      transform: The transform of a replica.
-      carry: Values after the last inner step.
+    It takes one more round of steps whose gradients and learning rate are 0.
     """
 
     def replica_step(params: Tree, state: Tree) -> Carry:
@@ -482,11 +424,7 @@ class _OneRun:
     return carry
 
   def _models(self, carry: Carry) -> Models:
-    """Returns the parameters to evaluate, which are equal in all replicas.
-
-    Args:
-      carry: Values at the end of the run.
-    """
+    """Returns the parameters to evaluate, which are equal in all replicas."""
     average = outer_params(carry.state, carry.params)
     return Models(
       newest=self._first_copy(carry.params), average=self._first_copy(average)
@@ -494,12 +432,7 @@ class _OneRun:
 
 
 def _held_out(setting: Setting, tokens: np.ndarray) -> np.ndarray:
-  """Returns the batches of an evaluation, [N, sequences, L + 1].
-
-  Args:
-    setting: Setting of the runs.
-    tokens: Tokens of a held-out text, [tokens].
-  """
+  """Returns the batches of an evaluation, [N, sequences, L + 1]."""
   (batches,) = held_out_batches(
     tokens,
     batch_size=_EVALUATION_BATCH,

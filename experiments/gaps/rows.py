@@ -65,11 +65,10 @@ class GapRow(Row):
     seed: Seed of the first parameters and of the order of the sequences.
     corpus: Digest of the text.
     tokens: Tokens that all replicas together were trained on.
-    sent_bytes: Bytes that one replica sent, with those of the flush (the
-      exchanges that are still due after the last inner step).
+    sent_bytes: Bytes that one replica sent in the whole run.
     loss_newest: Validation loss of the newest outer parameters.
-    loss_average: Validation loss of the average of the outer parameters. Rates
-      are chosen by this loss.
+    loss_average: Validation loss of the average of the outer parameters, by
+      which rates are chosen.
     judge_newest: Loss of the newest outer parameters on the judge text, on
       which nothing is chosen.
     judge_average: Loss of the average on the judge text.
@@ -127,11 +126,7 @@ class GapRow(Row):
 
 
 def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
-  """Groups finished runs by their settings.
-
-  Args:
-    rows: Finished runs.
-  """
+  """Groups finished runs by their settings."""
   rows_by_setting: dict[Setting, list[GapRow]] = {}
   for row in rows:
     rows_by_setting.setdefault(row.setting, []).append(row)
@@ -144,14 +139,9 @@ def read(path: pathlib.Path) -> list[GapRow]:
 
 
 def read_rows(path: pathlib.Path, kind: type[RowKind]) -> list[RowKind]:
-  """Reads the finished runs of a file.
+  """Reads the finished runs of a file; without a file there are none.
 
-  A file that does not exist counts as empty. A last line without an end, as in
-  a file that was cut, is left out.
-
-  Args:
-    path: The file.
-    kind: Type of its lines.
+  A last line without an end, as in a file that was cut, is left out.
 
   Raises:
     RecordError: If the file cannot be read, or has other columns.
@@ -168,14 +158,7 @@ def read_rows(path: pathlib.Path, kind: type[RowKind]) -> list[RowKind]:
 
 
 def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
-  """Adds finished runs to a file.
-
-  A line of the same run on the same text is replaced. The file is written as a
-  whole.
-
-  Args:
-    path: The file; it is made if it does not exist.
-    rows: The finished runs, at least one.
+  """Adds one or more finished runs to a file; replaces lines of the same runs.
 
   Raises:
     RecordError: If the file has other columns or cannot be written.
@@ -190,26 +173,16 @@ def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
 
 
 def lock_path(path: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the file of the lock that a program holds while it trains.
+  """Returns the file that a program locks while it trains a setting.
 
-  Each setting has a lock of its own.
-
-  Args:
-    path: File to which the finished runs are added.
-    name: Name of the setting.
+  `path` is the file to which the finished runs are added.
   """
   return path.parent / f".{path.stem}" / f"{name}.lock"
 
 
 @contextlib.contextmanager
 def _write_lock(path: pathlib.Path) -> Iterator[None]:
-  """Holds a lock, so that no other program adds lines while the block runs.
-
-  If another program holds the lock, the function waits for it.
-
-  Args:
-    path: The file. The lock is a hidden file beside it.
-  """
+  """Waits for and holds the lock that a program needs to add lines."""
   with files.opened_to_append(path.with_name(f".{path.name}.lock")) as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield

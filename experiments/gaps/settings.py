@@ -70,12 +70,10 @@ class Setting:
       all sequences of a step.
     batch: Sequences in a step of one replica.
     steps: Inner steps of the run.
-    interval: Number of inner steps of a round, H. Each value is sent once in a
-      round. 0 means that the method is AllReduce.
-    delay: Number of inner steps from the time at which values are sent to the
-      time at which their mean is applied. 0 means that the replicas wait for
-      the exchange. Any other delay must divide H. The parameters are then cut
-      into H / delay slices, which are sent in turn.
+    interval: Number of inner steps of a round, H; 0: the method is AllReduce.
+    delay: Number of inner steps from a send to its apply. It divides H, and the
+      parameters are sent in H / delay slices. 0: replicas wait for the
+      exchange.
     bits: Bits of a value that is sent: 32 (float32), or 1 (signs, with error
       feedback).
     warm_start: Data-parallel steps at the beginning.
@@ -99,12 +97,10 @@ class Setting:
   sequence_length: int = 128
 
   def __post_init__(self):
-    """Checks that the setting can be trained as one program.
+    """Raises ValueError unless the setting can be trained as one program.
 
-    Raises:
-      ValueError: If AllReduce has several replicas, if the run does not consist
-        of whole rounds after its warm start, or if H is no multiple of the
-        delay.
+    AllReduce has one replica, and other runs have whole rounds after the warm
+    start, with H a multiple of the delay.
     """
     if self.is_allreduce:
       if self.replicas > 1:
@@ -145,11 +141,9 @@ class Setting:
 
   @property
   def name(self) -> str:
-    """A short name without spaces that only this setting has.
+    """A short name, which leaves out usual values and the sequence length.
 
-    Example: "59k-overlap_loco-4x4-576steps-H16-delay2-bits1". What has the
-    usual value is left out. The sequence length is not named, as it is the same
-    in all settings of a list.
+    Example: "59k-overlap_loco-4x4-576steps-H16-delay2-bits1".
     """
     parts = [self.size, self.method, f"{self.replicas}x{self.batch}"]
     parts.append(f"{self.steps}steps")
@@ -167,11 +161,7 @@ class Setting:
     return "-".join(parts)
 
   def config(self, run: Run) -> RunConfig:
-    """Returns the config with which the trainer would train a run.
-
-    Args:
-      run: Rates and seed of the run.
-    """
+    """Returns the config with which the trainer would train a run."""
     return from_mapping({**self._shared_values(), **self._method_values(run)})
 
   def _shared_values(self) -> dict[str, Any]:
@@ -207,11 +197,7 @@ class Setting:
     return {**values, "data.judge_fraction": 0.5 if has_judge else 0.0}
 
   def _method_values(self, run: Run) -> dict[str, Any]:
-    """Returns values of the method, its rates and the seed, by dotted name.
-
-    Args:
-      run: Rates and seed of the run.
-    """
+    """Returns values of the method, its rates and the seed, by dotted name."""
     values: dict[str, Any] = {
       "seed": run.seed,
       "inner.learning_rate": run.rates.inner,

@@ -1,9 +1,8 @@
 """Chooses smaller models of the same shape, when the user's takes too long.
 
 A smaller model has its width, its number of layers and its number of heads
-divided by one number. Its runs have as many tokens for each parameter as the
-planned run: the batch and the number of steps both shrink as the root of the
-number of parameters.
+divided by one number. The batch and the number of steps both shrink as the root
+of the number of parameters, so the tokens for each parameter stay.
 """
 
 import math
@@ -45,19 +44,19 @@ def pair_flops(config: RunConfig) -> float:
 
 
 def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
-  """Chooses smaller models to train in place of a model that takes too long.
+  """Chooses up to `NUM_SIZES` smaller models to train in place of a large one.
 
-  They are the largest models whose runs (`pair_flops`) stay within a number of
-  operations, at most `NUM_SIZES` of them.
+  Larger models are tried first. Each may take half of the operations that are
+  left, so that smaller ones can follow.
 
   Args:
     config: Config of AllReduce with the planned model.
-    most_flops: Most operations of the runs of all chosen models together
-      (FLOP).
+    most_flops: Most operations of the runs (`pair_flops`) of all chosen models
+      together (FLOP).
 
   Returns:
     A config of AllReduce for each chosen model, the smallest first. There may
-    be fewer than two, if the planned model is small already.
+    be none.
   """
   chosen: dict[int, RunConfig] = {}  # By number of parameters.
   flops_left = most_flops
@@ -74,16 +73,10 @@ def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
 
 
 def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
-  """Returns the config of a run with a smaller model of the same shape.
+  """Returns a run of AllReduce with a smaller model of the same shape.
 
-  Args:
-    config: Config of AllReduce with the planned model.
-    divisor: Number by which the width, the number of layers and the number of
-      heads are divided.
-
-  Returns:
-    The config; None if the model cannot be divided, for example because it is
-    too small or trains adapters.
+  `divisor` divides the width, the layers and the heads. None if that cannot be,
+  for example because the model is too small or trains adapters.
   """
   shape = config.model.shape
   if type(shape) is not ModelShape or config.lora.rank:
@@ -131,13 +124,8 @@ def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
 def _sizes(shape: ModelShape, divisor: int) -> dict[str, int] | None:
   """Returns the sizes of a model whose width, layers and heads are divided.
 
-  Args:
-    shape: Sizes of the model.
-    divisor: Number by which they are divided, with rounding.
-
-  Returns:
-    Values by field of the config's section `model`; None if the width would be
-    below 8.
+  They are named as in the config's section `model`. None if the width would be
+  below 8.
   """
   heads = max(shape.num_heads // divisor, 1)
   # An even width of every head, as rotary positions need it.

@@ -88,8 +88,6 @@ class TunedPair:
 class PairTraining:
   """Trains AllReduce with B / 2 and with B sequences in a step.
 
-  B is the number of sequences in a step of all replicas of the planned run.
-
   Attributes:
     training: Trains runs, and keeps their results.
     num_processes: Number of runs that train at once.
@@ -129,12 +127,6 @@ class PairTraining:
     """Tries inner rates until both neighbors of the best rate were tried.
 
     At most `most_rates` rates are tried for each config.
-
-    Args:
-      configs: Configs of AllReduce, one for each batch.
-
-    Returns:
-      The tried rates of each config, with their losses.
     """
     points_by_config = [list(_FIRST_POINTS) for _ in configs]
     while True:
@@ -169,13 +161,7 @@ class PairTraining:
     """Computes s, the share by which the loss falls from B / 2 to B sequences.
 
     With one seed, s compares the vertices of the parabolas (`Tuned.refined`).
-    With several seeds, both best rates are trained on each seed, and s is the
-    mean over the seeds.
-
-    Args:
-      configs: Configs of AllReduce with B / 2 and with B sequences.
-      half: The rates that were tried with B / 2 sequences.
-      full: The rates that were tried with B sequences.
+    With several seeds, both best rates are trained on each, and s is the mean.
     """
     measured = 1 - full.loss / half.loss
     refined = 1 - full.refined / half.refined
@@ -204,11 +190,7 @@ class PairTraining:
   def _train(self, runs: Sequence[SweepRun]) -> None:
     """Trains those runs that are not finished yet.
 
-    Args:
-      runs: Runs of AllReduce, finished or not.
-
-    Raises:
-      StoppedError: If one of them failed.
+    Raises StoppedError if one of them failed.
     """
     missing = [run for run in runs if self.training.row(run) is None]
     if missing:
@@ -229,10 +211,7 @@ class PairTraining:
   ) -> float:
     """Returns the loss of a finished run (nats a token); NaN: it diverged.
 
-    Args:
-      config: Config of AllReduce.
-      rate: Inner rate of the run.
-      seed: Seed of the run; None: that of the config.
+    The seed None is that of the config.
     """
     row = self.training.row(
       _run(config, rate, config.seed if seed is None else seed)
@@ -244,12 +223,9 @@ class PairTraining:
 def allreduce_config(config: RunConfig) -> RunConfig:
   """Returns AllReduce with as many sequences in a step as a planned run.
 
-  The model, the text, the inner optimizer, the number of steps and the average
-  of the parameters are those of the planned run. Replicas that are stacked on
-  one device become one replica, which computes the same mean gradient faster.
-
-  Args:
-    config: Config of the planned run.
+  The model, the text, the inner optimizer, the steps and the average of the
+  parameters stay. Stacked replicas become one replica, which computes the same
+  mean gradient faster, unless `data.mix` is set.
   """
   values = flat(config.to_mapping())
   for path in list(values):
@@ -270,10 +246,7 @@ def allreduce_config(config: RunConfig) -> RunConfig:
 
 
 def halved(config: RunConfig) -> RunConfig:
-  """Returns the config of a run with half of the sequences in a step.
-
-  Args:
-    config: Config of AllReduce.
+  """Returns the config of AllReduce with half of the sequences in a step.
 
   Raises:
     ValueError: One line, if the number of sequences is odd.
@@ -329,9 +302,8 @@ def tuned_batch(batch: int, losses: Mapping[float, float]) -> Tuned:
 def _vertex(losses: Sequence[float]) -> float:
   """Returns the lowest value of the parabola through three losses.
 
-  Args:
-    losses: The losses at three equally distant points. The middle one is the
-      lowest. It is returned if another one is not finite, or if all are equal.
+  The points are equally distant. Without a finite parabola that opens upward,
+  the result is the middle loss.
   """
   left, middle, right = losses
   curvature = left - 2 * middle + right
@@ -341,23 +313,12 @@ def _vertex(losses: Sequence[float]) -> float:
 
 
 def _rate(config: RunConfig, point: int) -> float:
-  """Returns the config's inner rate times 2^point, with four digits.
-
-  Args:
-    config: Config of AllReduce.
-    point: Exponent of `_RATIO`, the ratio of neighboring rates (2).
-  """
+  """Returns the config's inner rate times 2^point, with four digits."""
   return float(f"{config.inner.learning_rate * _RATIO**point:.4g}")
 
 
 def _run(config: RunConfig, rate: float, seed: int) -> SweepRun:
-  """Returns a run of AllReduce.
-
-  Args:
-    config: Config of AllReduce.
-    rate: Inner rate.
-    seed: Seed.
-  """
+  """Returns a run of AllReduce with an inner rate and a seed."""
   values = flat(config.to_mapping()) | {
     "inner.learning_rate": rate,
     "seed": seed,

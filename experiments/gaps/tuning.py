@@ -1,12 +1,11 @@
 """Searches the learning rates of a setting.
 
 The rates lie on a grid whose neighbors differ by a factor of the square root of
-two. The search begins with a point of the grid and its neighbors: the best
-point of the most similar setting that is finished. It goes on until all
-neighbors of the best point are trained, so that the best rates are neither the
-lowest nor the highest rates that were tried. Then other seeds are trained with
-the best rates. Their losses are the results, because the losses by which rates
-are chosen are too low on average.
+two. A *point* of the grid is an inner and an outer rate. The search begins at
+the best point of the most similar finished setting, and goes on until all
+neighbors of the best point are trained. Then other seeds are trained with the
+best rates. Their losses are the results, because the losses by which rates are
+chosen are too low on average.
 """
 
 import dataclasses
@@ -76,9 +75,9 @@ def missing_runs(
 ) -> Missing:
   """Returns the runs that a setting needs next.
 
-  A point is a pair of learning rates, inner and outer, on a grid. First the
-  tuning seeds are trained at the best point so far and at its neighbors. If all
-  of these runs are finished, the result seeds are trained at the best point.
+  First the tuning seeds are trained at the best rates so far and at their
+  neighbors on the grid. If all of these runs are finished, the result seeds are
+  trained at the best rates.
 
   Args:
     setting: Setting whose rates are searched.
@@ -108,18 +107,11 @@ def missing_runs(
 def start_point(
   setting: Setting, rows_by_setting: Mapping[Setting, Sequence[GapRow]]
 ) -> Point | None:
-  """Returns the rates at which the search for a setting's best rates begins.
+  """Returns the point at which the search for a setting's best rates begins.
 
-  They are the best rates of the most similar setting that is finished.
-  AllReduce begins where AllReduce was best, and replicas where replicas were.
-
-  Args:
-    setting: The setting whose search begins.
-    rows_by_setting: Finished runs of each setting.
-
-  Returns:
-    The rates, as a point of the grid. None: no such setting with a model of
-    this size is finished.
+  It is the best point of the most similar finished setting of this model size;
+  None: there is none. AllReduce begins where AllReduce was best, and replicas
+  where replicas were.
   """
   points = {
     other: best_point(other, results)
@@ -135,16 +127,10 @@ def start_point(
 
 
 def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
-  """Returns the rates with the lowest mean loss over the tuning seeds.
+  """Returns the point with the lowest mean loss over the tuning seeds.
 
-  Only rates count with which all tuning seeds are finished and none diverged.
-
-  Args:
-    setting: Setting whose rates are searched.
-    results: Finished runs of the setting.
-
-  Returns:
-    The rates, as a point of the grid. None: no rates count yet.
+  Only points count at which all tuning seeds are finished and none diverged;
+  None if there are none.
   """
   return lowest_mean(
     (
@@ -160,14 +146,13 @@ def lowest_mean(
 ) -> Choice | None:
   """Returns the choice with the lowest mean loss over some seeds.
 
+  Only choices count whose runs of all seeds are finished and did not diverge;
+  None if there are none.
+
   Args:
     losses: For each finished run, what was chosen (such as a pair of rates),
       its seed and its loss.
     seeds: The seeds. Runs of other seeds are left out.
-
-  Returns:
-    The choice. Only choices count whose runs of all seeds are finished and did
-    not diverge. None: there is no such choice yet.
   """
   by_choice: dict[Choice, dict[int, float]] = {}
   for choice, seed, loss in losses:
@@ -182,25 +167,15 @@ def lowest_mean(
 
 
 def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
-  """Returns the rates of `best_point`; None if no rates count yet.
-
-  Args:
-    setting: Setting whose rates are searched.
-    results: Finished runs of the setting.
-  """
+  """Returns the rates of `best_point`; None if no rates count yet."""
   point = best_point(setting, results)
   return None if point is None else _rates(setting, point)
 
 
 def _distance(setting: Setting, other: Setting) -> float:
-  """Returns how much two settings differ, in doublings of their numbers.
+  """Returns the sum of doublings by which the numbers of two settings differ.
 
-  For example, H = 16 and H = 32 differ by about one doubling. The doublings of
-  all numbers in the settings are added up.
-
-  Args:
-    setting: Setting whose rates are searched.
-    other: Setting whose rates are known.
+  For example, H = 16 and H = 32 differ by about one doubling.
   """
   numbers = [
     (value, getattr(other, field))
@@ -219,10 +194,10 @@ def _usual_number(setting: Setting) -> int:
 
 
 def _first_point(setting: Setting) -> Point:
-  """Returns the rates at which the search begins if no setting is finished.
+  """Returns the point at which the search begins if no setting is finished.
 
-  The first outer rate is 1 for a single replica with an outer step, and one
-  step higher for several replicas. AllReduce has no outer rate.
+  The outer rate is 1 for one replica with an outer step, otherwise a grid step
+  higher.
   """
   is_single_diloco = setting.replicas == 1 and not setting.is_allreduce
   return Point(
@@ -231,11 +206,9 @@ def _first_point(setting: Setting) -> Point:
 
 
 def _neighborhood(setting: Setting, center: Point) -> list[Point]:
-  """Returns a point of the grid of rates and its neighbors.
+  """Returns a point of the grid and its neighbors.
 
-  Args:
-    setting: The setting. AllReduce has neighbors in its inner rate only.
-    center: Point around which rates are tried.
+  AllReduce has neighbors in its inner rate only.
   """
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [
@@ -244,9 +217,9 @@ def _neighborhood(setting: Setting, center: Point) -> list[Point]:
 
 
 def _rates(setting: Setting, point: Point) -> Rates:
-  """Returns the learning rates of a point of the grid.
+  """Returns the rates of a point of the grid, with three significant digits.
 
-  They are rounded to three significant digits. AllReduce has the outer rate 0.
+  AllReduce has the outer rate 0.
   """
   inner = _rounded(_FIRST_INNER * _RATIO**point.inner)
   if setting.is_allreduce:
@@ -257,8 +230,7 @@ def _rates(setting: Setting, point: Point) -> Rates:
 def _point(setting: Setting, result: GapRow) -> Point:
   """Returns the point of the grid that has the learning rates of a run.
 
-  It is the inverse of `_rates`. Points of AllReduce have the outer coordinate
-  of its first point.
+  Points of AllReduce have the outer coordinate of its first point.
   """
   inner = round(np.log(result.inner_rate / _FIRST_INNER) / np.log(_RATIO))
   if setting.is_allreduce:

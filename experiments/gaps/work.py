@@ -75,16 +75,10 @@ class Work:
     return plan.training_needed(settings, rows.read(self.path), self.name)
 
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
-    """Trains a setting until it needs no more runs, or the deadline passes.
-
-    Only finished runs on the text that this machine has count. But a search of
-    rates may begin where runs on another text were best.
-
-    Args:
-      setting: Setting whose runs are trained.
-      settings: All settings of the list, whose progress is logged.
-    """
+    """Trains a setting until it needs no more runs, or the deadline passes."""
     text = _text(setting.source)
+    # Only finished runs on this machine's text count. But a search may begin at
+    # the best rates of runs on another text.
     while not self._is_late():
       all_rows = rows.read(self.path)
       runs = tuning.missing_runs(
@@ -106,13 +100,7 @@ class Work:
   ) -> list[GapRow]:
     """Trains the first `largest_population` of some runs as one program.
 
-    Args:
-      setting: Setting of the runs.
-      runs: The runs, at least one.
-      text: The text that they read.
-
-    Returns:
-      The line of each run that was trained.
+    Returns the line of each run that was trained.
     """
     population_runs = list(runs[: self.largest_population])
     begin = time.monotonic()
@@ -148,15 +136,7 @@ def _row(
   text: Corpus,
   seconds: float,
 ) -> GapRow:
-  """Returns the line of the CSV file for a finished run.
-
-  Args:
-    setting: Setting of the run.
-    run: Rates and seed of the run.
-    losses: Losses of the run.
-    text: The text that the run read.
-    seconds: Wall time of the program divided by the number of its runs.
-  """
+  """Returns the line of the CSV file for a finished run."""
   config = setting.config(run)
   return GapRow(
     **dataclasses.asdict(setting),
@@ -182,11 +162,7 @@ def _row(
 
 @functools.cache
 def _text(source: str) -> Corpus:
-  """Reads a text.
-
-  Args:
-    source: Name of the text (`Setting.source`).
-  """
+  """Reads the text that a name stands for (`Setting.source`)."""
   any_setting = Setting("5k", replicas=1, batch=1, steps=4, source=source)
   config = any_setting.config(Run(Rates(inner=1.0), seed=0))
   return run_text.corpus(config)
@@ -200,8 +176,6 @@ def _platform() -> str:
 
 @functools.cache
 def _revision() -> str:
-  """Returns the revision of the source code; empty if unknown.
-
-  The first call decides, because the code may change while this process runs.
-  """
+  """Returns the revision of the source code; empty if unknown."""
+  # The result is cached, because the code may change while this process runs.
   return source_revision() or ""
