@@ -40,7 +40,7 @@ ADAPTERS = {
 
 
 def get_config(name: str = "tiny"):
-  """Returns a run like the default run, which trains adapters.
+  """Returns the default run changed to train adapters.
 
   Args:
     name: Size of the model, one of `ADAPTERS`.

@@ -17,11 +17,10 @@ LOSSES = flags.DEFINE_list(
 
 
 def losses() -> tuple[float, float] | None:
-  """Reads the flag --losses.
+  """Returns the value of --losses; None if the flag is not given.
 
-  Returns:
-    Losses of AllReduce with B / 2 and with B sequences in a step; None if the
-    flag is not given.
+  The two losses are those of AllReduce with B / 2 and with B sequences in a
+  step.
 
   Raises:
     UsageError: If they are not two positive losses of which the second is
@@ -43,12 +42,11 @@ def losses() -> tuple[float, float] | None:
 
 
 def gain() -> Estimate | None:
-  """Computes from --losses the share by which AllReduce's loss falls.
-
-  It is the share by which the loss falls if the batch grows from B / 2 to B.
+  """Returns by which share AllReduce's loss falls from B / 2 to B sequences.
 
   Returns:
-    The share with its range; None if the flag is not given.
+    The share with its range, computed from --losses; None if the flag is not
+    given.
 
   Raises:
     UsageError: If --losses are not two positive losses of which the second is

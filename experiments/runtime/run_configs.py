@@ -16,7 +16,7 @@ def run_config(values: config_dict.ConfigDict) -> RunConfig:
     values: Fields of a config, e.g. the value of --config.
 
   Raises:
-    UsageError: If the config file could not be loaded or a field is wrong.
+    UsageError: If the config cannot be read or a field is wrong.
   """
   kinds = (ValueError, OSError, AttributeError, ImportError)
   with command_line.usage_errors("--config: ", kinds):
