@@ -68,11 +68,9 @@ def _old_lines(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
-  """Returns the cells of an old line under the names of the new columns.
+  """Returns the cells of an old line by the names of the new columns.
 
-  Args:
-    line: Cells by old column. NaN becomes an empty cell.
-    names: New names by old names. Other columns keep their names.
+  A column that is not in `names` keeps its name. NaN becomes an empty cell.
   """
   return {
     names.get(name, name): "" if text == "nan" else text
@@ -84,8 +82,8 @@ def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts the old file of a sweep, and the file of its evaluations.
 
   Args:
-    path: Old file NAME.csv. Beside it there may be NAME_curves.csv, which has
-      the evaluations.
+    path: Old file NAME.csv. The evaluations are in NAME_curves.csv beside it,
+      if this file exists.
 
   Returns:
     Lines of runs.csv and of evaluations.csv.
@@ -154,11 +152,7 @@ def of_ablation(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
 
 
 def _point(cells: Cells) -> Cells:
-  """Returns the cells of an evaluation of an ablation.
-
-  Args:
-    cells: Cells of its line under the names of runs.csv.
-  """
+  """Returns an evaluation of an ablation as cells of evaluations.csv."""
   point = {name: cells[name] for name in ("run", "tokens", "sent_bytes")}
   return point | {"step": cells["steps"], "loss": cells["loss"]}
 
@@ -189,8 +183,8 @@ def convert(
   """Yields the lines of runs.csv and of evaluations.csv for each old file.
 
   Args:
-    paths: Old files. The curves of sweeps may be among them: they are read with
-      the file of their sweep.
+    paths: Old files. A sweep's file of curves is skipped: it is read with the
+      file of the sweep.
 
   Raises:
     ValueError: If a file is of another kind.
@@ -210,11 +204,7 @@ def convert(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Converts the files that the command line names.
-
-  Args:
-    argv: The path of the program, and the paths of the old files.
-  """
+  """Converts the files that the command line names."""
   path = pathlib.Path(_RUNS.value)
   with command_line.usage_errors():
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))

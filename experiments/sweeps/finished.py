@@ -1,7 +1,7 @@
-"""The finished runs of one sweep, in the two files that have them.
+"""The finished runs of one sweep, in runs.csv and evaluations.csv.
 
-A run that has ended is written into runs.csv and evaluations.csv. It is not
-trained again if there is a line of the same config on the same text.
+A run whose config has a line in runs.csv, on the text that this machine has, is
+not trained again.
 """
 
 import collections
@@ -41,22 +41,21 @@ class Rows:
   Attributes:
     path: Path of runs.csv, to which `add` writes. evaluations.csv is beside it.
     study: Name of the sweep.
-    source: Path of the file that has the present content: `path`, or `start`
-      until the first run is added.
+    source: Path of the runs.csv that has the content now: `start` until the
+      first run is added, if it was read, and else `path`.
     runs: Lines of the sweep in their order, by name of the run.
   """
 
   def __init__(
     self, path: pathlib.Path, study: str, start: pathlib.Path | None = None
   ):
-    """Reads the files. A file that does not exist counts as empty.
+    """Reads both files. A file that does not exist counts as empty.
 
     Args:
       path: Path of runs.csv. Lines of other sweeps in it are kept.
       study: Name of the sweep.
       start: Another runs.csv, which is read if `path` does not exist. The first
-        `add` copies its runs of the sweep, and their evaluations, to `path`.
-        None: a new sweep begins without runs.
+        `add` copies its lines of the sweep to `path`. None: there is none.
 
     Raises:
       RecordError: If a file cannot be read, is damaged or has other columns.
@@ -95,8 +94,7 @@ class Rows:
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
     """Name and overrides of each finished run, as `runs.runs_of` takes them.
 
-    A run with lines on several texts is listed once, with the name and the
-    overrides of the last of these lines.
+    If a config has lines on several texts, only the last of them is listed.
     """
     by_config = {_without_text(row.run): row for row in self.runs.values()}
     return [
@@ -105,20 +103,15 @@ class Rows:
     ]
 
   def evaluations(self, row: RunRow) -> list[EvaluationRow]:
-    """Returns the evaluations of a finished run, in order.
+    """Returns the evaluations of a finished run, in order; may be empty.
 
     Args:
       row: Line of the run in runs.csv.
-
-    Returns:
-      The lines of its evaluations; empty if evaluations.csv has none.
     """
     return list(self._evaluations.get(row.run, ()))
 
   def row(self, run: SweepRun, corpus: str) -> RunRow | None:
-    """Returns the line of runs.csv of a run that was trained on a text.
-
-    The result is None if there is no such line.
+    """Returns the line of a run on a text in runs.csv; None if there is none.
 
     Args:
       run: A run of the sweep.
@@ -127,21 +120,19 @@ class Rows:
     return self.runs.get(run_id(self.study, run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
-    """Chooses one text, and returns the lines of runs.csv on this text.
+    """Returns the lines of runs that were trained on one version of their text.
 
-    The same config may have been trained on different versions of its text, for
-    example with another version of Python's library. Losses on two versions do
-    not compare. The version with the most lines is chosen; of two versions with
-    equally many lines, the version of the later line.
-
-    A version is chosen for each text that the configs name (`text_of`). For
-    example, a synthetic text differs with the seed.
+    A text may have several versions, for example Python's library of two
+    versions of Python. Losses on two versions do not compare, so one version is
+    chosen: the one with the most lines, or of two with equally many the one
+    with the later line. If configs name different texts, each text has its own
+    choice.
 
     Args:
       runs: Runs of the sweep.
 
     Returns:
-      For each run its line on the chosen text; None if it has no such line.
+      For each run its line on the chosen version; None if it has none.
     """
     corpora_by_config: dict[str, list[str]] = {}
     last_line: dict[str, int] = {}
@@ -166,9 +157,7 @@ class Rows:
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Counts the lines of some runs that a page leaves out.
-
-    They are lines of the same runs on other texts.
+    """Counts the lines of some runs on texts that a page does not show.
 
     Args:
       runs: Runs of the sweep.
@@ -181,11 +170,7 @@ class Rows:
     return num_lines - len({row.run for row in lines if row})
 
   def add(self, row: RunRow, evaluations: Sequence[EvaluationRow]) -> None:
-    """Adds a finished run, and writes both files.
-
-    A line of the same run is replaced. The evaluations are written first: if
-    the process is killed between the two writes, no run has a line without its
-    evaluations.
+    """Adds a finished run, or replaces its line, and writes both files.
 
     Args:
       row: Line of the finished run, of the same sweep.
@@ -230,19 +215,10 @@ def _without_text(run: str) -> str:
 
 
 def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
-  """Converts the cells of a line of runs.csv to a `RunRow`.
+  """Converts the cells of a line of runs.csv, by column, to a `RunRow`.
 
-  An empty cell of a dotted column counts as the field's default. So this
-  function is not for lines whose config is not fully known, such as those of
-  `ablate_*` (`convert`).
-
-  Args:
-    cells: Cells of the line by column (`read_runs`).
-    path: Path of the file, for messages.
-
-  Raises:
-    RecordError: If a cell of an int column is empty, or if the cell of a dotted
-      column does not fit its field.
+  Raises RecordError, with the `path` of the file, if a cell of an int column is
+  empty or the cell of a dotted column does not fit its field.
   """
   results = {name: cells[name] for name in RESULTS}
   config = {}
@@ -254,6 +230,8 @@ def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
         config[name] = value
       elif name not in RUN_TYPES:
         # A dotted column: the text of a field's value, or empty.
+        # Empty counts as the default. That is wrong for lines whose config is
+        # not fully known, such as those of `ablate_*` (`convert`).
         config[name] = columns.value_of(name, value)
   except ValueError as error:
     raise RecordError(

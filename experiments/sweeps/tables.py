@@ -1,8 +1,7 @@
 """Reads and writes runs.csv and evaluations.csv as tables of pandas.
 
-The files may have the runs of several sweeps. The column `study` of runs.csv
-has the name of the sweep. evaluations.csv has only the column `run`, whose
-names begin with the sweep's name (`rows.run_id`).
+The files may have the runs of several sweeps. In runs.csv the column `study`
+names the sweep. In evaluations.csv the column `run` begins with this name.
 """
 
 import io
@@ -64,9 +63,8 @@ def read_runs(path: pathlib.Path) -> pd.DataFrame:
     path: Path of the file.
 
   Raises:
-    RecordError: If the file cannot be read, ends within a line, has other
-      columns, has a cell that does not fit its column, or has two lines of one
-      run.
+    RecordError: If the file cannot be read or is damaged, e.g. has other
+      columns or two lines of one run.
   """
   runs = _read(path, RUN_TYPES, "runs")
   for _, line in runs[runs["run"].duplicated()].iterrows():
@@ -104,11 +102,9 @@ def evaluations_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def _table(
   lines: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]
 ) -> pd.DataFrame:
-  """Returns lines as a table whose columns have the right types.
+  """Returns lines as a table whose columns have the types `kinds`.
 
-  Args:
-    lines: Cells of each line by column.
-    kinds: Types of the columns by name. Other columns get texts.
+  Columns that `kinds` lacks get texts.
   """
   others = {name for line in lines for name in line if name not in kinds}
   values_by_column = {}
@@ -130,7 +126,7 @@ def _table(
 def write_tables(
   path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
 ) -> None:
-  """Writes evaluations.csv and runs.csv; each replaces an earlier file.
+  """Writes evaluations.csv and runs.csv in place of earlier files.
 
   The studies are in alphabetical order. The gaps are computed anew.
 
@@ -158,8 +154,8 @@ def replace_studies(
   """Writes all runs of some studies into the two files, and keeps the others.
 
   Args:
-    path: Path of runs.csv, which is made if it is missing. Lines of the studies
-      that it has already are removed.
+    path: Path of runs.csv, which is made if it is missing. Its old lines of
+      these studies are removed.
     runs: The new lines.
     evaluations: The evaluations of these runs.
 
@@ -192,13 +188,7 @@ def commit(path: str) -> None:
 
 
 def _write(path: pathlib.Path, table: pd.DataFrame, study: pd.Series) -> None:
-  """Writes a CSV file, sorted by study.
-
-  Args:
-    path: Path of the file.
-    table: Lines of the file.
-    study: Name of the study of each line.
-  """
+  """Writes a CSV file, sorted by the name of the study of each line."""
   order = np.argsort(study.to_numpy(), kind="stable")
   text = table.iloc[order].to_csv(index=False, lineterminator="\n")
   write_atomically(path, text)
@@ -216,8 +206,7 @@ def _read(
     noun: What its lines are, for messages.
 
   Raises:
-    RecordError: If the file cannot be read, ends within a line, has other
-      columns, or has a cell that does not fit its column.
+    RecordError: If the file cannot be read, or is no table with these columns.
   """
   if not path.exists():
     return pd.DataFrame(
@@ -249,12 +238,9 @@ def _read(
 
 
 def _check_columns(names: Sequence[str], kinds: Iterable[str]) -> None:
-  """Raises ValueError unless a table has the expected columns, each once.
+  """Raises ValueError unless a table has all the columns `kinds`, each once.
 
-  Args:
-    names: Columns of the table.
-    kinds: Columns that it must have, in any order. Other columns must have a
-      dot in their names.
+  Other columns must have a dot in their names.
   """
   missing = sorted(set(kinds) - set(names))
   require(not missing, f"it lacks the column {missing[:1]}")
@@ -266,9 +252,7 @@ def _check_columns(names: Sequence[str], kinds: Iterable[str]) -> None:
 def _check_values(table: pd.DataFrame, kinds: Mapping[str, type]) -> None:
   """Raises ValueError if an int is below 0 or a float is infinite.
 
-  Args:
-    table: The table.
-    kinds: Types of its columns by name. Other columns have texts.
+  `kinds` has the types of columns by name; all others have texts.
   """
   for name in map(str, table):
     kind = kinds.get(name, str)
