@@ -1,8 +1,7 @@
 """Measures the time of one program, or compares the times of two programs.
 
-The speed of a machine changes over time. So two programs that are compared run
-in turn many times, and the result is the median of the ratios of neighboring
-times.
+Two programs run in turn many times, because the speed of a machine changes. The
+result is the median of the ratios of neighboring times.
 """
 
 import dataclasses
@@ -36,11 +35,7 @@ class Ratio:
 
 
 def seconds(program: TimedProgram) -> float:
-  """Runs a program once, and returns how long it took (seconds).
-
-  Args:
-    program: Function that runs the program and waits for its end.
-  """
+  """Runs a program once, and returns how long it took (seconds)."""
   start = time.perf_counter()
   program()
   return time.perf_counter() - start
