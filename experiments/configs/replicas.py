@@ -102,10 +102,6 @@ SWEEPS = {
 
 
 def get_config(name: str = "main"):
-  """Returns the config of a sweep whose rows are in docs/results.
-
-  Args:
-    name: One of `SWEEPS`.
-  """
+  """Returns the config of one of `SWEEPS`, whose runs are in docs/results."""
   rows = "docs/results/runs.csv"
   return config_dict.ConfigDict({"rows": rows, **SWEEPS[name]})

@@ -63,12 +63,7 @@ class SavedAndStoppedError(Exception):
   """Raised if a signal has stopped a run after the run had saved its state."""
 
   def __init__(self, message: object, stop_signal: int):
-    """Sets the exit code to 128 + the number of the signal, as shells do.
-
-    Args:
-      message: One line for the user.
-      stop_signal: Number of the signal, e.g. 15 for SIGTERM.
-    """
+    """Sets the exit code to 128 + the number of the signal, as shells do."""
     super().__init__(message)
     self.exit_code = 128 + stop_signal
 
@@ -104,9 +99,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   """Parses the flags of a program, as the `flags_parser` of `app.run`.
 
   A mistake prints one line and exits with code 2; help exits with code 0.
-
-  Args:
-    argv: The command line, with the path of the program in front.
+  `argv` has the path of the program in front.
 
   Returns:
     The path of the program, and the arguments that are no flags.
@@ -128,10 +121,9 @@ def set_up_terminal() -> None:
 
 
 def read_flags(argv: Sequence[str]) -> list[str]:
-  """Parses the flags of a program.
+  """Parses the flags of a program; --help prints and exits with code 0.
 
-  Args:
-    argv: The command line, with the path of the program in front.
+  `argv` has the path of the program in front.
 
   Returns:
     The path of the program, and the arguments that are no flags.
@@ -237,10 +229,9 @@ def usage_errors(
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-  """Raises UsageError if a program that takes only flags has other arguments.
+  """Raises UsageError if there are arguments that are no flags.
 
-  Args:
-    argv: The path of the program, and the arguments that are no flags.
+  `argv` is the path of the program, and these arguments.
   """
   if len(argv) > 1:
     raise UsageError(f"unexpected argument {argv[1]!r}: flags start with --")
@@ -249,7 +240,7 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 def chosen_argument(
   what: str, argv: Sequence[str], names: Sequence[str]
 ) -> str:
-  """Returns the one argument of a program, which must be one of some names.
+  """Returns the one argument of a program, which must be one of `names`.
 
   Args:
     what: What the argument names, for the message, e.g. "bench".
@@ -257,7 +248,7 @@ def chosen_argument(
     names: The names that are allowed.
 
   Raises:
-    UsageError: If there is not exactly one argument, or if it is none of the
+    UsageError: If there is not exactly one argument, or it is none of the
       names.
   """
   if len(argv) != 2:
@@ -296,9 +287,7 @@ def typed_command() -> str:
 def print_error(error: Exception, where: str = "") -> None:
   """Prints the message of an error as one line on standard error.
 
-  Args:
-    error: The error.
-    where: Text in front of the message, such as "name: "; may be empty.
+  The text `where`, such as "name: ", is in front of the message.
   """
   line = " ".join(str(error).split())
   print(printable(f"error: {where}{line}"), file=sys.stderr)

@@ -44,11 +44,7 @@ class _ConfigFileParser(flags.ArgumentParser):
     self._parser = parser
 
   def parse(self, path: str) -> Any:
-    """Returns the `ConfigDict` of a config file.
-
-    Args:
-      path: Path of the file. Text after a colon is the argument of its
-        get_config().
+    """Returns the `ConfigDict` of FILE, or of FILE:ARGUMENT.
 
     Raises:
       UsageError: If the file does not exist, or its code raises an error or

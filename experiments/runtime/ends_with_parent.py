@@ -20,9 +20,6 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
   """Returns a command line that is killed when this process ends (on Linux).
 
   The kernel kills the command as soon as the thread that started it ends.
-
-  Args:
-    command: Command line, one string for each argument.
   """
   # Without the site's packages Python starts in a hundredth of a second.
   python = [sys.executable, "-I", "-S", __file__]
@@ -32,9 +29,7 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 def main(parent: str, *command: str) -> None:
   """Replaces this program by a command that is killed when its parent ends.
 
-  Args:
-    parent: Id of the process that started this program.
-    *command: Command line, one string for each argument.
+  `parent` is the id of the process that started this program.
   """
   prctl = getattr(ctypes.CDLL(None), "prctl", None)
   if prctl:

@@ -26,14 +26,8 @@ _GOODPUT = 1448 / 1514
 def check(network: ThrottledNetwork) -> list[float]:
   """Measures the link from every node to the next one, and prints a line.
 
-  The node after the last one is the first one.
-
-  Args:
-    network: Network whose links throttle.
-
-  Returns:
-    For each node, the measured payload rate divided by the rate that TCP should
-    reach.
+  The node after the last one is the first one. Returns the ratio of each node
+  (`checked_ratio`).
 
   Raises:
     UsageError: If a rate is wrong by more than 3 % three times in a row.
@@ -51,12 +45,8 @@ def check(network: ThrottledNetwork) -> list[float]:
 def checked_ratio(network: ThrottledNetwork, node: int) -> float:
   """Measures the link from one node to the next, and checks its rate.
 
-  Args:
-    network: Network whose links throttle.
-    node: Number of the node, from 0.
-
-  Returns:
-    The measured payload rate divided by the rate that TCP should reach.
+  Returns the measured payload rate divided by the rate that TCP should reach.
+  The nodes are numbered from 0.
 
   Raises:
     UsageError: If the rate is wrong by more than 3 % three times in a row.
@@ -139,12 +129,7 @@ def receive() -> None:
 
 
 def send(address: str, num_bytes: int) -> None:
-  """Sends zeros to a receiver that already listens.
-
-  Args:
-    address: Address of the receiver.
-    num_bytes: Number of zeros (bytes).
-  """
+  """Sends `num_bytes` zeros to an address where a receiver already listens."""
   with socket.create_connection((address, _PORT)) as connection:
     connection.sendall(bytes(num_bytes))
 

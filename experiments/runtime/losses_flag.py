@@ -17,10 +17,9 @@ LOSSES = flags.DEFINE_list(
 
 
 def losses() -> tuple[float, float] | None:
-  """Returns the value of --losses; None if the flag is not given.
+  """Returns AllReduce's losses with B / 2 and with B sequences in a step.
 
-  The two losses are those of AllReduce with B / 2 and with B sequences in a
-  step.
+  They are the value of --losses; None if the flag is not given.
 
   Raises:
     UsageError: If they are not two positive losses of which the second is
@@ -44,13 +43,10 @@ def losses() -> tuple[float, float] | None:
 def gain() -> Estimate | None:
   """Returns by which share AllReduce's loss falls from B / 2 to B sequences.
 
-  Returns:
-    The share with its range, computed from --losses; None if the flag is not
-    given.
+  The share and its range follow from --losses; None if the flag is not given.
 
   Raises:
-    UsageError: If --losses are not two positive losses of which the second is
-      lower.
+    UsageError: As in `losses`.
   """
   half_and_full = losses()
   return None if half_and_full is None else gain_of_losses(half_and_full)

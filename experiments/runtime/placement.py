@@ -37,12 +37,8 @@ class ProcessSettings:
 
     The result is 0 if neither `local_devices` nor `num_processes` is known.
 
-    Args:
-      config: Config of the run.
-
     Raises:
-      UsageError: If `local_devices` is None and the run's devices cannot be
-        divided evenly among the processes.
+      UsageError: If the devices cannot be divided evenly among the processes.
     """
     if self.local_devices:
       return self.local_devices
@@ -61,10 +57,6 @@ def free_port() -> int:
 def devices_each(config: RunConfig, num_processes: int) -> int:
   """Returns the number of devices of each process of a run.
 
-  Args:
-    config: Config of the run.
-    num_processes: Number of processes.
-
   Raises:
     UsageError: If the devices cannot be divided evenly among the processes.
   """
@@ -81,10 +73,7 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
   """Raises UsageError unless the processes have the devices that a run needs.
 
   All together must have exactly `config.num_devices`, and each equally many.
-
-  Args:
-    config: Config of the run.
-    owners: For each device, the number of the process that has it.
+  `owners` has, for each device, the number of the process that has it.
   """
   shares = sorted(set(collections.Counter(owners).values()))
   needed = config.num_devices

@@ -188,9 +188,6 @@ def run(members: Sequence[Member]) -> None:
   this program exits with 128 plus the number of the signal. After a second
   signal they end at once (`stop_signals`).
 
-  Args:
-    members: The processes in the order of their numbers.
-
   Raises:
     StoppedError: If a process failed. The message says which, and how.
   """
@@ -217,9 +214,6 @@ def run_together(members: Sequence[Member]) -> Failure | None:
 
   All processes have ended when this call ends, even if it raises: those that
   still run are killed.
-
-  Args:
-    members: The processes in the order of their numbers.
 
   Returns:
     Why the group failed, or that a signal stopped it; None if all succeeded.
@@ -284,11 +278,8 @@ def _cause(members: Sequence[Member]) -> Member:
 def thread_limits(count: int) -> dict[str, str]:
   """Returns environment variables that limit the threads of a process.
 
-  If there are several processes, JAX does not reserve GPU memory at its start.
-
-  Args:
-    count: Number of processes that share the cores; each has at least one
-      thread.
+  Each of `count` processes gets an equal share of the cores, but at least one
+  thread. If there are several, JAX does not reserve GPU memory at its start.
   """
   # XLA starts a thread for each core, and two processes with two threads each
   # on two cores mostly wait for each other: training `tiny` twice at once is
@@ -305,9 +296,6 @@ def environment(count: int) -> dict[str, str]:
 
   It is this process's environment, in which each process gets a share of the
   cores and at least two threads, unless the user has set NPROC.
-
-  Args:
-    count: Number of processes.
   """
   variables = dict(os.environ)
   variables[COMMAND_VARIABLE] = typed_command()

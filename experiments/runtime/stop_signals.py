@@ -23,12 +23,10 @@ _SAME_REQUEST_S = 1.0
 def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
   """Calls a function at the first SIGTERM or Ctrl-C inside the block.
 
-  A second signal, more than a second later, ends the process at once with exit
-  code 128 + its number. Outside the main thread the block runs unchanged.
-
-  Args:
-    request_stop: Function (number of the signal), which is called in another
-      thread.
+  The function gets the number of the signal, and is called in another thread. A
+  second signal, more than a second later, ends the process at once with exit
+  code 128 + its number. Nothing of this happens if the block is outside the
+  main thread.
   """
   if threading.current_thread() is not threading.main_thread():
     yield  # Only the main thread may handle signals.

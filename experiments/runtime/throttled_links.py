@@ -54,13 +54,7 @@ def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
   """Makes a network of throttled links that exists as long as the context.
 
   Delays and losses begin only with `ThrottledNetwork.impair`, so that the rates
-  can be checked before.
-
-  Args:
-    links: The link of every node, at least two.
-
-  Yields:
-    The network.
+  can be checked before. There must be at least two links, one for each node.
 
   Raises:
     UsageError: If this machine or user may not make network namespaces, or
@@ -87,12 +81,7 @@ class ThrottledNetwork:
   """
 
   def __init__(self, links: Sequence[Link], stack: contextlib.ExitStack):
-    """Makes the nodes and their links.
-
-    Args:
-      links: The link of every node.
-      stack: Context that ends the network when it closes.
-    """
+    """Makes the nodes and their links. The network ends when `stack` closes."""
     self.links = list(links)
     self.addresses = [f"10.77.0.{node + 1}" for node in range(len(links))]
     self._stack = stack
@@ -117,21 +106,11 @@ class ThrottledNetwork:
       self.throttle(node, link)
 
   def command(self, node: int, command: Sequence[str]) -> list[str]:
-    """Returns the command line that runs a command on a node.
-
-    Args:
-      node: Number of the node, from 0.
-      command: Command line, one string for each argument.
-    """
+    """Returns the command line that runs a command on a node."""
     return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
-    """Sets the rates of a node's link, which may be in use.
-
-    Args:
-      node: Number of the node, from 0.
-      link: Link with the new rates.
-    """
+    """Sets the rates of a node's link, which may be in use."""
     num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
@@ -186,9 +165,8 @@ class ThrottledNetwork:
   ) -> Iterator[tuple[str, str, float, float]]:
     """Yields the node's and the switch's network device of a node's link.
 
-    Yields:
-      Host name of the namespace, name of the device, rate (bit/s) and delay
-      (seconds).
+    With each come the host name of its namespace in front, and its rate (bit/s)
+    and delay (seconds) behind.
     """
     yield self.addresses[node], INTERFACE, link.up_bps, link.rtt_s / 2
     yield _SWITCH, f"port{node}", link.down_bps, 0.0
@@ -238,13 +216,9 @@ class ThrottledNetwork:
   def _hold(self, name: str, unshare: Sequence[str]) -> None:
     """Starts a sleeping process that holds a new network namespace open.
 
-    Args:
-      name: Host name inside the namespace.
-      unshare: Beginning of the command line: `unshare`, or `nsenter` into the
-        user namespace followed by `unshare`.
-
-    Raises:
-      UsageError: If this machine or user may not make namespaces.
+    `name` becomes the host name inside it. `unshare` is the beginning of the
+    command line. Raises UsageError if this machine or user may not make
+    namespaces.
     """
     hold = ending_with_this_process([sys.executable, "-c", _HOLD, name])
     holder = subprocess.Popen(
@@ -281,11 +255,6 @@ class ThrottledNetwork:
 
   def _run(self, name: str, command: str, stdin: str = "") -> None:
     """Runs a command in a namespace to its end.
-
-    Args:
-      name: Host name of the namespace.
-      command: Command line. Spaces separate its arguments.
-      stdin: Text that the command reads.
 
     Raises:
       UsageError: If the command fails.

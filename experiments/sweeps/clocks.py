@@ -39,9 +39,6 @@ class Times:
     """Returns when the last segment up to an inner step ended (seconds).
 
     If no segment ends by this step, the result is 0.
-
-    Args:
-      step: Number of inner steps.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -77,9 +74,6 @@ class SweepClock:
     "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with
     "low_rank(rank=16)+int(bits=4)" is timed with both. A run of `tiny` with
     "int(bits=1)" is timed as `qwen_107b` with "int(bits=1)".
-
-    Args:
-      config: Config of the trained run.
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
@@ -96,9 +90,6 @@ class SweepClock:
 
   def times(self, config: RunConfig) -> Times:
     """Simulates the times of `timed(config)`.
-
-    Args:
-      config: Config of the trained run.
 
     Raises:
       ValueError: If the run does not fit the cluster. The message is one line.
@@ -133,9 +124,9 @@ class SweepClock:
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:
   """Returns the clock that an entry of `clocks` in a sweep's config describes.
 
-  Args:
-    entry: Mapping with `name`, `cluster`, and perhaps `step_s`. All other keys
-      are fields that the clock changes (dotted or nested), with their values.
+  The entry has `name`, `cluster`, and perhaps `step_s`. All other keys are
+  fields of a run's config (dotted or nested) that the clock changes, with their
+  values.
 
   Raises:
     ValueError: If a config has no field of such a name.

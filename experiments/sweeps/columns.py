@@ -42,14 +42,9 @@ _COLUMNS = {field: column for column, field in FIELDS.items()}
 def cells_of(run: SweepRun) -> dict[str, Any]:
   """Returns the cells of a run's config, by column.
 
-  There is a cell for each column of `FIELDS`, and one for each other field that
-  the run sets (`SweepRun.overrides`). The cells of H, P and tau
-  (`sync_interval`, `num_fragments`, `overlap_steps`) are those of the method's
-  schedule: AllReduce has 1, 1 and 0. `inner_momentum` is None if the optimizer
-  has its own default.
-
-  Args:
-    run: A run of a sweep.
+  The columns are `FIELDS` and other fields that the run sets. H, P and tau are
+  those of the method's schedule, e.g. 1, 1 and 0 for AllReduce.
+  `inner_momentum` is None if the optimizer has its own default.
   """
   values = flat(run.config.to_mapping())
   cells = {column: values[field] for column, field in FIELDS.items()}
@@ -68,9 +63,6 @@ def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that make the config of a run, by dotted name.
 
   This is the inverse of `cells_of`; `from_mapping` takes the result.
-
-  Args:
-    cells: Cells of the run's config by column.
   """
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}
@@ -84,15 +76,10 @@ def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_of(column: str, text: str) -> Any:
-  """Reads a cell of a column that has the dotted name of a field.
+  """Converts the text of a cell to the type of the column's field.
 
-  Args:
-    column: Name of the column.
-    text: Text of the cell.
-
-  Returns:
-    An int, a float, a bool or a text; None for an empty cell, which stands for
-    the field's default.
+  `column` is the dotted name of the field. An empty cell gives None, which
+  stands for the field's default.
 
   Raises:
     ValueError: If there is no such field, or if the text does not fit its type.

@@ -79,14 +79,10 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 
 
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
-  """Converts the old file of a sweep, and the file of its evaluations.
+  """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  Args:
-    path: Old file NAME.csv. The evaluations are in NAME_curves.csv beside it,
-      if this file exists.
-
-  Returns:
-    Lines of runs.csv and of evaluations.csv.
+  The evaluations are in NAME_curves.csv beside it, if this file exists. Returns
+  lines of runs.csv and of evaluations.csv.
   """
   study = path.stem
   sweep = _SWEEPS.get(study, {})
@@ -126,13 +122,8 @@ def of_ablation(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts one of the files ablate_*.csv.
 
   A file has a line for each run, or for each evaluation. In the second case the
-  last evaluation of a run is its result.
-
-  Args:
-    path: The file.
-
-  Returns:
-    Lines of runs.csv and of evaluations.csv.
+  last evaluation of a run is its result. Returns lines of runs.csv and of
+  evaluations.csv.
   """
   study = path.stem.removesuffix("_curves")
   lines_by_run: dict[str, list[Cells]] = {}
@@ -160,11 +151,7 @@ def _point(cells: Cells) -> Cells:
 def of_gpu(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts replicas_gpu.csv, whose two stages become two studies.
 
-  Args:
-    path: The file.
-
-  Returns:
-    Lines of runs.csv, and no evaluations.
+  Returns lines of runs.csv, and no evaluations.
   """
   new_lines = []
   for line in _old_lines(path):
@@ -182,9 +169,7 @@ def convert(
 ) -> Iterator[tuple[list[Cells], list[Cells]]]:
   """Yields the lines of runs.csv and of evaluations.csv for each old file.
 
-  Args:
-    paths: Old files. A sweep's file of curves is skipped: it is read with the
-      file of the sweep.
+  A sweep's file of curves is skipped: it is read with the file of the sweep.
 
   Raises:
     ValueError: If a file is of another kind.

@@ -41,8 +41,8 @@ class Rows:
   Attributes:
     path: Path of runs.csv, to which `add` writes. evaluations.csv is beside it.
     study: Name of the sweep.
-    source: Path of the runs.csv that has the content now: `start` until the
-      first run is added, if it was read, and else `path`.
+    source: Path of the runs.csv that was read, or after `add`, that was
+      written.
     runs: Lines of the sweep in their order, by name of the run.
   """
 
@@ -103,36 +103,24 @@ class Rows:
     ]
 
   def evaluations(self, row: RunRow) -> list[EvaluationRow]:
-    """Returns the evaluations of a finished run, in order; may be empty.
-
-    Args:
-      row: Line of the run in runs.csv.
-    """
+    """Returns the evaluations of a finished run, in order; may be empty."""
     return list(self._evaluations.get(row.run, ()))
 
   def row(self, run: SweepRun, corpus: str) -> RunRow | None:
-    """Returns the line of a run on a text in runs.csv; None if there is none.
+    """Returns a run's line in runs.csv; None if it has none on this text.
 
-    Args:
-      run: A run of the sweep.
-      corpus: Digest of the text.
+    `corpus` is the digest of the text.
     """
     return self.runs.get(run_id(self.study, run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
     """Returns the lines of runs that were trained on one version of their text.
 
-    A text may have several versions, for example Python's library of two
-    versions of Python. Losses on two versions do not compare, so one version is
-    chosen: the one with the most lines, or of two with equally many the one
-    with the later line. If configs name different texts, each text has its own
-    choice.
-
-    Args:
-      runs: Runs of the sweep.
-
-    Returns:
-      For each run its line on the chosen version; None if it has none.
+    Example: Python's library has a version for each version of Python. Losses
+    on different versions do not compare. The version with the most lines is
+    chosen; of two with equally many, the version of the later line. If configs
+    name several texts, a version of each is chosen. A run without a line on it
+    gets None.
     """
     corpora_by_config: dict[str, list[str]] = {}
     last_line: dict[str, int] = {}
@@ -157,11 +145,10 @@ class Rows:
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Counts the lines of some runs on texts that a page does not show.
+    """Counts the lines of `runs` that a page does not show.
 
-    Args:
-      runs: Runs of the sweep.
-      lines: The line of each run that the page shows; None if it shows none.
+    They are on other texts. `lines` has the line of each run that the page
+    shows, or None.
     """
     configs = {
       _without_text(run_id(self.study, run.digest, "")) for run in runs
@@ -171,10 +158,6 @@ class Rows:
 
   def add(self, row: RunRow, evaluations: Sequence[EvaluationRow]) -> None:
     """Adds a finished run, or replaces its line, and writes both files.
-
-    Args:
-      row: Line of the finished run, of the same sweep.
-      evaluations: Evaluations of the run, in order.
 
     Raises:
       RecordError: If the files cannot be written.

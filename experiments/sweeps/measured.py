@@ -102,14 +102,10 @@ def _gaps(
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
-  The gap compares the mean losses over the seeds that the setting and AllReduce
-  share. The error is the standard error of the gaps of single seeds.
-
-  Args:
-    rows: Runs of a study. AllReduce, and settings whose names `_NAME` or
-      `_SIZES` do not allow, are left out.
-    base: Runs of the study that has AllReduce.
-    study: Name of the study of `rows`.
+  The gap compares the mean losses over the seeds that the setting in `rows` and
+  AllReduce in `base` share. The error is the standard error of the gaps of
+  single seeds. Settings whose names `_NAME` or `_SIZES` do not allow are left
+  out.
   """
   for name, runs in rows.items():
     match = _NAME.fullmatch(name)
@@ -152,9 +148,6 @@ def _exponent(main: RowsBySetting) -> dict[str, Any]:
   It follows from a short and a long run, with means over the seeds of both:
 
     e = ln(short run's loss / long run's loss) / ln(long steps / short steps)
-
-  Args:
-    main: Runs of the study with the short run.
 
   Returns:
     "value": e. "steps": short and long number of inner steps. "runs": name of

@@ -39,7 +39,7 @@ def frame(
     lines: Line of each run in runs.csv; None for a run that has not ended.
     rows: Content of runs.csv and evaluations.csv.
     clocks: Clocks by name.
-    times: Times by name of the setting and of the clock (`times_of`).
+    times: Result of `times_of`.
   """
   lines_by_name: dict[str, list[RunRow | None]] = {}
   for run, line in zip(runs, lines, strict=True):
@@ -99,16 +99,8 @@ def times_of(
 ) -> dict[str, dict[str, Times]]:
   """Simulates each setting on each clock.
 
-  Args:
-    runs: Runs of a sweep.
-    clocks: Clocks by name.
-
-  Returns:
-    Times by name of the setting and of the clock.
-
-  Raises:
-    ValueError: If a run does not fit the cluster of a clock. The message is one
-      line.
+  The result has the times by name of the setting and of the clock. Raises
+  ValueError, with one line, if a run does not fit the cluster of a clock.
   """
   times: dict[str, dict[str, Times]] = {}
   for setting, config in _configs_by_name(runs).items():
@@ -123,12 +115,8 @@ def _seed_run(
 ) -> SeedRun:
   """Returns a finished run with its curve.
 
-  Args:
-    row: Line of the run in runs.csv.
-    rows: The files with the evaluations.
-    times: Times of the run, by name of the clock.
-    uses_judge: Whether the page shows the loss on the judge text (held-out
-      files by which nothing is chosen), and not on the validation text.
+  If `uses_judge`, its loss is that on the judge text (held-out files by which
+  nothing is chosen), and else that on the validation text.
   """
   points = []
   for evaluation in rows.evaluations(row):
@@ -161,13 +149,7 @@ def _seed_run(
 def intro(
   runs: Sequence[SweepRun], lines: Sequence[RunRow | None], rows: Rows
 ) -> str:
-  """Returns a paragraph that says what was trained, where, and on which text.
-
-  Args:
-    runs: The runs of the sweep.
-    lines: Line of each run in runs.csv; None for a run that has not ended.
-    rows: Content of runs.csv, which may also have lines on other texts.
-  """
+  """Returns a paragraph: what was trained, where, and on which text."""
   budget = _budget([run.config for run in runs])
   ended = [row for row in lines if row]
   if not ended:

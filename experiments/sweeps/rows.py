@@ -161,13 +161,7 @@ def row_of(
 ) -> RunRow:
   """Returns the results in a run directory as a line of runs.csv.
 
-  Args:
-    loaded_run: Content of the run directory.
-    run: The run of the sweep that was trained there.
-    study: Name of the sweep.
-    baseline: Name of the setting with which the run is compared; "" if none.
-    failure: Why the run diverged, in one line; "" if it did not.
-    cores: Number of CPU cores that the run could use; 0 if unknown.
+  The last three arguments become fields of the line (`RunRow`).
   """
   record = loaded_run.record
   losses = [evaluation.outer_loss for evaluation in loaded_run.evaluations]
@@ -200,12 +194,7 @@ def row_of(
 
 
 def evaluations_of(run: LoadedRun, row: RunRow) -> list[EvaluationRow]:
-  """Returns the evaluations in a run directory as lines of evaluations.csv.
-
-  Args:
-    run: Content of the run directory.
-    row: Line of the run.
-  """
+  """Returns the evaluations in a run directory as lines of evaluations.csv."""
   return [
     EvaluationRow(
       run=row.run,

@@ -142,9 +142,6 @@ def text_of(config: RunConfig) -> tuple[DataConfig, int]:
 
   Two runs read the same text if the results are equal. So the sizes of batches
   and sequences are set to 1, and the seed to 0 unless the text is synthetic.
-
-  Args:
-    config: Config of the run.
   """
   data = dataclasses.replace(config.data, batch_size=1, sequence_length=1)
   seed = config.seed if data.source == "synthetic" else 0
@@ -152,13 +149,10 @@ def text_of(config: RunConfig) -> tuple[DataConfig, int]:
 
 
 def check_field(path: str) -> None:
-  """Checks that the config of a sweep may have a field.
+  """Raises ValueError unless the config of a sweep may have a field.
 
-  Args:
-    path: Dotted name of the field, e.g. "base.sync.sync_interval".
-
-  Raises:
-    ValueError: If there is no field of this name. The message has the nearest.
+  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". The
+  message has the nearest name.
   """
   head, _, config_path = path.partition(".")
   known("field", head, FIELDS)
@@ -255,10 +249,6 @@ def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
 
   The result is "" if the sweep names none. A baseline may be compared with
   itself.
-
-  Args:
-    sweep: The sweep's config.
-    name: Name of the setting.
   """
   baselines = sweep.get("baselines") or {}
   return baselines.get(name, sweep.get("baseline", ""))
@@ -270,9 +260,6 @@ def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
   Example: {"short rounds": "sync_interval=10 outer.momentum=0.6"}. The fields
   are those in which any two settings differ. A field that a setting has at its
   default is left out.
-
-  Args:
-    runs: Runs of a sweep.
   """
   defaults = flat(RunConfig().to_mapping())
   values_by_name = {
@@ -367,9 +354,6 @@ def short_name(path: str) -> str:
 
   Examples: "sync_interval" for "sync.sync_interval", but "outer.momentum" with
   its section, because the section `inner` has a field `momentum`, too.
-
-  Args:
-    path: Dotted name of the field.
   """
   last = path.rpartition(".")[2]
   names = collections.Counter(

@@ -34,9 +34,6 @@ def gaps(runs: pd.DataFrame) -> pd.Series:
   Both are losses on the judge text where the run has one, and else on the
   validation text. The gap is NaN if the study has no run of the baseline with
   this seed, text and number of tokens.
-
-  Args:
-    runs: Lines of runs.csv.
   """
   is_judged = runs["judge_loss"].notna()
   losses = runs["judge_loss"].where(is_judged, runs["loss"])
@@ -54,13 +51,10 @@ def evaluations_path(path: pathlib.Path) -> pathlib.Path:
 
 
 def read_runs(path: pathlib.Path) -> pd.DataFrame:
-  """Reads runs.csv; a file that does not exist counts as empty.
+  """Reads a file runs.csv; a file that does not exist counts as empty.
 
   Cells of columns with dotted names are texts. An empty cell there means that
   the field has its default, or that it is not known.
-
-  Args:
-    path: Path of the file.
 
   Raises:
     RecordError: If the file cannot be read or is damaged, e.g. has other
@@ -76,10 +70,9 @@ def read_runs(path: pathlib.Path) -> pd.DataFrame:
 
 
 def read_evaluations(path: pathlib.Path) -> pd.DataFrame:
-  """Reads the evaluations.csv beside a runs.csv, as `read_runs` does.
+  """Reads the evaluations.csv beside the runs.csv of this path.
 
-  Args:
-    path: Path of runs.csv.
+  Errors and missing files are as in `read_runs`.
   """
   return _read(evaluations_path(path), EVALUATION_TYPES, "evaluations")
 
@@ -87,9 +80,8 @@ def read_evaluations(path: pathlib.Path) -> pd.DataFrame:
 def runs_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """Returns lines of runs.csv as a table like that of `read_runs`.
 
-  Args:
-    lines: Cells of each line by column: values, or the texts of values. A cell
-      that is missing, None or "" is empty.
+  A line has cells by column: values, or the texts of values. A cell that is
+  missing, None or "" is empty.
   """
   return _table(lines, RUN_TYPES)
 
@@ -128,12 +120,8 @@ def write_tables(
 ) -> None:
   """Writes evaluations.csv and runs.csv in place of earlier files.
 
-  The studies are in alphabetical order. The gaps are computed anew.
-
-  Args:
-    path: Path of runs.csv.
-    runs: Lines of runs.csv, without gaps or with old ones.
-    evaluations: Lines of evaluations.csv.
+  The studies are in alphabetical order. The gaps are computed anew. `path` is
+  the path of runs.csv.
 
   Raises:
     RecordError: If a file cannot be written.
@@ -151,13 +139,10 @@ def write_tables(
 def replace_studies(
   path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
 ) -> None:
-  """Writes all runs of some studies into the two files, and keeps the others.
+  """Replaces the lines of some studies in the two files, and keeps the others.
 
-  Args:
-    path: Path of runs.csv, which is made if it is missing. Its old lines of
-      these studies are removed.
-    runs: The new lines.
-    evaluations: The evaluations of these runs.
+  The studies are those in `runs`. `path` is the path of runs.csv, which is made
+  if it is missing.
 
   Raises:
     RecordError: If a file cannot be read or written, or is damaged.
@@ -177,8 +162,7 @@ def replace_studies(
 def commit(path: str) -> None:
   """Replaces the runs of a sweep in `COMMITTED` by those of a work directory.
 
-  Args:
-    path: The file runs.csv in the work directory.
+  `path` is the file runs.csv in the work directory.
 
   Raises:
     RecordError: If a file cannot be read or written, or is damaged.
@@ -199,14 +183,9 @@ def _read(
 ) -> pd.DataFrame:
   """Reads a CSV file; a file that does not exist counts as empty.
 
-  Args:
-    path: Path of the file.
-    kinds: Types of the columns that it must have, by name. Other columns must
-      have a dot in their names; their cells are texts.
-    noun: What its lines are, for messages.
-
-  Raises:
-    RecordError: If the file cannot be read, or is no table with these columns.
+  `kinds` has the types of the columns that the file must have. Other columns
+  must have a dot in their names; their cells are texts. `noun` is what the
+  lines are. Raises RecordError if the file cannot be read or is damaged.
   """
   if not path.exists():
     return pd.DataFrame(

@@ -44,9 +44,6 @@ def _text_digest(data: DataConfig, seed: int) -> str:
 def corpus_digest(config: RunConfig) -> str:
   """Returns the digest of the text that a run would read on this machine.
 
-  Args:
-    config: Config of the run.
-
   Raises:
     ValueError: If this machine does not have the text. The message is one line.
   """
@@ -58,9 +55,6 @@ def check_names(runs: Iterable[SweepRun]) -> None:
   """Checks that the optimizers and the texts of runs exist.
 
   The check of a config (`from_mapping`) does not find these mistakes.
-
-  Args:
-    runs: Runs of a sweep.
 
   Raises:
     ValueError: If one of them does not exist. The message is one line, which
@@ -111,9 +105,6 @@ class Training:
 
     The result is None if the run has not ended on the text that this machine
     has.
-
-    Args:
-      run: A run of the sweep.
     """
     return self.rows.row(run, corpus_digest(run.config))
 
@@ -158,12 +149,7 @@ class Training:
     """Trains the runs that have not ended yet, each once, in order.
 
     Each run that ends is printed, and added to `rows`, or to `failed` if it
-    failed.
-
-    Args:
-      runs: Runs of the sweep, ended or not.
-      pool: The pool in which the processes of the runs run.
-      num_processes: Number of runs that train at once.
+    failed. `num_processes` runs train at once, in the pool.
     """
     num_cores = max(1, usable_cores() // num_processes)
     missing_runs = [run for run in runs if self.row(run) is None]

@@ -74,10 +74,7 @@ class PaperRuns:
   def __init__(self, figures: Figures, model: str, setting: Setting = RECIPE):
     """Fits `step_s` on the published throughput of DiLoCoX.
 
-    Args:
-      figures: Published numbers of the paper, by name.
-      model: Name of the model, one of `MODELS`.
-      setting: Choices that the paper leaves open.
+    `figures` has the published numbers of the paper, by name.
     """
     self.model = model
     self.setting = setting
@@ -119,11 +116,7 @@ class PaperRuns:
     return pace(traffic, cluster, step_s=self.step_s, codec_s=codec_s)
 
   def tokens_per_s(self, pace: SteadyState) -> float:
-    """Returns the throughput of all clusters together (tokens/s).
-
-    Args:
-      pace: Averages per inner step of a run of this model.
-    """
+    """Returns the throughput of all clusters together (tokens/s)."""
     return self.setting.tokens / pace.step_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as the tables.

@@ -94,10 +94,7 @@ class LayerRun:
 def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   """Returns the methods of the five rows of Table 4, by name, with H = 100.
 
-  The streaming methods send fragments of three layers.
-
-  Args:
-    num_layers: Number of layers, L.
+  The streaming methods send fragments of three layers, of `num_layers` in all.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
@@ -115,13 +112,7 @@ def sends(
 ) -> dict[int, list[int]]:
   """Returns the layers that are sent in the backward pass of each inner step.
 
-  A layer is sent when the schedule sends its fragment, but never in the first H
-  steps.
-
-  Args:
-    method: Method with its schedule.
-    num_layers: Number of layers, L.
-    num_steps: Number of inner steps that are simulated.
+  A layer is sent when the schedule sends its fragment, but never before step H.
 
   Returns:
     Layers by inner step (from 1), the last layer first, as their gradients
@@ -150,11 +141,7 @@ def simulate_layers(
 ) -> LayerRun:
   """Simulates six rounds (`NUM_ROUNDS`) of a method at every bandwidth.
 
-  Args:
-    model: Model that is trained.
-    method: Method that is simulated.
-    bandwidth_bps: Bandwidths of the link (bit/s), [bandwidths]; infinity is
-      allowed.
+  The bandwidths (bit/s) of the link may be infinite.
   """
   bandwidth = np.asarray(bandwidth_bps, np.float64)
   layer_bits = model.num_parameters * method.bits / model.num_layers
@@ -209,10 +196,6 @@ def needed_bandwidth_bps(
 
   The bandwidths (bit/s) are values of `GRID_BPS`. The last value of the grid
   must reach all targets.
-
-  Args:
-    model: Model that is trained.
-    method: Method that is simulated.
   """
   run = simulate_layers(model, method, GRID_BPS)
   reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]
@@ -220,9 +203,5 @@ def needed_bandwidth_bps(
 
 
 def grid_index(bandwidth_bps: float) -> int:
-  """Returns the index of the nearest bandwidth of `GRID_BPS`, by ratio.
-
-  Args:
-    bandwidth_bps: Bandwidth (bit/s), such as a rounded value of the grid.
-  """
+  """Returns the index of the nearest bandwidth of `GRID_BPS`, by ratio."""
   return int(np.argmin(np.abs(np.log(GRID_BPS / bandwidth_bps))))

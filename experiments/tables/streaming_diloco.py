@@ -41,12 +41,7 @@ def build_tables() -> list[Table]:
 
 
 def model(figures: Figures, name: str) -> layers.LayerModel:
-  """Returns a model of Table 4, with the size and step time that it states.
-
-  Args:
-    figures: Published numbers of the paper, by name.
-    name: Name of the model, one of `MODELS`.
-  """
+  """Returns a model of Table 4, with the size and step time that it states."""
 
   def value(figure: str) -> float:
     return figures[f"table 4, {name}, {figure}"].value

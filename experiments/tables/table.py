@@ -82,8 +82,7 @@ def load_published(
       of objects with the fields of `Figure`.
 
   Raises:
-    ValueError: If the file is damaged or lacks the paper. The message is one
-      line.
+    ValueError: If the file is damaged or lacks the paper.
   """
   papers = json_file(path)
   known("paper", paper, papers)
@@ -226,8 +225,8 @@ def beside(
     figures: Published numbers of the paper, by name.
     name: Name of the published number, which becomes the name of the row.
     predicted: Predicted value, in the unit of the published number.
-    kind: Where the constants of the prediction were fitted.
-    basis: A few words that say what was fitted or assumed; may be empty.
+    kind: As in `Prediction`.
+    basis: As in `Prediction`.
     grid_steps: As in `Prediction`.
   """
   figure = figures[name]
@@ -269,10 +268,7 @@ class Table:
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
     """Yields the lines of the table's section on the page.
 
-    The table's pictures are written meanwhile.
-
-    Args:
-      out_dir: Directory of the page. It must exist.
+    The table's pictures are written into the page's directory meanwhile.
     """
     title, *paragraphs = _notes()[self.name]
     if self.header:
@@ -304,13 +300,8 @@ def write_tables(
 ) -> pathlib.Path:
   """Writes tables to `report.md`, with pictures and a CSV file for each table.
 
-  Args:
-    tables: Tables in the order in which the page shows them.
-    out_dir: Directory to which the files are written. It must exist.
-    command: Command line of the program, which the page shows.
-
-  Returns:
-    The path of `report.md`.
+  The directory must exist. The page shows `command`. Returns the path of
+  `report.md`.
 
   Raises:
     RecordError: If the disk is full or refuses to write.
@@ -344,9 +335,6 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
 
   `summary.csv`, beside this module, lists the published numbers and ranges that
   are shown. Numbers of tables that were not made are left out.
-
-  Args:
-    tables: The tables that were made.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS

@@ -57,9 +57,8 @@ def _steps(
 ) -> dict[str, Callable[[], Figures]]:
   """Returns the steps of the check by name, the most important first.
 
-  All steps should end by the `deadline`, a time of the monotonic clock
-  (seconds). The caller adds each figure to `rows`, from which "PyTorch" reads
-  our rates.
+  They should end by `deadline` on the monotonic clock. `rows` gets each figure
+  from the caller; the step "PyTorch" reads this project's rates from it.
   """
   import jax
 

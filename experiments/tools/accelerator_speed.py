@@ -87,12 +87,7 @@ TINY = Sizes(
 
 
 def config_of(sizes: Sizes, name: str) -> RunConfig:
-  """Returns the config with which a model's inner steps are measured.
-
-  Args:
-    sizes: All sizes.
-    name: Name of the model, one of `sizes.models`.
-  """
+  """Returns the config with which a model's inner steps are measured."""
   model, batch = sizes.models[name]
   return from_mapping(
     {
@@ -131,9 +126,7 @@ def inner_steps(sizes: Sizes) -> Figures:
 def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
   """Measures PyTorch on the same models, and yields a figure for each.
 
-  Args:
-    sizes: Models, batches and repeats.
-    ours: This project's tokens a second, by the name of the model.
+  `ours` has this project's tokens a second, by the name of the model.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
@@ -213,12 +206,8 @@ def ratios(sizes: Sizes) -> Figures:
 def trained(sizes: Sizes, deadline: float) -> Figures:
   """Trains AllReduce and `overlap_loco`, and yields their validation losses.
 
-  Both take the same number of steps, which follows from the time that is left.
-
-  Args:
-    sizes: The model, and the largest number of steps.
-    deadline: Time of the monotonic clock (seconds) by which both should have
-      ended.
+  Both take the same number of steps, so that both should have ended by the
+  deadline (seconds of the monotonic clock).
   """
   num_steps = _FEW_STEPS
   if sizes.most_steps > num_steps:

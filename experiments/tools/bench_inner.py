@@ -92,13 +92,9 @@ def timed_steps(
 ) -> tuple[TimedProgram, jax.stages.Compiled]:
   """Compiles a program of inner steps without any exchange.
 
-  Args:
-    config: Config of the run.
-    num_steps: Number of inner steps of each call.
-
   Returns:
-    A function that takes the next inner steps and waits for their end, and the
-    compiled program that this function runs.
+    A function that takes the next `num_steps` inner steps and waits for their
+    end, and the compiled program that this function runs.
   """
   programs = build.programs(config)
   batches = drawn_batches(programs, config, num_steps)
@@ -116,12 +112,8 @@ def timed_steps(
 def measure_steps(config: RunConfig, repeats: int) -> dict:
   """Measures rates and memory of inner steps without any exchange.
 
-  Args:
-    config: Config of the run.
-    repeats: Number of measurements of `STEPS` steps each.
-
-  Returns:
-    Rates and memory by name, as JSON values.
+  The times are medians of `repeats` measurements of `STEPS` steps. Returns JSON
+  values by name.
   """
   run, program = timed_steps(config, STEPS)
   run()  # Warms up.

@@ -95,8 +95,7 @@ def _multiplied(values: Array) -> TimedProgram:
 def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   """Returns the comparisons of the bench `codecs`, which are not yet timed.
 
-  Args:
-    shape: Shape of the values, [layers, rows, columns].
+  `shape` is the shape of the values, [layers, rows, columns].
   """
   values = _drawn(shape)
   copy = _timed(jnp.copy, values)
@@ -163,9 +162,8 @@ def _inner_steps(config: RunConfig) -> TimedProgram:
 def round_ratios(changes: Mapping[str, Any] = ROUNDS) -> list[Ratio]:
   """Returns the comparisons of the bench `round`, which are not yet timed.
 
-  Args:
-    changes: Fields of a config, by dotted names, that replace or extend
-      `ROUNDS`.
+  `changes` are fields of a config, by dotted names, that replace or extend
+  `ROUNDS`.
   """
   fields = {**ROUNDS, **changes}
   one_replica = from_mapping({**fields, "mesh.num_replicas": 1})

@@ -315,9 +315,6 @@ def without_cudnn(config: RunConfig) -> RunConfig:
   Attention "auto" becomes "blockwise", which also does not keep the weights of
   all positions. Other choices stay.
 
-  Args:
-    config: Config of the run.
-
   Raises:
     ValueError: If the config asks for cuDNN's attention.
   """
@@ -387,15 +384,9 @@ def analyze(
 def write_compiled(
   compiled: Compiled, workdir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes the page `report.md` and the data `compiled.json`.
+  """Writes the page `report.md` and the data `compiled.json` into a directory.
 
-  Args:
-    compiled: The needs of the run.
-    workdir: Directory to write into.
-    command: Command line of the program.
-
-  Returns:
-    Path of the page.
+  The page shows `command`. Returns the path of the page.
   """
   values: dict[str, Any] = dataclasses.asdict(compiled)
   write_json(workdir / "compiled.json", values | {"fits": compiled.fits})

@@ -40,11 +40,7 @@ class Transfer:
   loops: tuple[int, ...]
 
   def sent_bytes(self, num_replicas: int) -> float:
-    """Returns the bytes that one device sends to all other slices.
-
-    Args:
-      num_replicas: Number of replicas. Each is on a slice of its own.
-    """
+    """Returns the bytes that one device sends to all other slices."""
     # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 

@@ -50,9 +50,7 @@ def measure(
 ) -> list[tuple[float, float, float]]:
   """Times collectives, together with the other processes.
 
-  Args:
-    collectives: Kind and operand size (bytes) of each collective.
-    repeats: How often each collective is measured.
+  `collectives` are kinds and operand sizes (bytes).
 
   Returns:
     For each collective: its duration (seconds), the bytes that left this

@@ -159,10 +159,9 @@ class Row:
 
 
 def cluster_of(rates_bps: Sequence[float]) -> Cluster:
-  """Returns a simulated cluster with one node for each link, without delays.
+  """Returns a simulated cluster of nodes with links of these rates (bit/s).
 
-  Args:
-    rates_bps: Rate of each node's link, up and down (bit/s).
+  A rate holds up and down. The links have no delays.
   """
   counts = collections.Counter(rates_bps).items()
   name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in counts)
@@ -181,11 +180,8 @@ def run_cases(
 ) -> Iterator[Row]:
   """Times collectives over throttled links, and yields a row for each.
 
-  Args:
-    cases: Networks, each with its collectives.
-    transport: Transport of the predictions.
-    folder: Directory for temporary files.
-    repeats: How often each collective is measured.
+  Each is measured `repeats` times. `transport` is that of the predictions.
+  Files in `folder` are temporary.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -214,10 +210,6 @@ def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
   """Times collectives over throttled and open links, and yields a row for each.
 
   The predictions use `GLOO` as it is, without a calibration on this machine.
-
-  Args:
-    counts: Numbers of processes.
-    folder: Directory for temporary files.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
@@ -278,10 +270,6 @@ def calibrated(
 ) -> Transport:
   """Measures how slow gloo is on this machine, among two and four processes.
 
-  Args:
-    folder: Directory for temporary files.
-    repeats: How often each collective is measured.
-
   Returns:
     Gloo with a factor for every kind of collective and number of processes: the
     measured time divided by the time at the links' full rate.
@@ -305,11 +293,8 @@ def calibrated(
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
   """Trains methods over links of two rates, and yields the times of a step.
 
-  The times include exchanges. There is a row for each rate and setting.
-
-  Args:
-    transport: Transport of the predictions.
-    folder: Directory for the runs.
+  The times include exchanges. There is a row for each rate and setting. The
+  runs are in `folder`.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
@@ -327,12 +312,7 @@ def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
 
 
 def flags_of(setting: Setting, workdir: pathlib.Path) -> list[str]:
-  """Returns the flags of `experiments.train` for a short run.
-
-  Args:
-    setting: The method and its settings.
-    workdir: The run directory.
-  """
+  """Returns the flags of `experiments.train` for a short run."""
   length_field = "sync_interval"
   if named_method(setting.method).exchanged == "gradient":
     length_field = "steps_per_dispatch"
@@ -369,9 +349,7 @@ def _train(
 def measured_step(run: LoadedRun) -> tuple[float, float]:
   """Reads the time of a step and the bytes on the link from a run's metrics.
 
-  Args:
-    run: A finished run. Its first three segments, which compiled programs, are
-      left out.
+  The first three segments, which compiled programs, are left out.
 
   Returns:
     Median time of a step with its exchanges (seconds), and the bytes that

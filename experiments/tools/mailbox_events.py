@@ -253,12 +253,7 @@ class DelayedStore(Store):
   """A store of a mailbox in a folder, with requests as slow as a bucket's."""
 
   def __init__(self, where: str, latency_s: float):
-    """Opens a folder.
-
-    Args:
-      where: Path of the folder.
-      latency_s: Delay of each request (seconds).
-    """
+    """Opens a folder, with a delay of `latency_s` seconds for each request."""
     super().__init__(where)
     self._latency_s = latency_s
 
@@ -269,13 +264,7 @@ class DelayedStore(Store):
 
 
 def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
-  """Runs one replica in this process, and measures what an exchange costs it.
-
-  Args:
-    where: The folder of the run.
-    number: Number of the replica.
-    exchanges: Settings of the events.
-  """
+  """Runs one replica in this process, and returns what an exchange costs it."""
   store = DelayedStore(where, exchanges.latency_s)
   mailbox = _entered(store, number, exchanges)
   entry_requests = store.requests.total()
@@ -318,15 +307,9 @@ def processes_cost(exchanges: Exchanges) -> Cost:
 
 
 def signing_rates(num_bytes: int, repeats: int = 5) -> tuple[float, float]:
-  """Measures how fast a message is signed and checked.
+  """Measures how many GB of a message one CPU second signs, and checks.
 
-  Args:
-    num_bytes: Bytes of the message.
-    repeats: Number of measurements, of which the medians count.
-
-  Returns:
-    GB that are signed, and GB whose signature is checked, in a second of CPU
-    time.
+  The results are medians of several measurements.
   """
   signer = Signer(_SECRET, "bench")
   values = np.arange(num_bytes // 4, dtype=np.float32)

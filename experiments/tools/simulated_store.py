@@ -58,10 +58,8 @@ class SimulatedTime:
   def wait_until(self, time_s: float, is_new: bool = False) -> None:
     """Lets the calling thread wait until a simulated time (seconds).
 
-    Args:
-      time_s: Simulated time at which the calling thread goes on (seconds).
-      is_new: Whether the thread calls this for the first time. All threads must
-        have done so before one of them runs.
+    `is_new` says whether the thread calls this for the first time. All threads
+    must have done so before one of them runs.
     """
     event = threading.Event()
     with self._lock:
@@ -133,9 +131,6 @@ class SimulatedStore:
     """Calls functions whose requests begin together, and returns their results.
 
     The simulated time is then that of the slowest call.
-
-    Args:
-      calls: Functions without arguments, each of which makes requests.
     """
     start_s = self.now_s
     end_s = start_s

@@ -44,10 +44,6 @@ def seconds(program: TimedProgram) -> float:
 def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
   """Runs two programs in turn, and computes the median of their ratios.
 
-  Args:
-    ratio: The comparison.
-    repeats: Number of paired measurements.
-
   Returns:
     Median, least and largest ratio, the bound and whether the median is within
     it, and the median times of both programs (seconds).
