@@ -83,10 +83,10 @@ ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
 
 
 class OneLine(logging.Formatter):
-  """Formats a log message as one line, without terminal control characters."""
+  """Formats a log message as one line, with escapes for control characters."""
 
   def formatMessage(self, record: logging.LogRecord) -> str:
-    """Returns the line of a message, without the traceback if there is one."""
+    """Returns the message as one line, without its traceback if it has one."""
     return printable(super().formatMessage(record))
 
 
@@ -219,7 +219,7 @@ def usage_errors(
   Args:
     where: Text in front of the message, such as "--config: ". After it comes
       "no field " if the error is a KeyError, whose message is only a name.
-    kinds: Types of the errors that are turned.
+    kinds: Types of errors to turn into a `UsageError`.
   """
   try:
     yield
@@ -229,9 +229,9 @@ def usage_errors(
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-  """Raises UsageError if there are arguments that are no flags.
+  """Raises UsageError if `argv` has arguments that are no flags.
 
-  `argv` is the path of the program, and these arguments.
+  The first entry of `argv` is the path of the program.
   """
   if len(argv) > 1:
     raise UsageError(f"unexpected argument {argv[1]!r}: flags start with --")
@@ -262,7 +262,7 @@ def chosen_argument(
 def refuse_unused(
   *holders: flags.FlagHolder, is_used: bool, needs: str
 ) -> None:
-  """Raises UsageError if a flag is given that the program does not read.
+  """Raises UsageError if flags are given that the program does not read.
 
   Args:
     *holders: The flags.

@@ -17,9 +17,9 @@ _PR_SET_PDEATHSIG = 1  # Of <linux/prctl.h>.
 
 
 def ending_with_this_process(command: Sequence[str]) -> list[str]:
-  """Returns a command line that is killed when this process ends (on Linux).
+  """Returns a command line that runs a command until this process ends.
 
-  The kernel kills the command as soon as the thread that started it ends.
+  On Linux, the kernel kills the command when the thread that started it ends.
   """
   # Without the site's packages Python starts in a hundredth of a second.
   python = [sys.executable, "-I", "-S", __file__]

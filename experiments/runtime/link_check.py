@@ -24,7 +24,7 @@ _GOODPUT = 1448 / 1514
 
 
 def check(network: ThrottledNetwork) -> list[float]:
-  """Measures the link from every node to the next one, and prints a line.
+  """Measures the link from every node to the next one, and prints a summary.
 
   The node after the last one is the first one. Returns the ratio of each node
   (`checked_ratio`).

@@ -19,7 +19,8 @@ LOSSES = flags.DEFINE_list(
 def losses() -> tuple[float, float] | None:
   """Returns AllReduce's losses with B / 2 and with B sequences in a step.
 
-  They are the value of --losses; None if the flag is not given.
+  They are the value of --losses; None if the flag is not given. B is the number
+  of sequences of all replicas in a step.
 
   Raises:
     UsageError: If they are not two positive losses of which the second is

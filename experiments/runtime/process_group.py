@@ -46,8 +46,8 @@ class Failure(NamedTuple):
       SIGKILL.
     is_from_outside: Whether a signal killed the process, or it ended with exit
       code 75 (the same command may be started again).
-    is_stop: Whether the process saved its state and stopped because a signal
-      asked it to.
+    is_stop: Whether the process ended by itself because a signal asked it to
+      stop.
   """
 
   reason: str
@@ -294,8 +294,9 @@ def thread_limits(count: int) -> dict[str, str]:
 def environment(count: int) -> dict[str, str]:
   """Returns the environment of CPU processes that exchange while they compute.
 
-  It is this process's environment, in which each process gets a share of the
-  cores and at least two threads, unless the user has set NPROC.
+  It is a copy of this process's environment that gives each of `count`
+  processes an equal share of the cores, and at least two threads. If the user
+  has set NPROC, the threads stay as they are.
   """
   variables = dict(os.environ)
   variables[COMMAND_VARIABLE] = typed_command()

@@ -121,8 +121,8 @@ def train(
     clock: Simulated clock of the run; None: the run has no simulated time.
     process: How this process finds the other processes of the run; None: the
       run has one process.
-    address: Where the replica of this program meets the replicas of other
-      programs; None: this program trains all replicas.
+    address: Mailbox where the replica of this program meets those of other
+      programs; None: the run has no mailbox.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
       of several processes has none.
     check_memory: Whether a run is refused that needs more memory than there is.

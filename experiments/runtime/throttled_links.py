@@ -163,10 +163,10 @@ class ThrottledNetwork:
   def _ends(
     self, node: int, link: Link
   ) -> Iterator[tuple[str, str, float, float]]:
-    """Yields the node's and the switch's network device of a node's link.
+    """Yields both ends of a node's link: the node's device, and the switch's.
 
-    With each come the host name of its namespace in front, and its rate (bit/s)
-    and delay (seconds) behind.
+    An end is the host name of its namespace, the name of the device, the rate
+    (bit/s) and the delay (seconds) of what it sends.
     """
     yield self.addresses[node], INTERFACE, link.up_bps, link.rtt_s / 2
     yield _SWITCH, f"port{node}", link.down_bps, 0.0

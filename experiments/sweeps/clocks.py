@@ -36,9 +36,9 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns when the last segment up to an inner step ended (seconds).
+    """Returns the end of the last segment that is over by a step (seconds).
 
-    If no segment ends by this step, the result is 0.
+    The result is 0 if there is none. `step` is a number of inner steps.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -46,7 +46,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class SweepClock:
-  """A cluster on which runs are timed, and changes to their configs before.
+  """A cluster on which runs are timed, after changes to their configs.
 
   Attributes:
     cluster: Name of a preset, or path of a file, of the cluster.
@@ -67,8 +67,7 @@ class SweepClock:
   def timed(self, config: RunConfig) -> RunConfig:
     """Returns the config of the run that is timed in place of a trained run.
 
-    `exchange.codec` is changed only if the trained run's codec has the same
-    parts.
+    The codec is changed only if both codecs have the same parts.
 
     Example: `changed` has the model `qwen_107b` and the codec
     "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with
@@ -107,10 +106,9 @@ class SweepClock:
     )
 
   def step_s_of(self, config: RunConfig) -> float:
-    """Returns the time of an inner step on the fastest replica (seconds).
+    """Returns the time of an inner step of `timed(config)` (seconds).
 
-    Args:
-      config: Config of the trained run.
+    If replicas differ in speed, it is the time of the fastest.
     """
     return float(min(self._setup(config).work.step_s))
 

@@ -143,7 +143,7 @@ def _gaps(
 
 
 def _exponent(main: RowsBySetting) -> dict[str, Any]:
-  """Computes the exponent e with which AllReduce's loss falls: steps^-e.
+  """Computes e in loss ~ steps^-e, which says how fast AllReduce's loss falls.
 
   It follows from a short and a long run, with means over the seeds of both:
 

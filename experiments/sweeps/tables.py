@@ -70,7 +70,7 @@ def read_runs(path: pathlib.Path) -> pd.DataFrame:
 
 
 def read_evaluations(path: pathlib.Path) -> pd.DataFrame:
-  """Reads the evaluations.csv beside the runs.csv of this path.
+  """Reads the evaluations.csv beside a runs.csv, whose path is given.
 
   Errors and missing files are as in `read_runs`.
   """
@@ -139,7 +139,7 @@ def write_tables(
 def replace_studies(
   path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
 ) -> None:
-  """Replaces the lines of some studies in the two files, and keeps the others.
+  """Replaces some studies in runs.csv and evaluations.csv; others stay.
 
   The studies are those in `runs`. `path` is the path of runs.csv, which is made
   if it is missing.

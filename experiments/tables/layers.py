@@ -122,7 +122,7 @@ def sends(
   layers_by_step: dict[int, list[int]] = {}
   fragments = Fragments(schedule.num_fragments, num_layers)
   for event in schedule.events(0, num_steps):
-    # With the sends of the first H steps only 50 cells of Table 4 would be
+    # With the sends before step H only 50 cells of Table 4 would be
     # exact, instead of 63.
     if event.kind != "send" or event.step < schedule.sync_interval:
       continue

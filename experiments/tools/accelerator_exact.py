@@ -118,8 +118,8 @@ def _drawn(*shape: int, seed: int = 0) -> Array:
 def _method_error(name: str) -> float:
   """Returns the error of a method's training on the device against numpy's.
 
-  The parameters of the replicas after the flush are compared. They train toward
-  random targets.
+  The replicas train toward random targets. Their parameters after the flush are
+  compared.
   """
   method = _METHODS[name]
   interval = method.schedule.sync_interval
@@ -178,7 +178,7 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
 
 
 def _codec_error(name: str) -> float:
-  """Returns the error of the mean of two messages against the CPU's mean."""
+  """Returns the error of two replicas' mean after a codec (CPU: expected)."""
   aggregator = dx.exchange(name, collective="all_gather")
   values = {"w": _drawn(_REPLICAS, 64, 256)}
   outer = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), values)

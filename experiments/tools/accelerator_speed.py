@@ -191,11 +191,7 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
 
 
 def ratios(sizes: Sizes) -> Figures:
-  """Yields a figure for each ratio of the benches `round` and `codecs`.
-
-  These are the time of a round divided by the time of its inner steps, and the
-  time of a codec divided by the time of copying its values.
-  """
+  """Yields a figure for each ratio of the benches `round` and `codecs`."""
   for ratio in (
     *bench_programs.round_ratios(sizes.rounds),
     *bench_programs.codec_ratios(sizes.values),

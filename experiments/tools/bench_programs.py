@@ -1,8 +1,9 @@
 """Programs that the benches `round` and `codecs` compare.
 
 `round` measures the overhead of a delayed exchange and of stacked replicas.
-`codecs` compares encoding and decoding with copying the same bytes. The bounds
-are goals that were set before the measurements.
+`codecs` compares encoding and decoding with copying the same bytes, and low
+rank with its matrix products. The bounds are goals that were set before the
+measurements.
 """
 
 from collections.abc import Callable, Mapping

@@ -128,7 +128,10 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
 
 
 def _overrides(config: RunConfig) -> Overrides:
-  """Returns adapters and frozen base model as shapes, if a run has them."""
+  """Returns shapes of adapters and frozen base model, if a run has adapters.
+
+  They stand for arrays when the run is compiled.
+  """
   if not config.lora.rank:
     return NO_OVERRIDES
   base = {

@@ -207,9 +207,10 @@ def run_cases(
 
 
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
-  """Times collectives over throttled and open links, and yields a row for each.
+  """Times collectives at several rates, and over links that are not throttled.
 
-  The predictions use `GLOO` as it is, without a calibration on this machine.
+  Yields a row for each rate and collective, with both times. The predictions
+  use `GLOO` as it is, without a calibration on this machine.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)

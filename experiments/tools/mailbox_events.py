@@ -105,7 +105,7 @@ class Cost:
 
 
 class _EventCost(NamedTuple):
-  """What one event cost one replica: its time (seconds), and more.
+  """Time (seconds), requests and bytes of one event for one replica.
 
   `messages_down` and `messages_up` are bytes that the replica has read and
   written, divided by the bytes of one message's arrays.
@@ -307,9 +307,9 @@ def processes_cost(exchanges: Exchanges) -> Cost:
 
 
 def signing_rates(num_bytes: int, repeats: int = 5) -> tuple[float, float]:
-  """Measures how many GB of a message one CPU second signs, and checks.
+  """Returns the GB of a message that one CPU second signs, and checks.
 
-  The results are medians of several measurements.
+  Both numbers are medians of several measurements.
   """
   signer = Signer(_SECRET, "bench")
   values = np.arange(num_bytes // 4, dtype=np.float32)
