@@ -40,10 +40,9 @@ ADAPTERS = {
 
 
 def get_config(name: str = "tiny"):
-  """Returns a run like the default run, which trains adapters.
+  """Returns the default run changed to train adapters.
 
-  Args:
-    name: Size of the model, one of `ADAPTERS`.
+  `name` is the size of the model, one of `ADAPTERS`.
   """
   config = default.get_config()
   config.update_from_flattened_dict(

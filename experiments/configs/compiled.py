@@ -89,14 +89,7 @@ COMPILED = {
 
 
 def get_config(name="tiny_dilocox"):
-  """Returns the config of a run that fills two slices.
-
-  Args:
-    name: One of `COMPILED`.
-
-  Raises:
-    ValueError: If `COMPILED` has no such name.
-  """
+  """Returns the config of one of `COMPILED`; such a run fills two slices."""
   if name not in COMPILED:
     raise ValueError(f"{name!r} must be one of {', '.join(COMPILED)}")
   config = default.get_config()

@@ -57,13 +57,10 @@ def get_config():
 
 
 def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
-  """Returns a run of the sweep, as a dict.
+  """Returns a run of the sweep with a codec for its messages.
 
-  Args:
-    name: Name of the run.
-    codec: Codec of the messages.
-    feedback: Fraction of the codec's loss that is added to the next message; 0
-      means none.
+  `feedback` is the fraction of the codec's loss that is added to the next
+  message; 0 means none.
   """
   run: dict[str, Any] = {"name": name, "exchange.codec": codec}
   if feedback:
@@ -72,18 +69,13 @@ def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
 
 
 def _low_rank(rank: int) -> str:
-  """Returns the name of the codec that sends low-rank factors in 4 bits.
-
-  Args:
-    rank: Rank of the factors.
-  """
+  """Returns the name of the codec that sends low-rank factors in 4 bits."""
   return f"low_rank(rank={rank})+int(bits=4)"
 
 
 def _top_k(fraction: float) -> str:
   """Returns the name of the codec that sends the largest values in 2 bits.
 
-  Args:
-    fraction: Fraction of the values that is sent.
+  `fraction` is the fraction of the values that is sent.
   """
   return f"top_k(fraction={fraction})+int(bits=2)"

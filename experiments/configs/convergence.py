@@ -101,11 +101,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "small"):
-  """Returns the config of a sweep whose rows are in docs/results.
-
-  Args:
-    name: One of `SWEEPS`.
-  """
+  """Returns the config of one of `SWEEPS`, whose runs are in docs/results."""
   rows = "docs/results/runs.csv"
   common = {"rows": rows, "clocks": CLOCKS, "front": FRONT, "notes": NOTES}
   return config_dict.ConfigDict(common | SWEEPS[name])

@@ -24,9 +24,9 @@ from dilocox_jax.config import RunConfig
 
 
 def get_config(path: str = "") -> config_dict.ConfigDict:
-  """Returns all fields of a config at their defaults, and allows no others.
+  """Returns a locked config: every field of `RunConfig` at its default.
 
-  Fields that the method decides (`config.sync.method`) are None.
+  Fields whose values follow from `config.sync.method` are None.
 
   Args:
     path: JSON file whose values replace the defaults, such as the config.json
@@ -42,23 +42,19 @@ def get_config(path: str = "") -> config_dict.ConfigDict:
 def sweep() -> config_dict.ConfigDict:
   """Returns a sweep without runs, whose `base` is the default run.
 
-  docs/commands.md lists the fields of a sweep. A grid stays a plain dict
-  (`convert_dict=False`), because the keys of a grid such as
-  {"sync.sync_interval": (10, 30)} have dots, and a `ConfigDict` refuses them.
+  docs/commands.md lists the fields of a sweep.
   """
+  # A grid, e.g. {"sync.sync_interval": (10, 30)}, must stay a plain dict: a
+  # `ConfigDict` refuses keys with dots.
   config = config_dict.ConfigDict(convert_dict=False)
   config.base = get_config()
   return config
 
 
 def _section(kind: type) -> config_dict.ConfigDict:
-  """Returns the defaults of a dataclass, and of the dataclasses inside it.
+  """Returns the defaults of a dataclass, with its nested dataclasses.
 
-  A field that is None becomes a placeholder with a type, so that a flag can set
-  the field.
-
-  Args:
-    kind: `RunConfig` or a section of it.
+  `kind` is `RunConfig` or a section of it.
   """
   section = config_dict.ConfigDict()
   kinds = typing.get_type_hints(kind)
@@ -66,6 +62,7 @@ def _section(kind: type) -> config_dict.ConfigDict:
     if dataclasses.is_dataclass(field.default):
       section[field.name] = _section(kinds[field.name])
     elif field.default is None:
+      # A placeholder has a type, so that a flag can set the field.
       kind_if_set = typing.get_args(kinds[field.name])[0]
       section[field.name] = config_dict.placeholder(kind_if_set)
     else:

@@ -82,14 +82,7 @@ METHODS = {
 
 
 def get_config(name: str = "diloco"):
-  """Returns the default run with a method, and with short rounds.
-
-  Args:
-    name: One of `METHODS`.
-
-  Raises:
-    ValueError: If `METHODS` has no such method.
-  """
+  """Returns the default run with one of `METHODS`, and with short rounds."""
   known("method", name, METHODS)
   config = default.get_config()
   config.sync.method = name

@@ -82,12 +82,10 @@ _TOKENS = {
 
 
 def _streaming(size: str, batch_size: int = 128, length: int = 1024):
-  """Returns the fields of a run of Streaming DiLoCo.
+  """Returns the fields of a run of Streaming DiLoCo, of a size in `_TOKENS`.
 
-  Args:
-    size: One of `_TOKENS`.
-    batch_size: Sequences of a replica's step.
-    length: Tokens of a sequence.
+  A step of each of the two replicas has `batch_size` sequences of `length`
+  tokens.
   """
   preset = f"chinchilla_{size}"
   return {
@@ -114,14 +112,7 @@ PAPERS |= {f"streaming_{size}": _streaming(size) for size in _TOKENS}
 
 
 def get_config(name="streaming_35m"):
-  """Returns the config of a paper's run.
-
-  Args:
-    name: One of `PAPERS`.
-
-  Raises:
-    ValueError: If `PAPERS` has no such name.
-  """
+  """Returns the config of a paper's run, one of `PAPERS`."""
   if name not in PAPERS:
     raise ValueError(f"{name!r} must be one of {', '.join(PAPERS)}")
   config = default.get_config()

@@ -34,12 +34,12 @@ _LEARNING_RATE = 0.005  # For Muon; AdamW's default is too small for it.
 def get_config(
   method: str = "overlap_loco", num_steps: int = 800, pattern: str = ""
 ) -> config_dict.ConfigDict:
-  """Returns the config of a method's run.
+  """Returns the config of a run of one method.
 
   Args:
     method: One of `METHODS`.
     num_steps: Inner steps of the run.
-    pattern: Glob of the text files; empty for Python's own library.
+    pattern: Glob of the text files; "" for Python's own library.
   """
   config = default.get_config()
   config.update_from_flattened_dict(

@@ -52,12 +52,7 @@ _SUFFIXES = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns with which AllReduce each setting is compared.
-
-  Returns:
-    Name of a setting of AllReduce, by the name of the setting that is compared
-    with it.
-  """
+  """Returns what each setting is compared with, by the name of the setting."""
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":
@@ -76,11 +71,10 @@ def _baselines() -> dict[str, str]:
 
 
 def _baselines_of_main() -> dict[str, str]:
-  """Returns the baseline of each setting of the sweep `main`, by its name.
+  """Returns what each setting of the sweep `main` is compared with.
 
-  With Muon, a momentum of 0.9 suits AllReduce better than 0.95. If AllReduce
-  was trained with both, every method is compared with the better one, whatever
-  momentum the method itself has.
+  Where AllReduce was trained with momenta 0.95 and 0.9, the setting with 0.9,
+  which has the lower loss, replaces the other as the baseline.
   """
   better = {
     "allreduce 2x4": "allreduce, momentum of nine tenths, 2x4",
@@ -108,10 +102,6 @@ SWEEPS = {
 
 
 def get_config(name: str = "main"):
-  """Returns the config of a sweep whose rows are in docs/results.
-
-  Args:
-    name: One of `SWEEPS`.
-  """
+  """Returns the config of one of `SWEEPS`, whose runs are in docs/results."""
   rows = "docs/results/runs.csv"
   return config_dict.ConfigDict({"rows": rows, **SWEEPS[name]})

@@ -16,7 +16,7 @@ of these codes:
   1    The run cannot go on.
   2    The input is wrong.
   75   Another process holds the work directory or was lost, or the time limit
-       is over. A scheduler may start the same command again: the run goes on.
+       is over. The same command, started again, continues the run.
   130  Ctrl-C stopped the program (128 + 2, the number of SIGINT).
   141  The reader of its output has gone, e.g. `head` (128 + 13, SIGPIPE).
   143  SIGTERM stopped the program (128 + 15).
@@ -63,12 +63,7 @@ class SavedAndStoppedError(Exception):
   """Raised if a signal has stopped a run after the run had saved its state."""
 
   def __init__(self, message: object, stop_signal: int):
-    """Sets the exit code to the one that shells use for the signal.
-
-    Args:
-      message: One line for the user.
-      stop_signal: Number of the signal, e.g. 15 for SIGTERM.
-    """
+    """Sets the exit code to 128 + the number of the signal, as shells do."""
     super().__init__(message)
     self.exit_code = 128 + stop_signal
 
@@ -88,24 +83,15 @@ ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
 
 
 class OneLine(logging.Formatter):
-  """Formatter of log messages: one line, and no codes that terminals act on."""
+  """Formats a log message as one line, with escapes for control characters."""
 
   def formatMessage(self, record: logging.LogRecord) -> str:
-    """Returns the line of a message.
-
-    Args:
-      record: The message. If it has a traceback, logging adds the traceback on
-        further lines.
-    """
+    """Returns the message as one line, without its traceback if it has one."""
     return printable(super().formatMessage(record))
 
 
 def exit_code(error: Any) -> int:
-  """Returns the exit code with which an error ends a program.
-
-  Args:
-    error: An error of one of the types in `ENDINGS`.
-  """
+  """Returns the exit code for an error of one of the types in `ENDINGS`."""
   return _CODES.get(type(error)) or error.exit_code
 
 
@@ -113,10 +99,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   """Parses the flags of a program, as the `flags_parser` of `app.run`.
 
   A mistake prints one line and exits with code 2; help exits with code 0.
-  (Without this parser, absl prints a heading and exits with code 1.)
-
-  Args:
-    argv: The command line, with the path of the program in front.
+  `argv` has the path of the program in front.
 
   Returns:
     The path of the program, and the arguments that are no flags.
@@ -138,10 +121,9 @@ def set_up_terminal() -> None:
 
 
 def read_flags(argv: Sequence[str]) -> list[str]:
-  """Parses flags, and raises an error for a mistake.
+  """Parses the flags of a program; --help prints and exits with code 0.
 
-  Args:
-    argv: The command line, with the path of the program in front.
+  `argv` has the path of the program in front.
 
   Returns:
     The path of the program, and the arguments that are no flags.
@@ -163,23 +145,20 @@ def read_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _refuse_nan() -> None:
-  """Raises UsageError if the value of a flag is NaN.
-
-  Absl compares numbers with their limits, and NaN passes these comparisons.
-  """
+  """Raises UsageError if the value of a flag is NaN."""
   for name, value in flags.FLAGS.flag_values_dict().items():
+    # NaN passes the comparisons of absl with a flag's bounds.
     if isinstance(value, float) and math.isnan(value):
       raise UsageError(f"--{name}=nan must be a number")
 
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-  """Ends the program with one line if the block raises a known error.
+  """Ends the program with one line if the block raises an expected error.
 
-  The function can also decorate `main`. The known errors are those in
-  `ENDINGS`, `SavedAndStoppedError`, KeyboardInterrupt (Ctrl-C), and the
-  BrokenPipeError of an output whose reader has gone. Any other error passes
-  through.
+  The expected errors are `ENDINGS`, `SavedAndStoppedError`, KeyboardInterrupt
+  (Ctrl-C), and BrokenPipeError if the reader of standard output has gone. Other
+  errors pass through. The function can also decorate `main`.
   """
   try:
     yield
@@ -205,13 +184,11 @@ def _quiet_libraries() -> None:
 
 
 def _open_closed_streams() -> None:
-  """Connects standard streams that are closed with the null device.
-
-  Otherwise the next file that a library opens would get the number of, say,
-  standard error, and all warnings would be written into that file.
-  """
+  """Opens the null device for each standard stream that is closed."""
   # `os.open` returns the lowest number that is free. The standard streams have
   # the numbers 0 to 2.
+  # Otherwise a file that a library opens could get the number of, say, standard
+  # error, and warnings would be written into it.
   while True:
     number = os.open(os.devnull, os.O_RDWR)
     if number > 2:
@@ -224,10 +201,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave_closed_output() -> None:
-  """Exits with code 141 if the reader of standard output has gone.
-
-  Otherwise this function does nothing.
-  """
+  """Exits with code 141 if the reader of standard output has gone."""
   output = select.poll()
   output.register(sys.stdout, 0)
   if any(event & select.POLLERR for _, event in output.poll(0)):
@@ -242,11 +216,10 @@ def usage_errors(
 ) -> Iterator[None]:
   """Turns errors of the block into a `UsageError`.
 
-  The message of a KeyError is only a name, so "no field " is put in front.
-
   Args:
-    where: Text in front of the message, such as "--config: ".
-    kinds: Types of the errors that wrong input raises inside the block.
+    where: Text in front of the message, such as "--config: ". After it comes
+      "no field " if the error is a KeyError, whose message is only a name.
+    kinds: Types of errors to turn into a `UsageError`.
   """
   try:
     yield
@@ -256,11 +229,9 @@ def usage_errors(
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-  """Raises UsageError if a program that takes only flags has other arguments.
+  """Raises UsageError if `argv` has arguments that are no flags.
 
-  Args:
-    argv: The path of the program, and the arguments that are no flags, as
-      `main` gets them.
+  The first entry of `argv` is the path of the program.
   """
   if len(argv) > 1:
     raise UsageError(f"unexpected argument {argv[1]!r}: flags start with --")
@@ -269,16 +240,15 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 def chosen_argument(
   what: str, argv: Sequence[str], names: Sequence[str]
 ) -> str:
-  """Returns the one argument of a program, which chooses what it does.
+  """Returns the one argument of a program, which must be one of `names`.
 
   Args:
-    what: Kind of thing that the argument names, for the message, e.g. "bench".
-    argv: The path of the program, and the arguments that are no flags, as
-      `main` gets them.
-    names: The names that can be chosen.
+    what: What the argument names, for the message, e.g. "bench".
+    argv: The path of the program, and the arguments that are no flags.
+    names: The names that are allowed.
 
   Raises:
-    UsageError: If there is not exactly one argument, or if it is none of the
+    UsageError: If there is not exactly one argument, or it is none of the
       names.
   """
   if len(argv) != 2:
@@ -292,15 +262,12 @@ def chosen_argument(
 def refuse_unused(
   *holders: flags.FlagHolder, is_used: bool, needs: str
 ) -> None:
-  """Refuses flags that are on the command line although nothing reads them.
+  """Raises UsageError if flags are given that the program does not read.
 
   Args:
     *holders: The flags.
     is_used: Whether the program reads these flags in this call.
     needs: The flag that these flags need, e.g. "--cluster", for the message.
-
-  Raises:
-    UsageError: If one of the flags is given and not used.
   """
   for holder in holders:
     if holder.present and not is_used:
@@ -318,11 +285,9 @@ def typed_command() -> str:
 
 
 def print_error(error: Exception, where: str = "") -> None:
-  """Prints an error as one line on standard error.
+  """Prints the message of an error as one line on standard error.
 
-  Args:
-    error: Error whose message is printed.
-    where: Text in front of the message, such as "name: "; may be empty.
+  The text `where`, such as "name: ", is in front of the message.
   """
   line = " ".join(str(error).split())
   print(printable(f"error: {where}{line}"), file=sys.stderr)

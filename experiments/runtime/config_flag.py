@@ -1,8 +1,8 @@
 """The flag --config: a config file, and flags that set fields of its config.
 
-Example: --config=FILE --config.model.num_layers=4. The file is loaded while
-flags are parsed, not at import. So a mistake in the file or in the name of a
-field ends the program with one line, like any other mistake.
+Example: --config=FILE --config.model.num_layers=4. The file is loaded when the
+flags are parsed. A mistake in the file or in the name of a field ends the
+program with one line.
 """
 
 import pathlib
@@ -39,24 +39,16 @@ class _ConfigFileParser(flags.ArgumentParser):
   """Loads a config file, and raises `UsageError` if that fails."""
 
   def __init__(self, parser: flags.ArgumentParser):
-    """Stores the parser that loads the file.
-
-    Args:
-      parser: Parser of a flag of `config_flags.DEFINE_config_file`.
-    """
+    """Stores the parser of `config_flags` that loads the file."""
     super().__init__()
     self._parser = parser
 
   def parse(self, path: str) -> Any:
-    """Returns the config of a file, a `ConfigDict`.
-
-    Args:
-      path: Path of the file. Text after a colon is the argument of its
-        get_config().
+    """Returns the `ConfigDict` of FILE, or of FILE:ARGUMENT.
 
     Raises:
       UsageError: If the file does not exist, or its code raises an error or
-        returns something else than a `ConfigDict`.
+        does not return a `ConfigDict`.
     """
     file, _, _ = path.partition(":")
     if not pathlib.Path(file).is_file():
@@ -80,11 +72,7 @@ _flag.parser = _ConfigFileParser(_flag.parser)
 
 
 def _reason(error: Exception) -> str:
-  """Returns one line that says why the code of a config file failed.
-
-  Args:
-    error: The error that loading the file raised.
-  """
+  """Returns one line that says why loading a config file raised an error."""
   if "does not accept dots in field names" in str(error):
     return (
       "a plain ConfigDict refuses dotted names in a mapping: begin with"
@@ -97,11 +85,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check_run_field(path: str) -> None:
-  """Raises ValueError if the config of a run has no field of this name.
-
-  Args:
-    path: Dotted name of the field, e.g. "sync.sync_interval".
-  """
+  """Raises ValueError unless `RunConfig` has the field of this dotted name."""
   check_path(RunConfig, path)
 
 
@@ -118,7 +102,7 @@ def parse_flags(
     argv: The command line, with the path of the program in front.
     default_file: Config file that is loaded if --config is not given.
     check_field: Function (dotted name of a field) that raises ValueError if the
-      config of the program has no such field.
+      program's config has no field of this name.
 
   Returns:
     The path of the program, and the arguments that are no flags.
@@ -142,13 +126,7 @@ def parse_flags(
 def _check_fields(
   argv: Sequence[str], check_field: Callable[[str], None]
 ) -> None:
-  """Raises UsageError if the command line sets a field that does not exist.
-
-  Args:
-    argv: The command line, with the path of the program in front.
-    check_field: Function (dotted name of a field) that raises ValueError if the
-      config of the program has no such field.
-  """
+  """Raises UsageError if `argv` sets a field that `check_field` refuses."""
   for argument in argv[1:]:
     flag, _, _ = argument.lstrip("-").partition("=")
     name, _, field = flag.partition(".")
@@ -164,10 +142,9 @@ def is_given() -> bool:
 
 
 def file_and_argument() -> tuple[str, str]:
-  """Returns the path of the config file, and the argument of get_config().
+  """Returns FILE and ARGUMENT of --config=FILE:ARGUMENT.
 
-  The argument is the text after the colon in --config=FILE:ARGUMENT; "" if
-  there is none.
+  The argument is "" if there is none.
   """
   path = config_flags.get_config_filename(flags.FLAGS[CONFIG.name])
   file, _, argument = path.partition(":")

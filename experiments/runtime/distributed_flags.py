@@ -1,8 +1,7 @@
 """Flags by which a training process finds the other processes of its run.
 
-A cluster's job file sets these flags, and so does `experiments.launch`. The
-launcher must check the flags before it starts anything, so this module does not
-load JAX.
+A cluster's job file sets these flags, and so does `experiments.launch`. This
+module does not load JAX.
 """
 
 from absl import flags
@@ -57,23 +56,19 @@ START_TIMEOUT_S = flags.DEFINE_float(
 
 @flags.validator(COORDINATOR, "has no port: give HOST:PORT")
 def _has_port(coordinator: str | None) -> bool:
-  """Whether an address has a port; True if no address is given.
-
-  Args:
-    coordinator: The address, HOST:PORT; None: none is given.
-  """
+  """Whether HOST:PORT has a port; True if no address is given."""
   return coordinator is None or ":" in coordinator
 
 
 def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
-  """Reads from the flags how this process finds the other processes.
+  """Reads from the flags how this process finds the other processes of its run.
 
   Args:
-    config: Value of --config. For a run of several processes this function sets
-      its field mesh.layout to "mesh", because such a run needs that layout.
+    config: Value of --config. With --distributed, its field mesh.layout is set
+      to "mesh".
 
   Returns:
-    The settings. None if the process runs alone.
+    The settings; None without --distributed.
 
   Raises:
     UsageError: If the flags do not go together.
@@ -111,7 +106,7 @@ def check_unset(setter: str) -> None:
   """Raises UsageError if the user gives a flag that a program sets itself.
 
   Args:
-    setter: Name of the program that sets --distributed and its flags.
+    setter: Name of the program, for the message.
   """
   for flag in (DISTRIBUTED, COORDINATOR, NUM_PROCESSES, PROCESS_ID):
     if flag.present:

@@ -2,10 +2,9 @@
 
   python ends_with_parent.py PARENT COMMAND...
 
-PARENT is the id of the process that starts this program. The kernel sends
-SIGKILL to the command when the parent ends, for whatever reason, so nothing
-that a launcher has started is left behind. Other systems have no such signal,
-and the command outlives its parent.
+PARENT is the id of the process that starts this program. When that process
+ends, for whatever reason, the kernel sends SIGKILL to the command. On other
+systems the command outlives its parent.
 """
 
 import ctypes
@@ -18,13 +17,9 @@ _PR_SET_PDEATHSIG = 1  # Of <linux/prctl.h>.
 
 
 def ending_with_this_process(command: Sequence[str]) -> list[str]:
-  """Returns the command line that starts a command as a child of this process.
+  """Returns a command line that runs a command until this process ends.
 
-  The kernel ends the command when the thread ends that has started the command
-  line. So this thread must live as long as this process.
-
-  Args:
-    command: Command line, one string for each argument.
+  On Linux, the kernel kills the command when the thread that started it ends.
   """
   # Without the site's packages Python starts in a hundredth of a second.
   python = [sys.executable, "-I", "-S", __file__]
@@ -32,13 +27,9 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 
 
 def main(parent: str, *command: str) -> None:
-  """Asks the kernel for SIGKILL at the end of the parent, and runs a command.
+  """Replaces this program by a command that is killed when its parent ends.
 
-  The command replaces this program in the same process.
-
-  Args:
-    parent: Id of the process that started this program.
-    *command: Command line, one string for each argument.
+  `parent` is the id of the process that started this program.
   """
   prctl = getattr(ctypes.CDLL(None), "prctl", None)
   if prctl:

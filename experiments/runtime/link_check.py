@@ -2,9 +2,8 @@
 
   python -m experiments.runtime.link_check [ADDRESS BYTES]
 
-The module is also the program at both ends of a transfer. With arguments it
-sends. Without arguments it receives: it prints a line when it listens, and
-after the transfer the rate from the first byte to the last (bit/s).
+Both ends of a transfer run this module: with arguments it sends, without
+arguments it receives and prints the rate (bit/s).
 """
 
 import socket
@@ -25,16 +24,10 @@ _GOODPUT = 1448 / 1514
 
 
 def check(network: ThrottledNetwork) -> list[float]:
-  """Measures the link from every node to the next one, and prints the errors.
+  """Measures the link from every node to the next one, and prints a summary.
 
-  The node after the last one is the first one.
-
-  Args:
-    network: Network whose links throttle.
-
-  Returns:
-    For each node, the measured payload rate divided by the rate that TCP should
-    reach.
+  The node after the last one is the first one. Returns the ratio of each node
+  (`checked_ratio`).
 
   Raises:
     UsageError: If a rate is wrong by more than 3 % three times in a row.
@@ -52,12 +45,8 @@ def check(network: ThrottledNetwork) -> list[float]:
 def checked_ratio(network: ThrottledNetwork, node: int) -> float:
   """Measures the link from one node to the next, and checks its rate.
 
-  Args:
-    network: Network whose links throttle.
-    node: Number of the node, from 0.
-
-  Returns:
-    The measured payload rate divided by the rate that TCP should reach.
+  Returns the measured payload rate divided by the rate that TCP should reach.
+  The nodes are numbered from 0.
 
   Raises:
     UsageError: If the rate is wrong by more than 3 % three times in a row.
@@ -82,20 +71,17 @@ def checked_ratio(network: ThrottledNetwork, node: int) -> float:
 def transfer_bps(
   network: ThrottledNetwork, sender: int, receiver: int, expected_bps: float
 ) -> float:
-  """Measures one transfer of about 0.6 s.
+  """Returns the payload rate of one transfer (bit/s), first byte to last.
 
   Args:
     network: Network whose links throttle.
     sender: Number of the node that sends.
     receiver: Number of the node that receives.
-    expected_bps: Expected payload rate (bit/s). At this rate the bytes that are
-      sent take about 0.6 s.
-
-  Returns:
-    The payload rate from the first byte to the last (bit/s).
+    expected_bps: Expected payload rate (bit/s). So many bytes are sent that
+      they take about 0.6 s at this rate.
 
   Raises:
-    UsageError: If nothing arrives.
+    UsageError: If the sender fails, e.g. because it cannot connect.
   """
   module = [sys.executable, "-m", "experiments.runtime.link_check"]
   with subprocess.Popen(
@@ -122,10 +108,9 @@ def transfer_bps(
 
 
 def receive() -> None:
-  """Receives one transfer, and prints its rate.
+  """Receives one transfer, and prints its payload rate (bit/s).
 
-  The function prints a line as soon as it listens, and after the transfer the
-  payload rate (bit/s).
+  A first line is printed as soon as this process listens.
   """
   with socket.create_server(("", _PORT)) as server:
     print("listening", flush=True)
@@ -144,12 +129,7 @@ def receive() -> None:
 
 
 def send(address: str, num_bytes: int) -> None:
-  """Sends one transfer of zeros.
-
-  Args:
-    address: Address of the receiver, which must be listening.
-    num_bytes: Size of the transfer (bytes).
-  """
+  """Sends `num_bytes` zeros to an address where a receiver already listens."""
   with socket.create_connection((address, _PORT)) as connection:
     connection.sendall(bytes(num_bytes))
 

@@ -17,11 +17,10 @@ LOSSES = flags.DEFINE_list(
 
 
 def losses() -> tuple[float, float] | None:
-  """Reads the flag --losses.
+  """Returns AllReduce's losses with B / 2 and with B sequences in a step.
 
-  Returns:
-    Losses of AllReduce with B / 2 and with B sequences in a step; None if the
-    flag is not given.
+  They are the value of --losses; None if the flag is not given. B is the number
+  of sequences of all replicas in a step.
 
   Raises:
     UsageError: If they are not two positive losses of which the second is
@@ -43,16 +42,12 @@ def losses() -> tuple[float, float] | None:
 
 
 def gain() -> Estimate | None:
-  """Computes from --losses the share by which AllReduce's loss falls.
+  """Returns by which share AllReduce's loss falls from B / 2 to B sequences.
 
-  It is the share by which the loss falls if the batch grows from B / 2 to B.
-
-  Returns:
-    The share with its range; None if the flag is not given.
+  The share and its range follow from --losses; None if the flag is not given.
 
   Raises:
-    UsageError: If --losses are not two positive losses of which the second is
-      lower.
+    UsageError: As in `losses`.
   """
   half_and_full = losses()
   return None if half_and_full is None else gain_of_losses(half_and_full)

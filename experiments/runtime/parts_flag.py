@@ -1,9 +1,7 @@
 """The flag --parts: Python files that register a user's own parts.
 
-A *part* is anything that a config chooses by name, e.g. a codec or a method. A
-run saves the names of its parts, but not their code. So a program that reads a
-run or a config first runs the files that register the parts. A process that
-trains one run of a sweep does the same.
+A *part* is anything that a config chooses by name, e.g. a codec or a method.
+The files run before a program reads a config or a run that names such parts.
 """
 
 import pathlib
@@ -36,9 +34,6 @@ def register() -> None:
 
 def register_parts(paths: Iterable[str]) -> None:
   """Runs Python files that register parts, in order.
-
-  Args:
-    paths: Paths of the files.
 
   Raises:
     ValueError: If a path is not a file, or its code raises an error.

@@ -13,16 +13,17 @@ from experiments.runtime.command_line import UsageError
 class ProcessSettings:
   """How this process finds the other processes of its run.
 
+  On a cluster that JAX knows, such as Slurm, the first three fields may be
+  None: JAX finds them.
+
   Attributes:
-    coordinator: HOST:PORT of process 0. This field and the next two may be None
-      on a cluster that JAX knows, such as Slurm. JAX then finds the values
-      itself.
+    coordinator: HOST:PORT of process 0.
     num_processes: Number of processes.
     process_id: Number of this process, from 0.
     local_devices: Number of devices into which JAX divides the CPU of this
       process; None: an equal share of the devices that the run needs.
-    start_timeout_s: Time for which the processes wait for each other at the
-      start (seconds).
+    start_timeout_s: How long the processes wait for each other at the start
+      (seconds).
   """
 
   coordinator: str | None
@@ -34,15 +35,10 @@ class ProcessSettings:
   def num_devices(self, config: RunConfig) -> int:
     """Returns into how many devices JAX divides the CPU of this process.
 
-    Args:
-      config: Config of the run.
-
-    Returns:
-      The number of devices. 0 if neither `local_devices` nor `num_processes` is
-      known.
+    The result is 0 if neither `local_devices` nor `num_processes` is known.
 
     Raises:
-      UsageError: If the processes cannot share the devices evenly.
+      UsageError: If the devices cannot be divided evenly among the processes.
     """
     if self.local_devices:
       return self.local_devices
@@ -52,7 +48,7 @@ class ProcessSettings:
 
 
 def free_port() -> int:
-  """Returns a port of this machine that nobody listens on."""
+  """Returns a port of this machine that no program listens on."""
   with socket.socket() as probe:
     probe.bind(("", 0))
     return probe.getsockname()[1]
@@ -61,12 +57,8 @@ def free_port() -> int:
 def devices_each(config: RunConfig, num_processes: int) -> int:
   """Returns the number of devices of each process of a run.
 
-  Args:
-    config: Config of the run.
-    num_processes: Number of processes.
-
   Raises:
-    UsageError: If the processes cannot share the devices evenly.
+    UsageError: If the devices cannot be divided evenly among the processes.
   """
   total = config.num_devices
   if total % num_processes:
@@ -78,14 +70,10 @@ def devices_each(config: RunConfig, num_processes: int) -> int:
 
 
 def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
-  """Raises UsageError unless the processes have the devices of a run.
+  """Raises UsageError unless the processes have the devices that a run needs.
 
-  Together the processes must have exactly as many devices as the run needs, and
-  each of them must have equally many.
-
-  Args:
-    config: Config of the run.
-    owners: For each device, the number of the process that has it.
+  All together must have exactly `config.num_devices`, and each equally many.
+  `owners` has, for each device, the number of the process that has it.
   """
   shares = sorted(set(collections.Counter(owners).values()))
   needed = config.num_devices
@@ -102,11 +90,7 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
 
 
 def _factors(config: RunConfig) -> str:
-  """Names the fields of the mesh whose product is the number of devices.
-
-  Args:
-    config: Config of the run.
-  """
+  """Names the fields of the mesh whose product is the number of devices."""
   mesh = config.mesh
   factors = (
     f"num_data_shards={mesh.num_data_shards} x num_stages={mesh.num_stages} x "

@@ -1,18 +1,10 @@
 """Runs a group of processes that end together.
 
-Either all processes succeed, or all are ended: because one of them failed, or
-because the program that started them was killed.
+If one process fails, all others are killed. All are killed, too, if the program
+that started them ends (on Linux).
 
-Only process 0 writes to the terminal directly. The warnings of the other
-processes go to files, and this program shows them with the number of the
-process. Once a process has failed, it shows no more warnings: JAX prints many
-lines in the other processes then, which would hide the line that says which
-process failed first.
-
-Processes that run side by side share the cores of this machine. XLA starts one
-thread for each core, and two processes with two threads each on two cores
-mostly wait for each other: training `tiny` twice at once is nearly twice as
-fast if each process has one core (measured).
+Process 0 writes to the terminal. This program prints the warnings of the others
+with the number of the process in front, until a process fails.
 """
 
 import collections
@@ -46,16 +38,16 @@ _CONSEQUENCES = (TRY_AGAIN, -signal.SIGABRT)
 
 
 class Failure(NamedTuple):
-  """The reason for which a group of processes ended.
+  """Why a group of processes ended early.
 
   Attributes:
     reason: One line that says which process failed, and how.
     exit_code: Exit code of the process as a shell reports it, e.g. 137 after
       SIGKILL.
-    is_from_outside: Whether something outside the process ended it, such as a
-      signal or the end of another process.
-    is_stop: Whether the process saved its state and stopped because a signal
-      asked it to.
+    is_from_outside: Whether a signal killed the process, or it ended with exit
+      code 75 (the same command may be started again).
+    is_stop: Whether the process ended by itself because a signal asked it to
+      stop.
   """
 
   reason: str
@@ -69,9 +61,9 @@ class Member:
 
   Attributes:
     number: Number of the process, from 0.
-    errors: File that gets the standard error of the process. It stays empty for
-      process 0, which writes to the terminal.
-    last: Last 50 lines of the file that were read.
+    errors: File that gets the standard error of the process; unused for process
+      0, which writes to the terminal.
+    last: The last 50 lines that were read from `errors`.
   """
 
   def __init__(
@@ -81,7 +73,7 @@ class Member:
     environment: Mapping[str, str],
     keep_open: Sequence[int] = (),
   ):
-    """Stores what is needed to start the process. Nothing is started yet.
+    """Stores the arguments; `start` starts the process.
 
     Args:
       number: Number of the process, from 0.
@@ -101,7 +93,7 @@ class Member:
   def start(self) -> None:
     """Starts the process.
 
-    The process is killed if this program ends first.
+    It is killed if this program ends first (on Linux).
     """
     hidden = self.number > 0
     self._process = subprocess.Popen(
@@ -114,10 +106,10 @@ class Member:
     )
 
   def new_lines(self) -> list[str]:
-    """Returns the lines that the process wrote to standard error.
+    """Returns the lines that `errors` has got since the last call.
 
-    Only lines since the last call are returned. A last line that may still grow
-    is returned by a later call.
+    While the process runs, a line without its line break is left for a later
+    call.
     """
     has_ended = self.exit_code is not None
     file = self.errors.fileno()
@@ -149,8 +141,7 @@ class Member:
   def _reason(self, code: int) -> str:
     """Returns one line that says how the process failed.
 
-    Args:
-      code: Exit code as `subprocess` reports it.
+    `code` is the exit code as `subprocess` reports it.
     """
     name = f"process {self.number}"
     if code == -signal.SIGABRT:
@@ -168,32 +159,23 @@ class Member:
     return [line for line in self.last if line.startswith("error: ")]
 
   def show(self, lines: Sequence[str]) -> None:
-    """Prints lines on standard error with the number of the process.
+    """Prints lines on standard error, with "process N: " in front of each.
 
-    Args:
-      lines: Lines of the process. Some have the number of the process in front
-        already.
+    A line that begins so already is printed unchanged.
     """
     name = f"process {self.number}: "
     for line in lines:
       print(name + line.removeprefix(name), file=sys.stderr)
 
   def send_signal(self, signal_number: int) -> None:
-    """Sends a signal to the process. If it does not run, nothing happens.
-
-    Args:
-      signal_number: Number of the signal.
-    """
+    """Sends the process a signal, if it runs."""
     if self._process and self.exit_code is None:
       self._process.send_signal(signal_number)
 
   def end(self) -> None:
-    """Kills the process, and waits until it has ended.
-
-    SIGKILL is sent, because SIGTERM would ask the process to save, and a save
-    would wait for the process that has failed. If the process does not run,
-    nothing happens.
-    """
+    """Kills the process if it runs, and waits until it has ended."""
+    # After SIGTERM the process would save, and a save would wait for the
+    # process that has failed.
     self.send_signal(signal.SIGKILL)
     if self._process:
       self._process.wait()
@@ -202,13 +184,9 @@ class Member:
 def run(members: Sequence[Member]) -> None:
   """Runs all processes until they have ended, and passes signals on to them.
 
-  After the first signal the processes save and stop. After a second signal they
-  end at once (`stop_signals`). This program ends after all of them. If the
-  processes saved and stopped, this program exits with 128 plus the number of
-  the signal.
-
-  Args:
-    members: The processes in the order of their numbers.
+  After the first signal (Ctrl-C or SIGTERM) the processes save and stop, and
+  this program exits with 128 plus the number of the signal. After a second
+  signal they end at once (`stop_signals`).
 
   Raises:
     StoppedError: If a process failed. The message says which, and how.
@@ -234,14 +212,11 @@ def run(members: Sequence[Member]) -> None:
 def run_together(members: Sequence[Member]) -> Failure | None:
   """Starts all processes, and waits until all have succeeded or one failed.
 
-  If one failed, all others are killed. No process runs any longer when this
-  call ends, even if it raises.
-
-  Args:
-    members: The processes in the order of their numbers.
+  All processes have ended when this call ends, even if it raises: those that
+  still run are killed.
 
   Returns:
-    Why the processes failed; None if all succeeded.
+    Why the group failed, or that a signal stopped it; None if all succeeded.
   """
   with contextlib.ExitStack() as files:
     for member in members:
@@ -262,13 +237,9 @@ def run_together(members: Sequence[Member]) -> Failure | None:
 
 
 def _first_failed(members: Sequence[Member]) -> Member | None:
-  """Waits until all processes have succeeded or one has failed.
+  """Waits until a process has failed or all have ended.
 
-  Args:
-    members: All processes.
-
-  Returns:
-    The process that failed or stopped, or None if all have succeeded.
+  Returns the failed process, or else one that a signal stopped, or else None.
   """
   while True:
     # Lines are read before exit codes, so that the lines that a process wrote
@@ -289,13 +260,10 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 
 
 def _cause(members: Sequence[Member]) -> Member:
-  """Returns the process that failed first, after at least one has failed.
+  """Returns a failed process that did not fail only because another one did.
 
-  A process that may have ended only because another one failed is returned only
-  if no other failure is seen within `_SETTLE_S` seconds.
-
-  Args:
-    members: All processes.
+  Waits up to `_SETTLE_S` seconds for one; after that returns any failed
+  process.
   """
   deadline = time.monotonic() + _SETTLE_S
   while True:
@@ -308,14 +276,14 @@ def _cause(members: Sequence[Member]) -> Member:
 
 
 def thread_limits(count: int) -> dict[str, str]:
-  """Returns environment variables that limit the resources of a process.
+  """Returns environment variables that limit the threads of a process.
 
-  They give each process its share of the cores. If there are several processes,
-  they also keep JAX from reserving most of a GPU's memory at its start.
-
-  Args:
-    count: Number of processes; each has at least one thread.
+  Each of `count` processes gets an equal share of the cores, but at least one
+  thread. If there are several, JAX does not reserve GPU memory at its start.
   """
+  # XLA starts a thread for each core, and two processes with two threads each
+  # on two cores mostly wait for each other: training `tiny` twice at once is
+  # nearly twice as fast if each process has one core (measured).
   threads = str(max(1, usable_cores() // count))
   limits = dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), threads)
   # Without this variable, each of several processes would reserve most of a
@@ -326,13 +294,9 @@ def thread_limits(count: int) -> dict[str, str]:
 def environment(count: int) -> dict[str, str]:
   """Returns the environment of CPU processes that exchange while they compute.
 
-  A process needs two of XLA's threads, because a program that waits for a link
-  holds one of them. If there is only one core for each process, a matrix
-  product must not be divided between both threads: the halves would wait for
-  each other. If the user has set NPROC, the threads stay as they are.
-
-  Args:
-    count: Number of processes.
+  It is a copy of this process's environment that gives each of `count`
+  processes an equal share of the cores, and at least two threads. If the user
+  has set NPROC, the threads stay as they are.
   """
   variables = dict(os.environ)
   variables[COMMAND_VARIABLE] = typed_command()
@@ -340,6 +304,9 @@ def environment(count: int) -> dict[str, str]:
   if "NPROC" in os.environ:  # The user has set the threads.
     return variables
   variables |= thread_limits(count)
+  # A program that waits for a link holds a thread, so a process needs two. On
+  # one core they must not share a matrix product: the halves would wait for
+  # each other.
   if variables["NPROC"] == "1":
     variables["NPROC"] = "2"
     variables["OMP_NUM_THREADS"] = "2"
@@ -350,10 +317,7 @@ def environment(count: int) -> dict[str, str]:
 
 
 def usable_cores() -> int:
-  """Returns the number of cores that this process may use.
-
-  It may be less than the number of cores of the machine.
-  """
+  """Returns the number of cores that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

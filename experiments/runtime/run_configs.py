@@ -12,11 +12,8 @@ from experiments.runtime.command_line import UsageError
 def run_config(values: config_dict.ConfigDict) -> RunConfig:
   """Checks the fields of a config, and returns the config of a run.
 
-  Args:
-    values: Fields of a config, e.g. the value of --config.
-
   Raises:
-    UsageError: If the config file could not be loaded or a field is wrong.
+    UsageError: If the config cannot be read or a field is wrong.
   """
   kinds = (ValueError, OSError, AttributeError, ImportError)
   with command_line.usage_errors("--config: ", kinds):
@@ -25,9 +22,6 @@ def run_config(values: config_dict.ConfigDict) -> RunConfig:
 
 def check_files(config: RunConfig) -> None:
   """Checks that the files that a run reads exist, without loading JAX.
-
-  Args:
-    config: The checked config of the run.
 
   Raises:
     UsageError: If no file matches a pattern of data.glob, or if

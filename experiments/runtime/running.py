@@ -54,10 +54,10 @@ XLA_GPU_FLAG = "--xla_gpu_enable_latency_hiding_scheduler=true"
 
 
 def set_up_jax(num_cpu_devices: int = 1) -> None:
-  """Chooses devices, flags and the compilation cache before JAX starts.
+  """Sets options of JAX and XLA; call it before JAX starts its devices.
 
-  The cache of compiled programs is in $DILOCOX_JAX_CACHE, or else in the user's
-  cache directory. If the variable is set to "", there is no cache.
+  Compiled programs are cached in $DILOCOX_JAX_CACHE, or else in
+  ~/.cache/dilocox_jax. If the variable is set to "", there is no cache.
 
   Args:
     num_cpu_devices: Number of devices into which JAX divides the CPU.
@@ -75,13 +75,9 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
 
 
 def _keep_memory() -> None:
-  """Lets the C library keep freed memory, up to 1 GiB, for the next program.
-
-  On CPUs each compiled program allocates its buffers anew. The GNU library
-  returns large buffers to the kernel, which then clears every page of the next
-  buffer. This took half of the time of an exchange (measured). Other C
-  libraries have no such setting, so nothing happens there.
-  """
+  """Lets the GNU C library keep up to 1 GiB of freed memory for later use."""
+  # Otherwise freed buffers go back to the kernel, which clears every page of
+  # the next buffer. That took half of the time of an exchange (measured).
   setting = getattr(ctypes.CDLL(None), "mallopt", None)
   if setting:
     setting(_TRIM_THRESHOLD, 2**30)
@@ -89,14 +85,13 @@ def _keep_memory() -> None:
 
 
 def _set_xla_flags() -> None:
-  """Lets XLA start collectives early on GPUs, and wait for them late.
+  """Turns on XLA's latency-hiding scheduler if JAX has a CUDA plugin.
 
-  This needs a flag of XLA. Without the flag the operations of a program keep
-  their order, and an exchange that could hide behind inner steps runs before
-  them. On TPUs XLA overlaps without a flag. XLA ends a process that has an
-  unknown flag, so a test starts the installed XLA with this flag. Flags of the
-  user in XLA_FLAGS come last and win.
+  Flags of the user in XLA_FLAGS come last and win.
   """
+  # Without this flag an exchange that could hide behind inner steps runs before
+  # them. TPUs need no flag. XLA ends a process with an unknown flag, so a test
+  # starts the installed XLA with this one.
   if any(importlib.util.find_spec(name) for name in _GPU_PLUGINS):
     user_flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{XLA_GPU_FLAG} {user_flags}".strip()
@@ -116,19 +111,20 @@ def train(
 ) -> None:
   """Trains a run to its end, prints a table, and adds a sample to its report.
 
+  With several processes an error ends this process instead of being raised: an
+  orderly end would wait for the other processes.
+
   Args:
     config: Config of the run.
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
     clock: Simulated clock of the run; None: the run has no simulated time.
     process: How this process finds the other processes of the run; None: the
-      run has one process. With several processes any error ends this process at
-      once, because an orderly end would wait for the other processes.
-    address: Where the replica of this program meets the replicas of other
-      programs; None: this run has no mailbox.
+      run has one process.
+    address: Mailbox where the replica of this program meets those of other
+      programs; None: the run has no mailbox.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
-      of several processes has no sample, because each process has only a part
-      of the state.
+      of several processes has none.
     check_memory: Whether a run is refused that needs more memory than there is.
     log: Gets every row that the run writes; None: the rows go to files alone.
 
@@ -177,25 +173,9 @@ def _train(
   address: MailboxAddress | None,
   log: RunLog | None,
 ) -> Corpus:
-  """Trains a run, and prints a table of its results.
+  """Trains a run, prints a table of its results, and returns its text.
 
-  Args:
-    config: Config of the run.
-    workdir: The run directory.
-    profile: Whether to write a profiler trace to workdir/profile.
-    clock: Simulated clock of the run; None: the run has no simulated time.
-    address: Where the replica of this program meets the replicas of other
-      programs; None: this run has no mailbox.
-    log: Gets every row that the run writes; None: the rows go to files alone.
-
-  Returns:
-    The text of the run.
-
-  Raises:
-    UsageError: If the run cannot be set up as asked.
-    StoppedError: If the run cannot go on.
-    SavedAndStoppedError: If a signal asked the run to stop, after its state was
-      saved.
+  The arguments and the errors are those of `train`.
   """
   command = os.environ.get(command_line.COMMAND_VARIABLE)
   command = command or command_line.typed_command()
@@ -234,22 +214,17 @@ def _train(
 def stopper(trainer: Trainer) -> Callable[[int], None]:
   """Returns a function that stops a run when a signal has come.
 
-  A run that has begun saves and stops after its current segment (a round, or
-  several data-parallel steps). A run that has not begun has nothing to save, so
-  the function ends the process at once: compiling cannot be interrupted and may
-  take minutes, and a scheduler does not wait so long.
-
-  Args:
-    trainer: The trainer of the run.
-
-  Returns:
-    A function that takes the number of the signal.
+  The function takes the number of the signal. A run that has begun saves and
+  stops after its current segment (a round, or several data-parallel steps). A
+  run that has not begun has nothing to save, so its process ends at once.
   """
 
   def stop(number: int) -> None:
     if trainer.has_begun:
       trainer.request_stop(number)
       return
+    # Compiling cannot be interrupted and may take minutes, and a scheduler does
+    # not wait so long.
     name = signal.Signals(number).name
     print(
       f"stopped by {name} before the first segment: there is nothing to save, "
@@ -266,10 +241,7 @@ def _sample(
 ) -> None:
   """Adds a sample to the report, or prints why the run has no sample.
 
-  Args:
-    workdir: The run directory.
-    num_tokens: Number of tokens to draw.
-    text: The text of the run; None reads it again.
+  `text` is the text of the run; None reads it again.
   """
   try:
     samples.add_sample(workdir, num_tokens, text=text)
@@ -278,11 +250,7 @@ def _sample(
 
 
 def check_optimizers(config: RunConfig) -> None:
-  """Raises ValueError if the inner or the outer optimizer cannot be built.
-
-  Args:
-    config: Config of the run.
-  """
+  """Raises ValueError if the inner or the outer optimizer cannot be built."""
   with in_front("inner."):
     named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
@@ -290,11 +258,7 @@ def check_optimizers(config: RunConfig) -> None:
 
 
 def _check_directory(workdir: pathlib.Path) -> None:
-  """Raises UsageError if the processes of a run do not see the same directory.
-
-  Args:
-    workdir: The run directory.
-  """
+  """Raises UsageError if processes of a run see different directories."""
   if not processes.share_directory(workdir):
     raise UsageError(
       f"processes do not see one directory at --workdir={workdir}: take one on "
@@ -305,14 +269,10 @@ def _check_directory(workdir: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
-  """Joins the other processes of a run; any error ends this process.
+  """Connects this process with the others of its run while the block runs.
 
-  The process prints the error in one line (or a traceback, if it is a bug), and
-  exits at once with the exit code of the error.
-
-  Args:
-    config: Config of the run.
-    process: How this process finds the other processes.
+  An error in the block ends this process with the exit code of the error, and
+  is not raised.
   """
   where = (
     "" if process.process_id is None else f"process {process.process_id}: "
@@ -357,33 +317,24 @@ def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
 
 
 def _end_after_loss(error: processes.LostProcessError, number: int) -> None:
-  """Ends this process because another one is gone, whatever it does.
+  """Prints that another process is lost, and ends this process with code 75.
 
-  Args:
-    error: Says that another process is gone.
-    number: Number of this process.
+  `number` is the number of this process.
   """
   command_line.print_error(error, f"process {number}: ")
   processes.exit_now(command_line.TRY_AGAIN)
 
 
 def _digest(config: RunConfig) -> str:
-  """Returns a digest of a config (32 hex digits).
-
-  All processes of a run must have the same digest.
-
-  Args:
-    config: Config of the run.
-  """
+  """Returns a digest of a config (32 hex digits)."""
   text = json.dumps(config.to_mapping(), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _log_warnings_only(where: str) -> None:
-  """Lets all processes but the main one log warnings only.
+  """Lets this process log only warnings, unless it is the main process.
 
-  Args:
-    where: Text in front of each of this process's lines, e.g. "process 1: ".
+  `where` is the text in front of each line, e.g. "process 1: ".
   """
   if processes.is_main():
     return
@@ -394,11 +345,7 @@ def _log_warnings_only(where: str) -> None:
 
 
 def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
-  """Returns a context that writes a profiler trace into a directory.
-
-  Args:
-    directory: Folder that gets the trace.
-  """
+  """Returns a context that writes a profiler trace into a directory."""
   options = jax.profiler.ProfileOptions()
   # Every Python call of the compiler would make a trace a hundred times larger.
   options.python_tracer_level = 0

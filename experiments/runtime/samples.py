@@ -26,15 +26,15 @@ def add_sample(
   seed: int = 0,
   text: "Corpus | None" = None,
 ) -> str:
-  """Continues a text with the model of a run, and adds it to the report.
+  """Continues a text with the model of a run, and adds it to the run's report.
 
   Args:
     workdir: The run directory.
     num_tokens: Number of tokens to draw.
-    prompt: Text to continue; None: the first tokens of the validation text.
+    prompt: Text to continue; None: the first 64 tokens of the validation text.
     temperature: Divisor of the logits; 0 takes the likeliest token.
-    top_p: Only the likeliest tokens that have this probability together are
-      drawn, 0 to 1.
+    top_p: Nucleus sampling: only the likeliest tokens with this total
+      probability are drawn, 0 to 1.
     seed: Seed of the draws.
     text: The `Corpus` of the run; None reads it again.
 
@@ -42,10 +42,8 @@ def add_sample(
     The prompt and its continuation.
 
   Raises:
-    ValueError: If the directory holds no run, its text has no tokenizer or has
-      changed, its model cannot decode or computes logits that are no numbers,
-      the prompt is empty or has tokens that the model lacks, or a number is out
-      of range.
+    ValueError: If the run, its text or an argument does not allow a sample. The
+      message says why.
     RefusedError: If there is no checkpoint.
   """
   # These load JAX, which takes seconds.
@@ -90,11 +88,7 @@ def add_sample(
 
 
 def print_sample(sample: str) -> None:
-  """Prints a sample, with escapes for characters that act on the terminal.
-
-  Args:
-    sample: Text that a model has written, which may be anything.
-  """
+  """Prints a sample, with escapes for characters that act on the terminal."""
   for line in sample.splitlines():
     print("\t".join(map(printable, line.split("\t"))))
 
@@ -108,24 +102,10 @@ def _drawn_tokens(
   top_p: float,
   seed: int,
 ) -> "np.ndarray":
-  """Draws tokens that follow a prompt.
+  """Draws `num_tokens` tokens that follow the tokens of a prompt [L].
 
-  Args:
-    run: The run whose model draws.
-    prompt_tokens: Tokens of the prompt [L].
-    num_tokens: Number of tokens to draw.
-    temperature: Divisor of the logits; 0 takes the likeliest token.
-    top_p: Only the likeliest tokens that have this probability together are
-      drawn.
-    seed: Seed of the draws.
-
-  Returns:
-    The tokens after the prompt [num_tokens].
-
-  Raises:
-    ValueError: If the prompt is empty or has tokens that the model lacks, if a
-      number is out of range, if the model cannot decode, or if it computes
-      logits that are no numbers.
+  Other arguments are as in `add_sample`. Raises ValueError if the model or the
+  arguments do not allow it.
   """
   import jax
   import numpy as np
@@ -167,13 +147,9 @@ def _drawn_tokens(
 
 
 def _text_of(run: "Run") -> "Corpus":
-  """Reads the text of a run again, as the config of the run says.
+  """Reads the text that the config of a run names.
 
-  Args:
-    run: Run whose text is read.
-
-  Raises:
-    ValueError: If the text was passed in, so that it cannot be read again.
+  Raises ValueError if the run was trained on data that were passed in.
   """
   from dilocox_jax.training.run_text import corpus
 

@@ -1,9 +1,8 @@
 """The first SIGTERM or Ctrl-C asks a run to save and stop; the second ends it.
 
-Python runs signal handlers in the main thread between two instructions, and
-that thread may wait for the devices for minutes. So the number of a signal is
-written to a pipe as soon as it comes (`signal.set_wakeup_fd`), and a thread
-that waits at the other end acts on it at once.
+Python's signal handlers wait for the main thread, which may wait for the
+devices for minutes. So a thread of its own gets the numbers of the signals
+through a pipe (`signal.set_wakeup_fd`) and acts at once.
 """
 
 import contextlib
@@ -22,14 +21,12 @@ _SAME_REQUEST_S = 1.0
 
 @contextlib.contextmanager
 def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
-  """Turns the first SIGTERM or Ctrl-C inside the block into a call.
+  """Calls a function at the first SIGTERM or Ctrl-C inside the block.
 
-  A second signal ends the process at once, with exit code 128 + the number of
-  that signal. In any other thread than the main thread nothing changes.
-
-  Args:
-    request_stop: Function (number of the signal), which is called in another
-      thread.
+  The function gets the number of the signal, and is called in another thread. A
+  second signal, more than a second later, ends the process at once with exit
+  code 128 + its number. In a thread that is not the main thread, the block runs
+  without all this.
   """
   if threading.current_thread() is not threading.main_thread():
     yield  # Only the main thread may handle signals.
@@ -54,12 +51,10 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
 
 
 def _watch(reader: int, request_stop: Callable[[int], None]) -> None:
-  """Reads numbers of signals from a pipe, and acts on them, until it closes.
+  """Acts on the signals whose numbers come from a pipe, until the pipe closes.
 
-  Args:
-    reader: File descriptor of the end of the pipe that is read.
-    request_stop: Function (number of the signal) that is called for the first
-      signal.
+  `reader` is the end of the pipe that is read. `request_stop` is called with
+  the number of the first signal.
   """
   requested_s = None
   while True:

@@ -1,32 +1,17 @@
 """Throttled links between processes of one machine.
 
-Every node is a network namespace of its own with one link to a switch, which is
-a namespace too. The kernel lets no more pass than a link's rate. It throttles
-what leaves a node on the node's side, and what reaches it on the switch's side:
+Every node is a network namespace with one link to a switch, which is a
+namespace too. The kernel limits the rate on the node's side for what leaves the
+node, and on the switch's side for what reaches it:
 
     node 0 (10.77.0.1) --up--> switch --down--> node 1 (10.77.0.2)
 
-On a node's link the packets to and from each other node have a queue of their
-own, and `htb` serves the queues in turn. In one queue for all nodes, the small
-messages of one node would wait behind the data of another: an all-reduce took 6
-to 20 % longer (measured). Real routers also serve queues in turn (fair
-queueing), and the simulator divides a link in the same way.
-
-TCP controls congestion by Reno on these links, whatever the machine prefers.
-Every kernel has it, and it keeps a throttled link full. BBR, the default of
-some machines, sends less now and then to measure the round trip, and took 5 to
-18 % longer (measured).
-
+Each link serves the other nodes in turn (fair queueing), as the simulator does.
 Half of a link's round trip is added where a packet leaves a node. A packet may
-be lost on the sender's link and on the receiver's link, as the simulator counts
-it (`simulate.cluster.Link`). The kernel's `netem` does both; some kernels lack
-it.
+be lost on the sender's link and on the receiver's (`simulate.cluster.Link`).
 
-A namespace has no name. It exists as long as its holder, a process that only
-sleeps, or a process that was started inside it. All of them get SIGKILL when
-the process that made them ends, however it ends, so nothing is left behind, and
-the machine's own network is never touched. If the user is not root, all
-namespaces lie inside a user namespace, in which the user is root.
+The network never touches the machine's own, and ends with the process that
+made it. Without root, all namespaces lie inside a user namespace.
 """
 
 import contextlib
@@ -66,17 +51,10 @@ signal.pause()
 
 @contextlib.contextmanager
 def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
-  """Makes a network that exists as long as the context.
+  """Makes a network of throttled links that exists as long as the context.
 
-  The links throttle at once. Delays and losses begin with
-  `ThrottledNetwork.impair`, so that a short transfer can check the rates
-  before.
-
-  Args:
-    links: The link of every node, at least two.
-
-  Yields:
-    The network.
+  Delays and losses begin only with `ThrottledNetwork.impair`, so that the rates
+  can be checked before. There must be at least two links, one for each node.
 
   Raises:
     UsageError: If this machine or user may not make network namespaces, or
@@ -88,6 +66,8 @@ def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
       f"throttled links need the program {missing[0]}, which is not installed: "
       "install iproute2 and util-linux, or leave the link out"
     )
+  # A namespace exists as long as a process inside it. Its *holder* is a process
+  # that only sleeps there.
   with contextlib.ExitStack() as stack:
     yield ThrottledNetwork(links, stack)
 
@@ -101,12 +81,7 @@ class ThrottledNetwork:
   """
 
   def __init__(self, links: Sequence[Link], stack: contextlib.ExitStack):
-    """Makes the nodes and their links.
-
-    Args:
-      links: The link of every node.
-      stack: Ends the network when it closes.
-    """
+    """Makes the nodes and their links. The network ends when `stack` closes."""
     self.links = list(links)
     self.addresses = [f"10.77.0.{node + 1}" for node in range(len(links))]
     self._stack = stack
@@ -131,21 +106,11 @@ class ThrottledNetwork:
       self.throttle(node, link)
 
   def command(self, node: int, command: Sequence[str]) -> list[str]:
-    """Returns the command line that runs a command on a node.
-
-    Args:
-      node: Number of the node, from 0.
-      command: Command line, one string for each argument.
-    """
+    """Returns the command line that runs a command on a node."""
     return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
-    """Sets the rates of a node's link. The link may be in use.
-
-    Args:
-      node: Number of the node, from 0.
-      link: Link with the new rates.
-    """
+    """Sets the rates of a node's link, which may be in use."""
     num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
@@ -170,8 +135,7 @@ class ThrottledNetwork:
   def impair(self) -> None:
     """Adds the delays and losses of all links.
 
-    The rates must not change afterwards, because `throttle` replaces the queues
-    that delay and lose packets.
+    Call it after the last `throttle`, which would remove them.
     """
     for node, link in enumerate(self.links):
       for space, device, _, delay_s in self._ends(node, link):
@@ -186,10 +150,7 @@ class ThrottledNetwork:
           self._tc(space, lines)
 
   def _check_netem(self) -> None:
-    """Raises UsageError if the kernel has no netem.
-
-    The kernel's netem delays and loses packets.
-    """
+    """Raises UsageError if the kernel cannot delay and lose packets (netem)."""
     try:
       self._run(_SWITCH, "tc qdisc add dev lo root netem")
       self._run(_SWITCH, "tc qdisc del dev lo root")
@@ -202,18 +163,10 @@ class ThrottledNetwork:
   def _ends(
     self, node: int, link: Link
   ) -> Iterator[tuple[str, str, float, float]]:
-    """Yields the two network devices that send into a node's link.
+    """Yields both ends of a node's link: the node's device, and the switch's.
 
-    The first device is the node's own end of the link. The second device is the
-    port of the switch for this node.
-
-    Args:
-      node: Number of the node, from 0.
-      link: The node's link.
-
-    Yields:
-      Host name of the namespace, name of the device, rate (bit/s) and delay
-      (seconds).
+    An end is the host name of its namespace, the name of the device, the rate
+    (bit/s) and the delay (seconds) of what it sends.
     """
     yield self.addresses[node], INTERFACE, link.up_bps, link.rtt_s / 2
     yield _SWITCH, f"port{node}", link.down_bps, 0.0
@@ -222,9 +175,6 @@ class ThrottledNetwork:
     """Makes a node and connects it with the switch.
 
     Both ends of the link get a queue for each other node, but no rates yet.
-
-    Args:
-      node: Number of the node, from 0.
     """
     address = self.addresses[node]
     port = f"port{node}"
@@ -242,9 +192,13 @@ class ThrottledNetwork:
       (address, "ip link set lo up"),
       (address, f"ip addr add {address}/24 dev {INTERFACE}"),
       (address, f"ip link set {INTERFACE} up"),
+      # Reno keeps a throttled link full, and every kernel has it. BBR, the
+      # default of some machines, took 5 to 18 % longer (measured).
       (address, f"ip route change {_SUBNET} dev {INTERFACE} congctl reno"),
     ):
       self._run(space, command)
+    # With one queue for all nodes an all-reduce took 6 to 20 % longer
+    # (measured): small messages of one node waited behind the data of another.
     # Queue 1, 2, ... of each end carries the packets to (on the node) or from
     # (on the switch) one other node.
     peers = [peer for peer in self.addresses if peer != address]
@@ -260,15 +214,11 @@ class ThrottledNetwork:
       self._tc(space, [f"qdisc add dev {device} root handle 1: htb", *pairs])
 
   def _hold(self, name: str, unshare: Sequence[str]) -> None:
-    """Starts the holder of a new network namespace.
+    """Starts a sleeping process that holds a new network namespace open.
 
-    Args:
-      name: Host name inside the namespace.
-      unshare: Beginning of the command line: `unshare`, or `nsenter` into the
-        user namespace followed by `unshare`.
-
-    Raises:
-      UsageError: If this machine or user may not make namespaces.
+    `name` becomes the host name inside it. `unshare` is the beginning of the
+    command line. Raises UsageError if this machine or user may not make
+    namespaces.
     """
     hold = ending_with_this_process([sys.executable, "-c", _HOLD, name])
     holder = subprocess.Popen(
@@ -293,30 +243,18 @@ class ThrottledNetwork:
   def _inside(self, name: str, command: Sequence[str]) -> list[str]:
     """Returns the command line that runs a command in a namespace.
 
-    Args:
-      name: Host name of the namespace.
-      command: Command line, one string for each argument.
+    `name` is the host name of the namespace.
     """
     target = f"--target={self._pids[name]}"
     enter = ["nsenter", target, *self._enter_options, "--net", "--uts"]
     return [*enter, *command]
 
   def _tc(self, name: str, lines: Sequence[str]) -> None:
-    """Runs several commands of tc in a namespace, in one process.
-
-    Args:
-      name: Host name of the namespace.
-      lines: The commands, without the word "tc".
-    """
+    """Runs commands of tc, given without the word "tc", in a namespace."""
     self._run(name, "tc -batch -", "\n".join(lines) + "\n")
 
   def _run(self, name: str, command: str, stdin: str = "") -> None:
     """Runs a command in a namespace to its end.
-
-    Args:
-      name: Host name of the namespace.
-      command: Command line. Spaces separate its arguments.
-      stdin: Text that the command reads.
 
     Raises:
       UsageError: If the command fails.

@@ -20,14 +20,14 @@ def writable(workdir: str | None, program: str) -> pathlib.Path:
   Args:
     workdir: Value of --workdir; None if the flag is not given.
     program: Name of the program. A directory that another program has used is
-      refused (`work_directory.claim`).
+      refused.
 
   Returns:
     Path of the work directory.
 
   Raises:
-    UsageError: If --workdir is missing, cannot be written or belongs to
-      another program.
+    UsageError: If --workdir is missing, cannot be written or belongs to another
+      program.
   """
   if not workdir:
     raise UsageError("--workdir is missing: say where the results should go")

@@ -1,12 +1,9 @@
-"""Computes the simulated time of a run from its config.
-
-The simulator goes through the same segments as the trainer. It needs only the
-config. So the time of a run can be computed long after the training, and the
-time of the same run with a larger model, too.
+"""Computes the simulated times of a run from its config, without training it.
 
 A *clock* is a simulated cluster on which runs are timed, perhaps with a larger
 model than the one that was trained. The *flush* of a run is the exchanges that
-are still due after its last inner step.
+are still due after its last inner step. A *segment* is a round, or several
+data-parallel steps.
 """
 
 import dataclasses
@@ -29,8 +26,7 @@ class Times:
 
   Attributes:
     at_s: Time from the start of the run to the end of each segment (seconds),
-      by the segment's last inner step. A segment is a round, or several
-      data-parallel steps. The flush is not included.
+      by the number of inner steps up to there. The flush is not included.
     end_s: Time of the whole run with its flush (seconds).
     utilization: Share of `end_s` in which replicas took inner steps, 0 to 1.
   """
@@ -40,14 +36,9 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the simulated time after an inner step (seconds).
+    """Returns the end of the last segment that is over by a step (seconds).
 
-    Times are known only at the ends of segments (rounds, or several
-    data-parallel steps). So the result is the end of the last segment that ends
-    at or before this step; 0 if there is none.
-
-    Args:
-      step: Number of inner steps.
+    The result is 0 if there is none. `step` is a number of inner steps.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -55,40 +46,33 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class SweepClock:
-  """A clock: a cluster, and what differs in the run that is timed on it.
-
-  The *timed* run is the trained run with some fields changed, such as a larger
-  model.
+  """A cluster on which runs are timed, after changes to their configs.
 
   Attributes:
     cluster: Name of a preset, or path of a file, of the cluster.
     step_s: Seconds of an inner step; None: derived from the operations of the
       timed model and the devices of the cluster.
-    changed: Values of the fields in which the timed run differs from the
-      trained run, by dotted name.
+    changed: Values by dotted name that replace those of the trained run's
+      config, such as a larger model.
     transport: How messages are sent. By default each message waits for a round
-      trip, as with gloo. The numbers of steps, H and tau of the committed
-      sweeps were chosen with this default.
+      trip, as with gloo.
   """
 
   cluster: str
   step_s: float | None = None
   changed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # The numbers of steps, H and tau of the committed sweeps were chosen so.
   transport: Transport = Transport(rtts_per_message=1.0)
 
   def timed(self, config: RunConfig) -> RunConfig:
     """Returns the config of the run that is timed in place of a trained run.
 
-    `exchange.codec` is changed only if the codec of the trained run consists of
-    the same parts ("low_rank" and "int", for example), whatever their settings.
+    The codec is changed only if both codecs have the same parts.
 
     Example: `changed` has the model `qwen_107b` and the codec
     "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with
     "low_rank(rank=16)+int(bits=4)" is timed with both. A run of `tiny` with
     "int(bits=1)" is timed as `qwen_107b` with "int(bits=1)".
-
-    Args:
-      config: Config of the trained run.
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
@@ -104,10 +88,7 @@ class SweepClock:
     return from_mapping(values | changed)
 
   def times(self, config: RunConfig) -> Times:
-    """Simulates the times of the run that is timed in place of a trained run.
-
-    Args:
-      config: Config of the trained run.
+    """Simulates the times of `timed(config)`.
 
     Raises:
       ValueError: If the run does not fit the cluster. The message is one line.
@@ -125,19 +106,14 @@ class SweepClock:
     )
 
   def step_s_of(self, config: RunConfig) -> float:
-    """Returns the time of an inner step on the fastest replica (seconds).
+    """Returns the time of an inner step of `timed(config)` (seconds).
 
-    Args:
-      config: Config of the trained run.
+    If replicas differ in speed, it is the time of the fastest.
     """
     return float(min(self._setup(config).work.step_s))
 
   def _setup(self, config: RunConfig) -> Setup:
-    """Combines the timed run of a trained run with the cluster.
-
-    Args:
-      config: Config of the trained run.
-    """
+    """Prepares the simulation of `timed(config)` on the cluster."""
     options = Options(step_s=self.step_s)
     timed = self.timed(config)
     return set_up(timed, cluster_of(timed, self.cluster), options)
@@ -146,12 +122,12 @@ class SweepClock:
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:
   """Returns the clock that an entry of `clocks` in a sweep's config describes.
 
-  Args:
-    entry: Mapping with `name`, `cluster`, and perhaps `step_s`. All other keys
-      are fields that the clock changes (dotted or nested), with their values.
+  The entry has `name`, `cluster`, and perhaps `step_s`. All other keys are
+  fields of a run's config (dotted or nested) that the clock changes, with their
+  values.
 
   Raises:
-    ValueError: If there is no such field of a config.
+    ValueError: If a config has no field of such a name.
   """
   fields = {
     key: value

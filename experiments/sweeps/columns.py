@@ -1,8 +1,8 @@
 """Names the columns of runs.csv, and turns configs into cells and back.
 
 The fields of a config that most readers need have columns with plain names,
-such as `inner_rate`. Any other field has a column only if a run sets it. Such a
-column has the dotted name of the field, as in `--config.inner.warmup_steps`.
+such as `inner_rate`. Any other field has a column only if a run sets it, with
+its dotted name, such as `inner.warmup_steps`.
 """
 
 import dataclasses
@@ -42,17 +42,9 @@ _COLUMNS = {field: column for column, field in FIELDS.items()}
 def cells_of(run: SweepRun) -> dict[str, Any]:
   """Returns the cells of a run's config, by column.
 
-  The cells of H, P and tau (`sync_interval`, `num_fragments`, `overlap_steps`)
-  are those of the method's schedule. So they are filled also if the method
-  takes no such setting: AllReduce has 1, 1 and 0.
-
-  Args:
-    run: A run of a sweep.
-
-  Returns:
-    A cell for each column of `FIELDS`, and one for each other field that the
-    run sets (`SweepRun.overrides`). `inner_momentum` is None if the optimizer
-    has its own default.
+  The columns are `FIELDS` and other fields that the run sets. H, P and tau are
+  those of the method's schedule, e.g. 1, 1 and 0 for AllReduce.
+  `inner_momentum` is None if the optimizer has its own default.
   """
   values = flat(run.config.to_mapping())
   cells = {column: values[field] for column, field in FIELDS.items()}
@@ -68,15 +60,9 @@ def cells_of(run: SweepRun) -> dict[str, Any]:
 
 
 def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
-  """Reads the config of a run from its cells in runs.csv.
+  """Returns the values that make the config of a run, by dotted name.
 
-  It is the inverse of `cells_of`.
-
-  Args:
-    cells: Cells of a run's config by column.
-
-  Returns:
-    The values that make the config (`from_mapping`), by dotted name.
+  This is the inverse of `cells_of`; `from_mapping` takes the result.
   """
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}
@@ -90,18 +76,13 @@ def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_of(column: str, text: str) -> Any:
-  """Reads a cell of a column that has the dotted name of a field.
+  """Converts the text of a cell to the type of the column's field.
 
-  Args:
-    column: Name of the column.
-    text: Text of the cell.
-
-  Returns:
-    The value: an int, a float, a bool or a text. None for an empty cell, which
-    means that the field has its default.
+  `column` is the dotted name of the field. An empty cell gives None, which
+  stands for the field's default.
 
   Raises:
-    ValueError: If there is no such field, or if the text is no such value.
+    ValueError: If there is no such field, or if the text does not fit its type.
   """
   check_path(RunConfig, column)
   require(column in _kinds(), f"{shown(column)} is a section")
@@ -126,14 +107,9 @@ def _kinds() -> dict[str, type]:
 
 
 def _kinds_in(section: type, prefix: str) -> list[tuple[str, type]]:
-  """Lists the fields of a section of a config.
+  """Returns dotted name and type of each field of a config or a section of it.
 
-  Args:
-    section: `RunConfig` or a section of it.
-    prefix: Start of the dotted names, e.g. "sync."; "" for `RunConfig`.
-
-  Returns:
-    The dotted name and the type of each field.
+  `prefix` is the start of the names, e.g. "sync."; "" for `RunConfig`.
   """
   kinds = []
   for name, hint in typing.get_type_hints(section).items():

@@ -68,11 +68,9 @@ def _old_lines(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
-  """Returns the cells of an old line under the names of the new columns.
+  """Returns the cells of an old line by the names of the new columns.
 
-  Args:
-    line: Cells by old column. NaN becomes an empty cell.
-    names: New names by old names. Other columns keep their names.
+  A column that is not in `names` keeps its name. NaN becomes an empty cell.
   """
   return {
     names.get(name, name): "" if text == "nan" else text
@@ -81,14 +79,10 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 
 
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
-  """Converts the old file of a sweep, and the file of its evaluations.
+  """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  Args:
-    path: Old file NAME.csv. Beside it there may be NAME_curves.csv, which has
-      the evaluations.
-
-  Returns:
-    Lines of runs.csv and of evaluations.csv.
+  The evaluations are in NAME_curves.csv beside it, if this file exists. Returns
+  lines of runs.csv and of evaluations.csv.
   """
   study = path.stem
   sweep = _SWEEPS.get(study, {})
@@ -128,13 +122,8 @@ def of_ablation(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts one of the files ablate_*.csv.
 
   A file has a line for each run, or for each evaluation. In the second case the
-  last evaluation of a run is its result.
-
-  Args:
-    path: The file.
-
-  Returns:
-    Lines of runs.csv and of evaluations.csv.
+  last evaluation of a run is its result. Returns lines of runs.csv and of
+  evaluations.csv.
   """
   study = path.stem.removesuffix("_curves")
   lines_by_run: dict[str, list[Cells]] = {}
@@ -154,11 +143,7 @@ def of_ablation(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
 
 
 def _point(cells: Cells) -> Cells:
-  """Returns the cells of an evaluation of an ablation.
-
-  Args:
-    cells: Cells of its line under the names of runs.csv.
-  """
+  """Returns an evaluation of an ablation as cells of evaluations.csv."""
   point = {name: cells[name] for name in ("run", "tokens", "sent_bytes")}
   return point | {"step": cells["steps"], "loss": cells["loss"]}
 
@@ -166,11 +151,7 @@ def _point(cells: Cells) -> Cells:
 def of_gpu(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts replicas_gpu.csv, whose two stages become two studies.
 
-  Args:
-    path: The file.
-
-  Returns:
-    Lines of runs.csv, and no evaluations.
+  Returns lines of runs.csv, and no evaluations.
   """
   new_lines = []
   for line in _old_lines(path):
@@ -188,9 +169,7 @@ def convert(
 ) -> Iterator[tuple[list[Cells], list[Cells]]]:
   """Yields the lines of runs.csv and of evaluations.csv for each old file.
 
-  Args:
-    paths: Old files. The curves of sweeps may be among them: they are read with
-      the file of their sweep.
+  A sweep's file of curves is skipped: it is read with the file of the sweep.
 
   Raises:
     ValueError: If a file is of another kind.
@@ -210,11 +189,7 @@ def convert(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Converts the files that the command line names.
-
-  Args:
-    argv: The path of the program, and the paths of the old files.
-  """
+  """Converts the files that the command line names."""
   path = pathlib.Path(_RUNS.value)
   with command_line.usage_errors():
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))

@@ -1,7 +1,7 @@
-"""The finished runs of one sweep, in the two files that have them.
+"""The finished runs of one sweep, in runs.csv and evaluations.csv.
 
-A run that has ended is written into runs.csv and evaluations.csv. It is not
-trained again if there is a line of the same config on the same text.
+A run whose config has a line in runs.csv, on the text that this machine has, is
+not trained again.
 """
 
 import collections
@@ -41,22 +41,21 @@ class Rows:
   Attributes:
     path: Path of runs.csv, to which `add` writes. evaluations.csv is beside it.
     study: Name of the sweep.
-    source: Path of the file that has the present content: `path`, or `start`
-      until the first run is added.
+    source: Path of the runs.csv that was read, or after `add`, that was
+      written.
     runs: Lines of the sweep in their order, by name of the run.
   """
 
   def __init__(
     self, path: pathlib.Path, study: str, start: pathlib.Path | None = None
   ):
-    """Reads the files. A file that does not exist counts as empty.
+    """Reads both files. A file that does not exist counts as empty.
 
     Args:
       path: Path of runs.csv. Lines of other sweeps in it are kept.
       study: Name of the sweep.
       start: Another runs.csv, which is read if `path` does not exist. The first
-        `add` copies its runs of the sweep, and their evaluations, to `path`.
-        None: a new sweep begins without runs.
+        `add` copies its lines of the sweep to `path`. None: there is none.
 
     Raises:
       RecordError: If a file cannot be read, is damaged or has other columns.
@@ -95,8 +94,7 @@ class Rows:
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
     """Name and overrides of each finished run, as `runs.runs_of` takes them.
 
-    A run with lines on several texts is listed once, with the name and the
-    overrides of the last of these lines.
+    If a config has lines on several texts, only the last of them is listed.
     """
     by_config = {_without_text(row.run): row for row in self.runs.values()}
     return [
@@ -105,43 +103,24 @@ class Rows:
     ]
 
   def evaluations(self, row: RunRow) -> list[EvaluationRow]:
-    """Returns the evaluations of a finished run, in order.
-
-    Args:
-      row: Line of the run in runs.csv.
-
-    Returns:
-      The lines of its evaluations; empty if evaluations.csv has none.
-    """
+    """Returns the evaluations of a finished run, in order; may be empty."""
     return list(self._evaluations.get(row.run, ()))
 
   def row(self, run: SweepRun, corpus: str) -> RunRow | None:
-    """Returns the line of runs.csv of a run that was trained on a text.
+    """Returns a run's line in runs.csv; None if it has none on this text.
 
-    The result is None if there is no such line.
-
-    Args:
-      run: A run of the sweep.
-      corpus: Digest of the text.
+    `corpus` is the digest of the text.
     """
     return self.runs.get(run_id(self.study, run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
-    """Chooses one text, and returns the lines of runs.csv on this text.
+    """Returns the lines of runs that were trained on one version of their text.
 
-    The same config may have been trained on different versions of its text, for
-    example with another version of Python's library. Losses on two versions do
-    not compare. The version with the most lines is chosen; of two versions with
-    equally many lines, the version of the later line.
-
-    A version is chosen for each text that the configs name (`text_of`). For
-    example, a synthetic text differs with the seed.
-
-    Args:
-      runs: Runs of the sweep.
-
-    Returns:
-      For each run its line on the chosen text; None if it has no such line.
+    Example: Python's library has a version for each version of Python. Losses
+    on different versions do not compare. The version with the most lines is
+    chosen; of two with equally many, the version of the later line. If configs
+    name several texts, a version of each is chosen. A run without a line on it
+    gets None.
     """
     corpora_by_config: dict[str, list[str]] = {}
     last_line: dict[str, int] = {}
@@ -166,13 +145,10 @@ class Rows:
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Counts the lines of some runs that a page leaves out.
+    """Counts the lines of `runs` that a page does not show.
 
-    They are lines of the same runs on other texts.
-
-    Args:
-      runs: Runs of the sweep.
-      lines: The line of each run that the page shows; None if it shows none.
+    They are on other texts. `lines` has the line of each run that the page
+    shows, or None.
     """
     configs = {
       _without_text(run_id(self.study, run.digest, "")) for run in runs
@@ -181,15 +157,7 @@ class Rows:
     return num_lines - len({row.run for row in lines if row})
 
   def add(self, row: RunRow, evaluations: Sequence[EvaluationRow]) -> None:
-    """Adds a finished run, and writes both files.
-
-    A line of the same run is replaced. The evaluations are written first: if
-    the process is killed between the two writes, no run has a line without its
-    evaluations.
-
-    Args:
-      row: Line of the finished run, of the same sweep.
-      evaluations: Evaluations of the run, in order.
+    """Adds a finished run, or replaces its line, and writes both files.
 
     Raises:
       RecordError: If the files cannot be written.
@@ -230,19 +198,10 @@ def _without_text(run: str) -> str:
 
 
 def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
-  """Converts the cells of a line of runs.csv to a `RunRow`.
+  """Converts the cells of a line of runs.csv, by column, to a `RunRow`.
 
-  An empty cell of a dotted column counts as the field's default. So this
-  function is not for lines whose config is not fully known, such as those of
-  `ablate_*` (`convert`).
-
-  Args:
-    cells: Cells of the line by column (`read_runs`).
-    path: Path of the file, for messages.
-
-  Raises:
-    RecordError: If a cell of an int column is empty, or if the cell of a dotted
-      column does not fit its field.
+  Raises RecordError, with the `path` of the file, if a cell of an int column is
+  empty or the cell of a dotted column does not fit its field.
   """
   results = {name: cells[name] for name in RESULTS}
   config = {}
@@ -254,6 +213,8 @@ def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
         config[name] = value
       elif name not in RUN_TYPES:
         # A dotted column: the text of a field's value, or empty.
+        # Empty counts as the default. That is wrong for lines whose config is
+        # not fully known, such as those of `ablate_*` (`convert`).
         config[name] = columns.value_of(name, value)
   except ValueError as error:
     raise RecordError(

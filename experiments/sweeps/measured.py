@@ -1,10 +1,9 @@
 """Collects the gaps of all methods to AllReduce from the committed runs.
 
 A *gap* is the loss of a method divided by the loss of AllReduce at the same
-number of sequences a step, minus 1. A *study* is a sweep whose runs are
-committed, in docs/results/runs.csv. `dilocox_jax.api.measured_gaps` reads the
-result, `dilocox_jax/api/measured_gaps.json`. When rows have been added, this
-command writes the file anew; a test fails as long as the file is out of date:
+number of sequences a step, minus 1. A *study* is a sweep whose runs are in
+docs/results/runs.csv. After rows have been added there, this command writes
+`dilocox_jax/api/measured_gaps.json` anew (a test fails until then):
 
     python -c 'from experiments.sweeps import measured; measured.write()'
 """
@@ -61,7 +60,7 @@ def collected() -> dict[str, Any]:
 
   Returns:
     "gaps": the gaps, sorted by method, number of replicas and name. "exponent":
-    how fast AllReduce's loss falls (`_exponent`).
+    how fast AllReduce's loss falls with the number of steps.
   """
   main = _rows(_MAIN)
   # Of this study only the method eager is collected.
@@ -86,13 +85,10 @@ def _rows(study: str) -> dict[str, list[RunRow]]:
 
 
 def _paired_losses(rows: list[RunRow], base: list[RunRow]) -> pd.DataFrame:
-  """Returns the losses on the judge text of the seeds that two settings have.
+  """Returns the losses on the judge text of the seeds that two settings share.
 
-  No setting is chosen by its loss on this text (`dilocox_jax.data.corpus`).
-
-  Args:
-    rows: Runs of a setting, which become the column "own".
-    base: Runs of another setting, which become the column "base".
+  The judge text consists of held-out files by which no setting is chosen. The
+  runs `rows` become the column "own", and the runs `base` the column "base".
   """
   columns = {
     name: pd.Series({row.seed: row.judge_loss for row in runs})
@@ -106,15 +102,10 @@ def _gaps(
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
-  Only seeds count that the setting and AllReduce both have. The gap compares
-  the means over seeds, and the error is the standard error of the gaps of
-  single seeds.
-
-  Args:
-    rows: Runs of a study. Names that `_NAME` and `_SIZES` do not allow, and
-      AllReduce, are left out.
-    base: Runs of the study that has AllReduce.
-    study: Name of the study of `rows`.
+  The gap compares the mean losses over the seeds that the setting in `rows` and
+  AllReduce in `base` share. The error is the standard error of the gaps of
+  single seeds. Settings whose names `_NAME` or `_SIZES` do not allow are left
+  out.
   """
   for name, runs in rows.items():
     match = _NAME.fullmatch(name)
@@ -152,16 +143,11 @@ def _gaps(
 
 
 def _exponent(main: RowsBySetting) -> dict[str, Any]:
-  """Computes the exponent with which AllReduce's loss falls with the steps.
+  """Computes e in loss ~ steps^-e, which says how fast AllReduce's loss falls.
 
-  The exponent e of loss ~ steps^-e follows from a short and a long run:
+  It follows from a short and a long run, with means over the seeds of both:
 
     e = ln(short run's loss / long run's loss) / ln(long steps / short steps)
-
-  The losses are means over the seeds that both runs have.
-
-  Args:
-    main: Runs of the study with the short run.
 
   Returns:
     "value": e. "steps": short and long number of inner steps. "runs": name of

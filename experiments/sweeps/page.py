@@ -1,12 +1,8 @@
 """Joins the finished runs of a sweep with clocks, for the page of the sweep.
 
-The *line* of a run is its line of runs.csv, with its results (`RunRow`). A run
-that has not ended has none. A *setting* is a name with its runs, one for each
-seed.
-
-Losses come from the lines of the runs. Simulated times come from their configs.
-So the page of an old sweep can be made again on another machine, also with
-clocks that the sweep did not have.
+A *setting* is a name with its runs, one for each seed. The *line* of a run is
+its line of runs.csv, with the losses; a run that has not ended has none.
+Simulated times are computed from configs, so an old sweep can get new clocks.
 """
 
 import math
@@ -35,15 +31,15 @@ def frame(
 ) -> Frame:
   """Returns the settings of a sweep with losses, curves and simulated times.
 
-  A setting without finished runs has no losses, but it has times.
+  A setting without finished runs has times, but no losses.
 
   Args:
     sweep: The sweep's config.
     runs: The runs of the sweep.
     lines: Line of each run in runs.csv; None for a run that has not ended.
-    rows: Content of the files runs.csv and evaluations.csv.
+    rows: Content of runs.csv and evaluations.csv.
     clocks: Clocks by name.
-    times: Times by name of the setting and of the clock (`times_of`).
+    times: Result of `times_of`.
   """
   lines_by_name: dict[str, list[RunRow | None]] = {}
   for run, line in zip(runs, lines, strict=True):
@@ -103,16 +99,8 @@ def times_of(
 ) -> dict[str, dict[str, Times]]:
   """Simulates each setting on each clock.
 
-  Args:
-    runs: Runs of a sweep.
-    clocks: Clocks by name.
-
-  Returns:
-    Times by name of the setting and of the clock.
-
-  Raises:
-    ValueError: If a run does not fit the cluster of a clock. The message is one
-      line.
+  The result has the times by name of the setting and of the clock. Raises
+  ValueError, with one line, if a run does not fit the cluster of a clock.
   """
   times: dict[str, dict[str, Times]] = {}
   for setting, config in _configs_by_name(runs).items():
@@ -127,12 +115,8 @@ def _seed_run(
 ) -> SeedRun:
   """Returns a finished run with its curve.
 
-  Args:
-    row: Line of the run in runs.csv.
-    rows: The files with the evaluations.
-    times: Times of the run, by name of the clock.
-    uses_judge: Whether the page shows the loss on the judge text
-      (`dilocox_jax.data.corpus`), and not on the validation text.
+  If `uses_judge`, its loss is that on the judge text (held-out files by which
+  nothing is chosen), and else that on the validation text.
   """
   points = []
   for evaluation in rows.evaluations(row):
@@ -165,13 +149,7 @@ def _seed_run(
 def intro(
   runs: Sequence[SweepRun], lines: Sequence[RunRow | None], rows: Rows
 ) -> str:
-  """Returns a paragraph that says what was trained, where, and on which text.
-
-  Args:
-    runs: The runs of the sweep.
-    lines: Line of each run in runs.csv; None for a run that has not ended.
-    rows: Content of runs.csv, which may also have lines on other texts.
-  """
+  """Returns a paragraph: what was trained, where, and on which text."""
   budget = _budget([run.config for run in runs])
   ended = [row for row in lines if row]
   if not ended:
@@ -196,10 +174,8 @@ def _budget(configs: Sequence[RunConfig]) -> str:
   """Returns a sentence with inner steps, numbers of replicas and model sizes.
 
   Example: "2,000 inner steps by diloco, H = 20; replicas: 2 or 4; parameters:
-  857,088." The method and H are left out if the runs differ in them.
-
-  Args:
-    configs: Configs of the runs. All have the inner steps of the first.
+  857,088." The method and H are left out if the runs differ in them. The inner
+  steps are those of the first run.
   """
   replicas = sorted({config.mesh.num_replicas for config in configs})
   sizes = sorted({parameter_count(config.model.shape) for config in configs})
@@ -219,11 +195,7 @@ def _budget(configs: Sequence[RunConfig]) -> str:
 
 
 def _others(count: int) -> str:
-  """Returns a sentence about lines on other texts.
-
-  Args:
-    count: Number of these lines. The result is empty if there are none.
-  """
+  """Returns a sentence about `count` lines on other texts; "" for 0 lines."""
   if not count:
     return ""
   lines = "One line of these runs is" if count == 1 else f"{count} lines are"
@@ -235,12 +207,8 @@ def _words(config: RunConfig, clock: SweepClock) -> str:
 
   Example: "opt_1_3b on 1gbit (round trip 40 ms), 2.1 s a step (from
   operations), with the losses of tiny, which was trained; codecs take no time".
-  So a clock may time another model than the one that was trained. The
-  simulation counts no time for encoding and decoding.
 
-  Args:
-    config: Config of a trained run.
-    clock: The clock.
+  `config` is the config of a trained run.
   """
   timed = clock.timed(config)
   step_s = clock.step_s_of(config)
@@ -255,7 +223,7 @@ def _words(config: RunConfig, clock: SweepClock) -> str:
 
 
 def _round_trips(clock: SweepClock) -> str:
-  """Returns the round trips of the sites of a clock's cluster.
+  """Returns the round trips of the sites of a clock's cluster, as text.
 
   Examples: "40 ms", or "10 ms to 40 ms" if the sites differ.
   """

@@ -1,10 +1,8 @@
 """Runs jobs as processes, on this machine or on Slurm, a few at a time.
 
-A process that crashes does not end the other processes. When a process ends,
-its memory and its compiled programs are freed. Each process writes to a log
-file. When it is asked to stop, it saves a checkpoint, and the same job goes on
-from there another time. On Slurm the process is `srun`, which waits for the
-Slurm job, and passes signals to it and its exit code back.
+A process that crashes does not end the others. Each process writes to a log
+file. On Slurm the process is `srun`, which waits for the Slurm job, passes
+signals on to it, and exits with its exit code.
 """
 
 import concurrent.futures
@@ -36,8 +34,8 @@ class Job(NamedTuple):
     name: Name for messages, such as "diloco 2x4, seed 0".
     log: File to which the output of the process is appended.
     command: Command line of the process.
-    root: Folder that the user has named, above the log. No folder below it may
-      be a symbolic link. None: the folder of the log.
+    root: Folder above the log. No folder between them may be a symbolic link.
+      None: the folder of the log.
   """
 
   name: str
@@ -47,7 +45,7 @@ class Job(NamedTuple):
 
 
 class Pool:
-  """Runs jobs, a few at a time, until all have ended or the deadline comes."""
+  """Runs jobs, a few at a time, until all have ended or a deadline comes."""
 
   def __init__(
     self, processes: int, slurm: str = "", deadline_s: float = math.inf
@@ -85,8 +83,8 @@ class Pool:
   def run(self, jobs: Sequence[Job], ended: Callable[[int, str], None]) -> None:
     """Runs jobs, and returns when all have ended or were stopped.
 
-    Jobs are stopped at the deadline, and if this call is interrupted or `ended`
-    raises an error.
+    Jobs are stopped (SIGTERM) at the deadline, and if this call is interrupted
+    or `ended` raises an error.
 
     Args:
       jobs: The jobs, in the order in which they start.
@@ -114,12 +112,8 @@ class Pool:
   def _run(self, job: Job) -> str:
     """Runs a job as a process, and waits until the process has ended.
 
-    Args:
-      job: The job.
-
-    Returns:
-      Why the job failed; "" if it did not fail; `_STOPPED` if it was stopped
-      before its end, or not started because jobs have to stop.
+    Returns why the job failed, "" if it did not fail, or `_STOPPED` if it was
+    stopped or not started because jobs have to stop.
     """
     if self._must_stop():
       return _STOPPED
@@ -146,14 +140,10 @@ class Pool:
 
 
 def _reason(code: int, text: bytes) -> str:
-  """Returns why a process failed, in one line.
+  """Returns why a process failed, in one line; "" if its exit code is 0.
 
-  Args:
-    code: Exit code of the process; below 0: the signal that killed it. With 0
-      the result is empty.
-    text: Output of the process. The reason is what follows "error: " in the
-      last line that has it. Without such a line the reason is the signal, or
-      else the last line, or without any output the exit code.
+  The reason is the last "error: ..." in its output, or else the signal that
+  killed it, or else its last line, or else its exit code.
   """
   if code == 0:
     return ""

@@ -1,4 +1,4 @@
-"""What a sweep keeps of a finished run: the lines of two tidy CSV files.
+"""Lines of runs.csv and evaluations.csv, the results of sweeps.
 
 A finished run is one line of runs.csv, and each of its evaluations is a line of
 evaluations.csv beside it. `docs/results/README.md` describes the columns.
@@ -23,31 +23,28 @@ from experiments.sweeps.runs import SweepRun
 class RunRow:
   """A finished run: one line of runs.csv.
 
-  The line also has a cell for each entry of `config`. The file has one more
-  column, `gap`, which follows from other lines (`tables.gaps`).
+  The cells of `config` are cells of the line as well. Losses are in nats a
+  token, and NaN if the run diverged. `loss` and `judge_loss` are those of the
+  outer parameters, or of their average if the run keeps one.
 
   Attributes:
     study: Name of the sweep, e.g. "replicas_main".
     run: Name of the run (`run_id`), which no other line of the file has.
-    setting: Name of the setting. Runs that differ only in the seed have the
-      same.
+    setting: Name of the setting: runs that differ only in the seed share it.
     config: Cells of the config, by column (`columns.cells_of`).
     parameters: Number of parameters of the model.
     tokens: Number of tokens that all replicas together were trained on.
     sent_bytes: Bytes that one replica sent, flush included.
-    loss: Validation loss after the flush (nats a token) of the outer
-      parameters, or of their average if the run keeps one; NaN if the run
-      diverged.
-    judge_loss: Loss after the flush on the judge text (nats a token), of the
-      same parameters as `loss`. No setting is chosen by this text. NaN if the
-      run diverged or had no such text.
-    loss_newest: Validation loss (nats a token) of the newest outer parameters
-      of a run that keeps an average; NaN if unknown.
-    judge_loss_newest: Their loss on the judge text; NaN if unknown.
-    replica_mean_loss: Validation loss of the mean of the replicas' parameters
-      after the flush (nats a token); NaN if the run diverged.
-    best_loss: Lowest validation loss over all evaluations (nats a token), of
-      the same parameters as `loss`; NaN if there was no evaluation.
+    loss: Validation loss after the flush.
+    judge_loss: Loss on the judge text after the flush; NaN if the run had none.
+    loss_newest: Validation loss of the newest outer parameters of a run that
+      keeps an average; NaN if unknown.
+    judge_loss_newest: Loss on the judge text of the newest outer parameters of
+      a run that keeps an average; NaN if unknown.
+    replica_mean_loss: Validation loss after the flush of the mean of the
+      replicas' parameters.
+    best_loss: Lowest validation loss over all evaluations, of the parameters of
+      `loss`, also if the run diverged; NaN if there was no evaluation.
     baseline: Name of the setting with which the run is compared; empty if there
       is none, or if the run is a baseline itself.
     seconds: Wall time of the run (seconds).
@@ -95,7 +92,7 @@ class RunRow:
 
   @property
   def cells(self) -> dict[str, Any]:
-    """Cells of the line by column, without `gap`."""
+    """Cells of the line by column, except for the column `gap`."""
     cells = {name: getattr(self, name) for name in RESULTS}
     return cells | dict(self.config)
 
@@ -164,14 +161,7 @@ def row_of(
 ) -> RunRow:
   """Returns the results in a run directory as a line of runs.csv.
 
-  Args:
-    loaded_run: Content of the run directory.
-    run: The run of the sweep that was trained there.
-    study: Name of the sweep.
-    baseline: Name of the setting with which the run is compared; empty if there
-      is none.
-    failure: Why the run diverged, in one line; empty if it did not.
-    cores: Number of CPU cores that the run could use; 0 if unknown.
+  The last three arguments become fields of the line (`RunRow`).
   """
   record = loaded_run.record
   losses = [evaluation.outer_loss for evaluation in loaded_run.evaluations]
@@ -204,12 +194,7 @@ def row_of(
 
 
 def evaluations_of(run: LoadedRun, row: RunRow) -> list[EvaluationRow]:
-  """Returns the evaluations in a run directory as lines of evaluations.csv.
-
-  Args:
-    run: Content of the run directory.
-    row: Line of the run.
-  """
+  """Returns the evaluations in a run directory as lines of evaluations.csv."""
   return [
     EvaluationRow(
       run=row.run,

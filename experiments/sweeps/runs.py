@@ -1,12 +1,8 @@
 """Lists the runs of a sweep: a name and a checked config for each.
 
-All runs are checked and named before the first of them starts: a misspelt field
-that is found after an hour of training costs that hour. A finished run is
-recognized by the digest of its config, also in another process or in a fresh
-clone. This module does not load JAX.
-
-A *setting* is a name with the values of some fields. It becomes a run for each
-of its seeds.
+All runs are checked before the first of them starts. A *setting* is a name with
+the values of some fields; it becomes a run for each of its seeds. This module
+does not load JAX.
 """
 
 import collections
@@ -59,7 +55,7 @@ class SweepRun:
   """A training run of a sweep.
 
   Attributes:
-    name: Name of the setting. Runs that differ only in the seed have the same.
+    name: Name of the setting: runs that differ only in the seed share it.
     config: The whole checked config, with its seed. It states H, P and tau if
       the method takes them, also where they are the method's own.
   """
@@ -76,18 +72,17 @@ class SweepRun:
   def overrides(self) -> dict[str, Any]:
     """Values that make the config (`from_mapping`), by dotted name.
 
-    They are the values that are not at their defaults. Besides, they have all
-    fields whose defaults follow from other fields (the method, the length of
-    the run), so that a new default of a later version does not change the run.
+    They are the values that differ from their defaults, and all values whose
+    defaults follow from other fields, such as the method.
     """
+    # A later version may have other defaults, which must not change this run.
     return self._changed(always=(*DEFAULTS, "inner.warmup_steps"))
 
   def _changed(self, always: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the values that are not at their defaults, by dotted name.
 
-    Args:
-      always: Fields that are included also at their defaults, unless they are
-        None.
+    The fields `always` are included also at their defaults, unless they are
+    None.
     """
     defaults = flat(RunConfig().to_mapping())
     for path in always:
@@ -102,9 +97,10 @@ class SweepRun:
     """Digest of the config: twelve hexadecimal digits.
 
     Two configs have the same digest if they differ only in fields that change
-    no result. Only fields that are not at their defaults count, so a field that
-    a later version adds does not change the digests of older runs.
+    no result of a run.
     """
+    # Defaults are left out, so that a field that a later version adds does not
+    # change the digests of older runs.
     values = {
       path: value
       for path, value in self._changed().items()
@@ -137,27 +133,15 @@ class SweepRun:
 
 
 def _is_ignored(path: str) -> bool:
-  """Returns whether the digest ignores a field.
-
-  Args:
-    path: Dotted name of the field. The digest ignores it if `_IGNORED` has the
-      field or its section.
-  """
+  """Returns whether `_IGNORED` has a field (dotted name) or its section."""
   return any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
 
 
 def text_of(config: RunConfig) -> tuple[DataConfig, int]:
-  """Returns the part of a config that decides which text a run reads.
+  """Returns what decides which text a run reads: section `data`, and a seed.
 
-  Two runs read the same text if the results are equal.
-
-  Args:
-    config: Config of the run.
-
-  Returns:
-    The section `data`, and the seed of the text. The sizes of batches and
-    sequences are set to 1, because they do not change the text. The seed is 0
-    unless the text is synthetic.
+  Two runs read the same text if the results are equal. So the sizes of batches
+  and sequences are set to 1, and the seed to 0 unless the text is synthetic.
   """
   data = dataclasses.replace(config.data, batch_size=1, sequence_length=1)
   seed = config.seed if data.source == "synthetic" else 0
@@ -165,13 +149,10 @@ def text_of(config: RunConfig) -> tuple[DataConfig, int]:
 
 
 def check_field(path: str) -> None:
-  """Checks that the config of a sweep may have a field.
+  """Raises ValueError unless the config of a sweep may have a field.
 
-  Args:
-    path: Dotted name of the field, e.g. "base.sync.sync_interval".
-
-  Raises:
-    ValueError: If there is no such field. The message has the nearest name.
+  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". The
+  message has the nearest name.
   """
   head, _, config_path = path.partition(".")
   known("field", head, FIELDS)
@@ -232,16 +213,10 @@ def runs_of(
 def _run(
   name: str, base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> SweepRun:
-  """Returns a run whose config is `base` with some fields changed.
+  """Returns a run whose config is `base` with the values `changed`.
 
-  Args:
-    name: Name of the setting.
-    base: Values of a config, nested or by dotted name.
-    changed: Values that replace those of `base`, by dotted name.
-
-  Raises:
-    ValueError: If the config is not possible, or if the name has a character
-      that cannot be printed. The message names the run.
+  Raises ValueError, with the name of the run, if the config is not possible or
+  the name cannot be printed.
   """
   with in_front(f"run {name!r}: "):
     require(name.isprintable(), "its name must be one line of plain text")
@@ -254,11 +229,8 @@ def _run(
 def _with_schedule(config: RunConfig) -> RunConfig:
   """Returns a config that states the H, P and tau of its method.
 
-  A value is not stated if the method does not take it, or if the name of the
-  method has it, as in "diloco(sync_interval=8)".
-
-  Args:
-    config: A checked config.
+  Left out are values that the method does not take, or that its name has, as in
+  "diloco(sync_interval=8)".
   """
   method, settings_in_name = method_parts(config.sync.method)
   stated = {}
@@ -275,12 +247,8 @@ def _with_schedule(config: RunConfig) -> RunConfig:
 def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
   """Returns the name of the setting with which a setting is compared.
 
-  Args:
-    sweep: The sweep's config.
-    name: Name of the setting. A baseline may have its own name as the result.
-
-  Returns:
-    The name of the baseline; "" if the sweep names none.
+  The result is "" if the sweep names none. A baseline may be compared with
+  itself.
   """
   baselines = sweep.get("baselines") or {}
   return baselines.get(name, sweep.get("baseline", ""))
@@ -292,9 +260,6 @@ def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
   Example: {"short rounds": "sync_interval=10 outer.momentum=0.6"}. The fields
   are those in which any two settings differ. A field that a setting has at its
   default is left out.
-
-  Args:
-    runs: Runs of a sweep.
   """
   defaults = flat(RunConfig().to_mapping())
   values_by_name = {
@@ -321,8 +286,7 @@ _Setting = tuple[str, dict[str, Any]]
 def _product(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
   """Yields a setting without a name for every combination in the grid.
 
-  Raises:
-    ValueError: If a field does not exist, or its values are no list.
+  Raises ValueError if a field does not exist, or its values are no list.
   """
   grid = flat(sweep.get("grid") or {})
   for path, values in grid.items():
@@ -339,8 +303,7 @@ def _product(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
 def _listed(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
   """Yields every setting in the field `runs` of a sweep.
 
-  Raises:
-    ValueError: If an entry is no mapping.
+  Raises ValueError if an entry is no mapping.
   """
   for number, setting in enumerate(sweep.get("runs") or ()):
     require(
@@ -358,14 +321,11 @@ def _is_filled_list(value: Any) -> bool:
 
 
 def _named(settings: list[_Setting]) -> list[_Setting]:
-  """Gives every setting a name, and leaves out settings that are repeated.
+  """Names the settings that have no name, and leaves out repeated settings.
 
-  Args:
-    settings: Settings. A setting without a name is named by its fields, e.g.
-      "sync_interval=30,inner.learning_rate=0.002", or "base" if it has none.
-
-  Raises:
-    ValueError: If two settings with the same name and seed differ.
+  A name lists the fields, e.g. "sync_interval=30,inner.learning_rate=0.002", or
+  is "base" without any. Raises ValueError if two settings with the same name
+  and seed differ.
   """
   by_name: dict[tuple[str, Any], dict[str, Any]] = {}
   for name, changed in settings:
@@ -381,12 +341,7 @@ def _named(settings: list[_Setting]) -> list[_Setting]:
 
 
 def _words(values: Mapping[str, Any], separator: str = " ") -> str:
-  """Returns fields with their values, e.g. "rank=8 outer.momentum=0.6".
-
-  Args:
-    values: Values by dotted name.
-    separator: Text between two of them.
-  """
+  """Returns fields with their values, e.g. "rank=8 outer.momentum=0.6"."""
   words = []
   for path, value in values.items():
     text = f"{value:g}" if isinstance(value, float) else str(value)
@@ -399,9 +354,6 @@ def short_name(path: str) -> str:
 
   Examples: "sync_interval" for "sync.sync_interval", but "outer.momentum" with
   its section, because the section `inner` has a field `momentum`, too.
-
-  Args:
-    path: Dotted name of the field.
   """
   last = path.rpartition(".")[2]
   names = collections.Counter(

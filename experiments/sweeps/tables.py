@@ -1,8 +1,7 @@
 """Reads and writes runs.csv and evaluations.csv as tables of pandas.
 
-The files may have the runs of several sweeps. The column `study` of runs.csv
-has the name of the sweep. evaluations.csv has only the column `run`, whose
-names begin with the sweep's name (`rows.run_id`).
+The files may have the runs of several sweeps. In runs.csv the column `study`
+names the sweep. In evaluations.csv the column `run` begins with this name.
 """
 
 import io
@@ -35,9 +34,6 @@ def gaps(runs: pd.DataFrame) -> pd.Series:
   Both are losses on the judge text where the run has one, and else on the
   validation text. The gap is NaN if the study has no run of the baseline with
   this seed, text and number of tokens.
-
-  Args:
-    runs: Lines of runs.csv.
   """
   is_judged = runs["judge_loss"].notna()
   losses = runs["judge_loss"].where(is_judged, runs["loss"])
@@ -55,18 +51,14 @@ def evaluations_path(path: pathlib.Path) -> pathlib.Path:
 
 
 def read_runs(path: pathlib.Path) -> pd.DataFrame:
-  """Reads runs.csv; a file that does not exist counts as empty.
+  """Reads a file runs.csv; a file that does not exist counts as empty.
 
   Cells of columns with dotted names are texts. An empty cell there means that
   the field has its default, or that it is not known.
 
-  Args:
-    path: Path of the file.
-
   Raises:
-    RecordError: If the file cannot be read, ends within a line, has other
-      columns, has a cell that does not fit its column, or has two lines of one
-      run.
+    RecordError: If the file cannot be read or is damaged, e.g. has other
+      columns or two lines of one run.
   """
   runs = _read(path, RUN_TYPES, "runs")
   for _, line in runs[runs["run"].duplicated()].iterrows():
@@ -78,10 +70,9 @@ def read_runs(path: pathlib.Path) -> pd.DataFrame:
 
 
 def read_evaluations(path: pathlib.Path) -> pd.DataFrame:
-  """Reads the evaluations.csv beside a runs.csv, as `read_runs` does.
+  """Reads the evaluations.csv beside a runs.csv, whose path is given.
 
-  Args:
-    path: Path of runs.csv.
+  Errors and missing files are as in `read_runs`.
   """
   return _read(evaluations_path(path), EVALUATION_TYPES, "evaluations")
 
@@ -89,9 +80,8 @@ def read_evaluations(path: pathlib.Path) -> pd.DataFrame:
 def runs_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """Returns lines of runs.csv as a table like that of `read_runs`.
 
-  Args:
-    lines: Cells of each line by column: values, or the texts of values. A cell
-      that is missing, None or "" is empty.
+  A line has cells by column: values, or the texts of values. A cell that is
+  missing, None or "" is empty.
   """
   return _table(lines, RUN_TYPES)
 
@@ -104,11 +94,9 @@ def evaluations_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def _table(
   lines: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]
 ) -> pd.DataFrame:
-  """Returns lines as a table whose columns have the right types.
+  """Returns lines as a table whose columns have the types `kinds`.
 
-  Args:
-    lines: Cells of each line by column.
-    kinds: Types of the columns by name. Other columns get texts.
+  Columns that `kinds` lacks get texts.
   """
   others = {name for line in lines for name in line if name not in kinds}
   values_by_column = {}
@@ -130,14 +118,10 @@ def _table(
 def write_tables(
   path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
 ) -> None:
-  """Writes evaluations.csv and runs.csv; each replaces an earlier file.
+  """Writes evaluations.csv and runs.csv in place of earlier files.
 
-  The studies are in alphabetical order. The gaps are computed anew.
-
-  Args:
-    path: Path of runs.csv.
-    runs: Lines of runs.csv, without gaps or with old ones.
-    evaluations: Lines of evaluations.csv.
+  The studies are in alphabetical order. The gaps are computed anew. `path` is
+  the path of runs.csv.
 
   Raises:
     RecordError: If a file cannot be written.
@@ -155,13 +139,10 @@ def write_tables(
 def replace_studies(
   path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
 ) -> None:
-  """Writes all runs of some studies into the two files, and keeps the others.
+  """Replaces some studies in runs.csv and evaluations.csv; others stay.
 
-  Args:
-    path: Path of runs.csv, which is made if it is missing. Lines of the studies
-      that it has already are removed.
-    runs: The new lines.
-    evaluations: The evaluations of these runs.
+  The studies are those in `runs`. `path` is the path of runs.csv, which is made
+  if it is missing.
 
   Raises:
     RecordError: If a file cannot be read or written, or is damaged.
@@ -181,8 +162,7 @@ def replace_studies(
 def commit(path: str) -> None:
   """Replaces the runs of a sweep in `COMMITTED` by those of a work directory.
 
-  Args:
-    path: The file runs.csv in the work directory.
+  `path` is the file runs.csv in the work directory.
 
   Raises:
     RecordError: If a file cannot be read or written, or is damaged.
@@ -192,13 +172,7 @@ def commit(path: str) -> None:
 
 
 def _write(path: pathlib.Path, table: pd.DataFrame, study: pd.Series) -> None:
-  """Writes a CSV file, sorted by study.
-
-  Args:
-    path: Path of the file.
-    table: Lines of the file.
-    study: Name of the study of each line.
-  """
+  """Writes a CSV file, sorted by the name of the study of each line."""
   order = np.argsort(study.to_numpy(), kind="stable")
   text = table.iloc[order].to_csv(index=False, lineterminator="\n")
   write_atomically(path, text)
@@ -209,15 +183,9 @@ def _read(
 ) -> pd.DataFrame:
   """Reads a CSV file; a file that does not exist counts as empty.
 
-  Args:
-    path: Path of the file.
-    kinds: Types of the columns that it must have, by name. Other columns must
-      have a dot in their names; their cells are texts.
-    noun: What its lines are, for messages.
-
-  Raises:
-    RecordError: If the file cannot be read, ends within a line, has other
-      columns, or has a cell that does not fit its column.
+  `kinds` has the types of the columns that the file must have. Other columns
+  must have a dot in their names; their cells are texts. `noun` is what the
+  lines are. Raises RecordError if the file cannot be read or is damaged.
   """
   if not path.exists():
     return pd.DataFrame(
@@ -249,12 +217,9 @@ def _read(
 
 
 def _check_columns(names: Sequence[str], kinds: Iterable[str]) -> None:
-  """Raises ValueError unless a table has the expected columns, each once.
+  """Raises ValueError unless a table has all the columns `kinds`, each once.
 
-  Args:
-    names: Columns of the table.
-    kinds: Columns that it must have, in any order. Other columns must have a
-      dot in their names.
+  Other columns must have a dot in their names.
   """
   missing = sorted(set(kinds) - set(names))
   require(not missing, f"it lacks the column {missing[:1]}")
@@ -266,9 +231,7 @@ def _check_columns(names: Sequence[str], kinds: Iterable[str]) -> None:
 def _check_values(table: pd.DataFrame, kinds: Mapping[str, type]) -> None:
   """Raises ValueError if an int is below 0 or a float is infinite.
 
-  Args:
-    table: The table.
-    kinds: Types of its columns by name. Other columns have texts.
+  `kinds` has the types of columns by name; all others have texts.
   """
   for name in map(str, table):
     kind = kinds.get(name, str)

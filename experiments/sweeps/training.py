@@ -1,8 +1,7 @@
 """Trains the runs of a sweep that have not ended yet.
 
-A run that has ended has a line in runs.csv (`experiments.sweeps.finished`). A
-run that diverged has ended as well: its line says so. A run that failed for
-another reason has no line, so the next sweep trains it again.
+A run that has ended, or that diverged, has a line in runs.csv. A run that
+failed for another reason has no line, so the next sweep trains it again.
 """
 
 import contextlib
@@ -35,20 +34,15 @@ _DIVERGED = re.compile(r"is not finite (at|after) step")
 
 @functools.cache
 def _text_digest(data: DataConfig, seed: int) -> str:
-  """Reads a text once, and returns its digest.
+  """Returns the digest of a text. Each text is read once.
 
-  Args:
-    data: Section of the config that names the text.
-    seed: Seed of a synthetic text.
+  `seed` is the seed of a synthetic text.
   """
   return run_text.text_of(data, seed).digest
 
 
 def corpus_digest(config: RunConfig) -> str:
   """Returns the digest of the text that a run would read on this machine.
-
-  Args:
-    config: Config of the run.
 
   Raises:
     ValueError: If this machine does not have the text. The message is one line.
@@ -60,11 +54,7 @@ def corpus_digest(config: RunConfig) -> str:
 def check_names(runs: Iterable[SweepRun]) -> None:
   """Checks that the optimizers and the texts of runs exist.
 
-  Only optax knows its optimizers, and only the file system its files. So the
-  check of a config (`from_mapping`) does not find these mistakes.
-
-  Args:
-    runs: Runs of a sweep.
+  The check of a config (`from_mapping`) does not find these mistakes.
 
   Raises:
     ValueError: If one of them does not exist. The message is one line, which
@@ -81,8 +71,8 @@ class Training:
   """The training of a sweep's runs, in its work directory.
 
   Attributes:
-    workdir: The work directory. Directories of runs are in WORKDIR/runs. The
-      processes of the runs print into files in WORKDIR/logs.
+    workdir: The work directory. Directories of runs are in WORKDIR/runs, and
+      the output of their processes is in WORKDIR/logs.
     rows: Files with the lines of the runs that have ended.
     failed: "run", "reason" and "log" of each run that has failed since this
       object was made.
@@ -101,9 +91,8 @@ class Training:
       workdir: The work directory.
       rows: Files with the lines of the runs that have ended.
       sweep: The sweep's config, which names the baselines.
-      parts_files: Python files that the process of each run executes first
-        (`--parts`). They may register models, codecs and other parts that the
-        configs name.
+      parts_files: Python files that register the user's own models, codecs etc.
+        (`--parts`). The process of each run executes them first.
     """
     self.workdir = workdir
     self.rows = rows
@@ -114,13 +103,8 @@ class Training:
   def row(self, run: SweepRun) -> RunRow | None:
     """Returns the line of runs.csv of a finished run.
 
-    Only a run on the text that this machine has counts.
-
-    Args:
-      run: A run of the sweep.
-
-    Returns:
-      The line; None if the run has not ended on this text.
+    The result is None if the run has not ended on the text that this machine
+    has.
     """
     return self.rows.row(run, corpus_digest(run.config))
 
@@ -132,7 +116,7 @@ class Training:
     slurm: str,
     max_minutes: float | None,
   ) -> bool:
-    """Trains those runs that have not ended yet, for a limited time.
+    """Trains the runs that have not ended yet, for a limited time.
 
     Args:
       runs: Runs of the sweep, ended or not.
@@ -162,15 +146,10 @@ class Training:
   def train(
     self, runs: Sequence[SweepRun], pool: Pool, num_processes: int
   ) -> None:
-    """Trains those runs that have not ended yet, each once, in order.
+    """Trains the runs that have not ended yet, each once, in order.
 
     Each run that ends is printed, and added to `rows`, or to `failed` if it
-    failed.
-
-    Args:
-      runs: Runs of the sweep, ended or not.
-      pool: The pool in which the processes of the runs run.
-      num_processes: Number of runs that train at once.
+    failed. `num_processes` runs train at once, in the pool.
     """
     num_cores = max(1, usable_cores() // num_processes)
     missing_runs = [run for run in runs if self.row(run) is None]
@@ -195,22 +174,19 @@ class Training:
   def _directory(self, run: SweepRun) -> pathlib.Path:
     """Returns the directory of a run, which need not exist yet.
 
-    The name of the directory is the label of the run, and the digests of its
-    config and its text. The label may have changed since the directory was
-    made, so an existing directory is recognized by the digests alone. The
-    digest of the text is needed because machines may have different versions of
-    a text.
+    An existing directory is found by the digests of config and text in its
+    name.
     """
     key = f"{run.digest}-{corpus_digest(run.config)[:6]}"
     folder = self.workdir / "runs"
+    # The label may have changed since the directory was made.
     earlier = sorted(folder.glob(f"*-{key}"))
     return earlier[0] if earlier else folder / f"{run.label}-{key}"
 
   def _job(self, run: SweepRun) -> Job:
-    """Returns the command, the log file and the name of a run's process.
+    """Returns the job that trains a run.
 
-    Raises:
-      RefusedError: If a folder of the run is a link.
+    Raises RefusedError if a folder of the run is a link.
     """
     name = self._directory(run).name
     run_directory = work_directory.check_subfolder(self.workdir, "runs", name)
@@ -233,15 +209,8 @@ class Training:
   def _record(self, run: SweepRun, failure: str, num_cores: int) -> str:
     """Adds an ended run to `rows`, and removes the checkpoints of the run.
 
-    A run whose process failed is added only if the run diverged.
-
-    Args:
-      run: Run that has ended.
-      failure: Why its process failed; "" if it did not fail.
-      num_cores: Number of CPU cores that the run could use.
-
-    Returns:
-      Text with the loss of the run, or why it diverged; "" if it was not added.
+    A run whose process failed is added only if the run diverged. Returns text
+    with the run's loss, or why it diverged; "" if the run was not added.
     """
     if failure and not _DIVERGED.search(failure):
       return ""

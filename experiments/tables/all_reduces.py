@@ -1,8 +1,8 @@
 """Compares all-reduces that others measured over slow links with predictions.
 
 The repository tc_cluster_setting of Binhang Yuan has times of gloo and of NCCL
-among 4 to 32 machines of AWS. The kernel's netem throttled and delayed their
-links. No constant of the predictions is fitted on these times.
+among 4 to 32 machines of AWS, whose links netem throttled and delayed. Nothing
+in the predictions is fitted on these times.
 """
 
 from dilocox_jax.plan.operations import operation
@@ -42,9 +42,8 @@ _HEADER = (
 def build_tables() -> list[Table]:
   """Returns one table: all-reduces by link, number of machines and library.
 
-  On the page, the times of gloo and of NCCL stand side by side. The notes get
-  the largest error of each library ("gloo", "nccl"), as a fraction without
-  sign.
+  The table's `numbers` are the largest error of each library ("gloo", "nccl"),
+  as a fraction without sign.
   """
   rows = []
   cells = []
@@ -83,11 +82,8 @@ def _predicted_row(
 ) -> Prediction:
   """Returns the predicted and the published time of an all-reduce (ms).
 
-  Args:
-    transport: Library that sends, one of `TRANSPORTS`.
-    num_machines: Number of machines.
-    gbps: Rate of the link of each machine (Gbit/s).
-    delay_ms: Delay that netem adds in each direction (ms).
+  `transport` is one of `TRANSPORTS`. `gbps` is the rate of each machine's link,
+  and `delay_ms` its delay in each direction.
   """
   cluster = equal_links(
     num_replicas=num_machines,

@@ -1,17 +1,11 @@
 """Predicts throughputs of DiLoCoX (arXiv 2506.21263), and its speed-ups.
 
-Both models have the same recipe (`RECIPE`). Two values are fitted on published
-numbers:
-
-- the duration of a step, for each model, on the throughput of DiLoCoX. In that
-  run the exchange is hidden, so only compute limits the throughput.
-- the duration of the codec, on the 107B row of DiLoCoX without overlap
-  (`PaperRuns.codec_s`). No other row uses it.
-
-All other times follow from the plan's bytes over 1 Gbit/s. So the table shows
-which of the paper's numbers follow from these bytes and which do not. There are
-also two settings that were picked so that the 107B speed-up comes near the
-published 357 (`PICKED`).
+Both models have the setting `RECIPE`. Two values are fitted on published
+numbers: for each model, the duration of a step, on the throughput of DiLoCoX
+(which its hidden exchange does not limit); and the duration of the codec, on
+the 107B row of DiLoCoX without overlap, the only row that uses it. All other
+times follow from the plan's bytes over 1 Gbit/s. The settings `PICKED` were
+picked because they come near the published 107B speed-up of 357.
 """
 
 import dataclasses
@@ -42,7 +36,7 @@ class Setting:
   """Choices that the paper leaves open, the same for both models.
 
   Attributes:
-    num_clusters: D, the number of clusters; each has one link.
+    num_clusters: Number of clusters, D; each has one link.
     value_bytes: Bytes of a value that is sent uncompressed: 4 (float32) or 2
       (bfloat16).
     tokens: Number of tokens of all clusters together in one step.
@@ -72,7 +66,7 @@ class PaperRuns:
   Attributes:
     model: Name of the model, one of `MODELS`.
     setting: Choices that the paper leaves open.
-    interval: H (inner steps).
+    interval: Inner steps of a round, H.
     rank: Rank of the factors that DiLoCoX sends.
     step_s: Compute of a step (seconds), fitted on the throughput of DiLoCoX.
   """
@@ -80,10 +74,7 @@ class PaperRuns:
   def __init__(self, figures: Figures, model: str, setting: Setting = RECIPE):
     """Fits `step_s` on the published throughput of DiLoCoX.
 
-    Args:
-      figures: Published numbers of the paper, by name.
-      model: Name of the model, one of `MODELS`.
-      setting: Choices that the paper leaves open.
+    `figures` has the published numbers of the paper, by name.
     """
     self.model = model
     self.setting = setting
@@ -103,17 +94,14 @@ class PaperRuns:
     return self._figures[f"{self.model}, {method}, throughput"].value
 
   def pace(self, method: str, codec_s: float = 0.0, **changes) -> SteadyState:
-    """Simulates a run with this model.
+    """Simulates a run of this model, and returns averages per inner step.
 
     Args:
       method: Name of the method, as `sync.method` has it.
-      codec_s: Duration of encoding and decoding, for each exchange (seconds).
+      codec_s: Duration of encoding and decoding in each exchange (seconds).
         Nothing hides it.
-      **changes: Changed fields of the method's recipe: values by field, for
-        each section of the config. Example: sync={"sync_interval": 125}.
-
-    Returns:
-      Averages per inner step.
+      **changes: Fields that differ from the method's recipe, by section of the
+        config. Example: sync={"sync_interval": 125}.
     """
     num_clusters = self.setting.num_clusters
     gbps = self._figures["bandwidth between clusters"].value
@@ -128,20 +116,12 @@ class PaperRuns:
     return pace(traffic, cluster, step_s=self.step_s, codec_s=codec_s)
 
   def tokens_per_s(self, pace: SteadyState) -> float:
-    """Returns the throughput of all clusters together (tokens/s).
-
-    Args:
-      pace: Averages per inner step of a run of this model.
-    """
+    """Returns the throughput of all clusters together (tokens/s)."""
     return self.setting.tokens / pace.step_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as the tables.
   def allreduce(self) -> SteadyState:
-    """Simulates AllReduce, which sends uncompressed gradients at every step.
-
-    Returns:
-      Averages per inner step.
-    """
+    """Simulates AllReduce, which sends uncompressed gradients at every step."""
     return self.pace("allreduce", exchange={"codec": self._dense})
 
   @functools.cache  # noqa: B019 - as above.
@@ -158,11 +138,8 @@ class PaperRuns:
         not, it runs after the steps of its own round, as in DiLoCo.
       codec: Name of the codec, in which the rank replaces the braces; "": every
         value is sent uncompressed, without error feedback.
-      codec_s: Duration of encoding and decoding, for each exchange (seconds).
+      codec_s: Duration of encoding and decoding in each exchange (seconds).
         Nothing hides it.
-
-    Returns:
-      Averages per inner step.
     """
     sync = {"sync_interval": self.interval}
     if not is_hidden:
@@ -173,22 +150,13 @@ class PaperRuns:
     return self.pace("dilocox", codec_s, sync=sync, exchange=exchange)
 
   def open_diloco(self) -> SteadyState:
-    """Simulates OpenDiLoCo: fp16, no overlap, and the H of DiLoCoX.
-
-    Returns:
-      Averages per inner step.
-    """
+    """Simulates OpenDiLoCo: fp16, no overlap, and the H of DiLoCoX."""
     return self.pace("open_diloco", sync={"sync_interval": self.interval})
 
   def cocktail_sgd(self) -> SteadyState:
-    """Simulates CocktailSGD.
-
-    At every step it sends 117 times fewer bytes than fp32.
+    """Simulates CocktailSGD, which sends 117 times fewer bytes than fp32.
 
     Source: Wang et al., 2023, "CocktailSGD", ICML, abstract.
-
-    Returns:
-      Averages per inner step.
     """
     mask = "random_mask(fraction=0.15)"
     codec = f"{mask}+top_k(fraction=0.2,indices=bitmap)+int(bits=4)"
@@ -199,12 +167,10 @@ class PaperRuns:
     return self.allreduce().step_s / self.dilocox().step_s
 
   def codec_s(self) -> float:
-    """Fits the time of the codec on the published row without overlap.
+    """Fits the time of the codec in a round (seconds) on a published row.
 
-    Returns:
-      Time that the codec would take in a round (seconds): the published time of
-      a round without overlap, minus the simulated time of its compute and its
-      bytes. 0 for OPT-1.3B, for which no such row was published.
+    It is the published time of a round of DiLoCoX without overlap, minus the
+    simulated time of its compute and its bytes; 0 if the paper has no such row.
     """
     row = f"{self.model}, DiLoCoX without overlap, throughput"
     if row not in self._figures:
@@ -217,9 +183,8 @@ class PaperRuns:
   def cocktail_ratio(self) -> float:
     """Returns the compression that CocktailSGD's published throughput implies.
 
-    If compute and exchange run in turn, the exchange takes the time of a
-    published step minus `step_s`. The compression is the time of AllReduce's
-    exchange divided by this time.
+    It is the time of AllReduce's exchange, divided by the part of a published
+    step that is not compute (`step_s`).
     """
     step_s = self.setting.tokens / self.published("CocktailSGD")
     return self.allreduce().exchange_s / (step_s - self.step_s)
@@ -227,7 +192,7 @@ class PaperRuns:
   def implied_utilization(self) -> float:
     """Returns the share of the GPUs' peak that DiLoCoX achieves, 0 to 1.
 
-    It follows from the published throughput and the published number of GPUs.
+    It follows from the published throughput and number of GPUs.
     """
     num_devices = self._figures[f"{self.model}, GPUs"].value
     shape = MODEL_PRESETS[MODELS[self.model]]
@@ -266,12 +231,8 @@ def build_tables() -> list[Table]:
 def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   """Yields the predictions of one model: throughputs, then speed-ups.
 
-  The speed-up of the 107B model has three rows: with `RECIPE`, and with each of
-  the two settings in `PICKED`.
-
-  Args:
-    figures: Published numbers of the paper, by name.
-    paper: Runs of the model with `RECIPE`.
+  For 107B, the settings in `PICKED` add two more speed-ups. `paper` has the
+  setting `RECIPE`.
   """
 
   def throughput(

@@ -1,20 +1,16 @@
 """Simulates a step layer by layer, as Table 4 of Streaming DiLoCo does.
 
-Elsewhere in this package a step is one block of compute. Streaming DiLoCo
-(arXiv 2501.18512) divides a step of L layers into 4 L - 1 nodes: every layer
-has a forward pass, an activation gradient (except layer 0), a weight gradient
-and a reduction over the link. So a reduction hides behind the rest of the
-backward pass, and the forward pass of a layer waits only for the reduction of
-this layer. Compute is serial, and the link sends one reduction after the other.
-All bandwidths are simulated at once, since they differ only in how long a
-reduction takes.
+Streaming DiLoCo (arXiv 2501.18512) divides a step of L layers into 4 L - 1
+nodes: every layer has a forward pass, an activation gradient (except layer 0),
+a weight gradient and a reduction over the link. A reduction hides behind the
+rest of the backward pass, and only the forward pass of its own layer waits for
+it. Compute is serial, and so are the reductions.
 
-The times in a step that waits for nothing follow from formulas. Let it take T
-seconds, of which the forward pass takes the share f = 0.2. The forward pass of
-layer k starts at k f T / L. The backward pass has 2 L - 1 nodes of (1 - f) T /
-(2 L - 1) seconds each and begins with the last layer. The weight gradient of
-layer k > 0 is ready when only the 2 k - 1 nodes of lower layers remain, and the
-weight gradient of layer 0 is ready at T.
+Let a step that waits for nothing take T seconds, of which the forward pass
+takes the share f = 0.2. The forward pass of layer k starts at k f T / L. The
+backward pass has 2 L - 1 nodes of (1 - f) T / (2 L - 1) seconds each and begins
+with the last layer. The weight gradient of layer k > 0 is ready when only the
+2 k - 1 nodes of lower layers remain, and that of layer 0 at T.
 
 Example: L = 2 and T = 1 s. The forward passes start at 0 and 0.1 s. Three nodes
 of 0.267 s follow from 0.2 s on. The gradient of layer 1 is ready after two of
@@ -51,9 +47,8 @@ class LayerModel:
     num_parameters: Number of parameters, spread evenly over the layers.
     num_layers: Number of layers, L.
     step_s: Duration of the compute of one inner step (seconds).
-    forward_share: Share of a step's compute that is the forward pass. The paper
-      does not state this share, so it is fitted on Table 4. Any value from 0.19
-      to 0.21 gives the same number of exact cells.
+    forward_share: Share of a step's compute that is the forward pass, fitted on
+      Table 4 (0.19 to 0.21 fit equally well).
   """
 
   num_parameters: float
@@ -67,9 +62,9 @@ class LayerMethod:
   """When each layer is sent, and with how many bits.
 
   Attributes:
-    schedule: Schedule of the plan. With more than one fragment, fragment 0 has
-      the embedding and the other weights outside the layers. A `LayerModel` has
-      all its parameters in layers, so sending fragment 0 takes no time.
+    schedule: When each fragment (a group of layers) is sent. If there are
+      several, fragment 0 has the weights outside the layers; sending it takes
+      no time, because a `LayerModel` has all its parameters in layers.
     bits: Bits of a parameter on the wire.
   """
 
@@ -79,7 +74,7 @@ class LayerMethod:
 
 @dataclasses.dataclass(frozen=True)
 class LayerRun:
-  """The times of a simulated run, with links of several bandwidths.
+  """The times of a simulated run, at several bandwidths of the link.
 
   Attributes:
     compute_s: Duration of the compute of all steps together (seconds).
@@ -99,9 +94,7 @@ class LayerRun:
 def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   """Returns the methods of the five rows of Table 4, by name, with H = 100.
 
-  Args:
-    num_layers: Number of layers, L. A fragment of the streaming methods has
-      three layers.
+  The streaming methods send fragments of three layers, of `num_layers` in all.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
@@ -119,25 +112,18 @@ def sends(
 ) -> dict[int, list[int]]:
   """Returns the layers that are sent in the backward pass of each inner step.
 
-  A layer is sent when the plan sends its fragment, with one difference: the
-  plan first sends a fragment at its offset in the first H steps, and this
-  function leaves these first sends out. With them only 50 cells of Table 4
-  would be exact instead of 63.
-
-  Args:
-    method: Method with its schedule.
-    num_layers: Number of layers, L.
-    num_steps: Number of inner steps that are simulated.
+  A layer is sent when the schedule sends its fragment, but never before step H.
 
   Returns:
-    Layers by inner step (from 1), in the order in which their gradients are
-    ready: the last layer first. A step that sends no layer is missing or has an
-    empty list.
+    Layers by inner step (from 1), the last layer first, as their gradients
+    become ready. A step that sends no layer is missing or has an empty list.
   """
   schedule = method.schedule
   layers_by_step: dict[int, list[int]] = {}
   fragments = Fragments(schedule.num_fragments, num_layers)
   for event in schedule.events(0, num_steps):
+    # With the sends before step H only 50 cells of Table 4 would be
+    # exact, instead of 63.
     if event.kind != "send" or event.step < schedule.sync_interval:
       continue
     layers = list(range(num_layers))
@@ -155,14 +141,7 @@ def simulate_layers(
 ) -> LayerRun:
   """Simulates six rounds (`NUM_ROUNDS`) of a method at every bandwidth.
 
-  Args:
-    model: Model that is trained.
-    method: Method that is simulated.
-    bandwidth_bps: Bandwidths of the link (bit/s), [bandwidths]; infinity is
-      allowed.
-
-  Returns:
-    Times of the run at every bandwidth.
+  The bandwidths (bit/s) of the link may be infinite.
   """
   bandwidth = np.asarray(bandwidth_bps, np.float64)
   layer_bits = model.num_parameters * method.bits / model.num_layers
@@ -195,16 +174,10 @@ def simulate_layers(
 
 
 def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the times of the nodes of a step that waits for nothing.
+  """Returns starts of forward passes and ends of weight gradients, [L] each.
 
-  The module's docstring has the formulas.
-
-  Args:
-    model: Model that is trained.
-
-  Returns:
-    Starts of the layers' forward passes, and ends of their weight gradients, in
-    seconds from the start of the step, [L] each.
+  They are seconds from the start of a step that waits for nothing (formulas: at
+  the top of the module).
   """
   layers = np.arange(model.num_layers)
   forward_s = model.forward_share * model.step_s
@@ -219,18 +192,10 @@ def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
 def needed_bandwidth_bps(
   model: LayerModel, method: LayerMethod
 ) -> Float[np.ndarray, " targets"]:
-  """Finds the least bandwidth at which a method reaches each utilization.
+  """Returns the least bandwidth at which a method reaches each of `TARGETS`.
 
-  The bandwidths are taken from `GRID_BPS`, and the utilizations are `TARGETS`.
-  The last bandwidth must reach all utilizations, as it does with the models and
-  methods of Table 4.
-
-  Args:
-    model: Model that is trained.
-    method: Method that is simulated.
-
-  Returns:
-    Bandwidth for each target (bit/s), [targets].
+  The bandwidths (bit/s) are values of `GRID_BPS`. The last value of the grid
+  must reach all targets.
   """
   run = simulate_layers(model, method, GRID_BPS)
   reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]
@@ -238,9 +203,5 @@ def needed_bandwidth_bps(
 
 
 def grid_index(bandwidth_bps: float) -> int:
-  """Returns the index of the nearest bandwidth of `GRID_BPS`, by ratio.
-
-  Args:
-    bandwidth_bps: Bandwidth (bit/s), such as a rounded value of the grid.
-  """
+  """Returns the index of the nearest bandwidth of `GRID_BPS`, by ratio."""
   return int(np.argmin(np.abs(np.log(GRID_BPS / bandwidth_bps))))

@@ -1,8 +1,4 @@
-"""Simulates runs of papers from the recipes and plans of the trainer.
-
-The inner steps and the bytes come from the plan that the trainer would follow,
-so no table has to count them itself.
-"""
+"""Simulates runs of papers from the recipes and plans of the trainer."""
 
 from collections.abc import Callable
 
@@ -111,20 +107,17 @@ def pace(
   codec_s: float = 0.0,
   transport: Transport = NCCL,
 ) -> steps.SteadyState:
-  """Simulates a long run on a cluster.
+  """Simulates a long run, and returns averages per inner step in its middle.
 
   Args:
-    traffic: Counter of the bytes that the run sends. It has the method, the
-      shapes of the parameters, the codec and the number of replicas.
-    cluster: Cluster with the same number of replicas.
+    traffic: Counter of the bytes that the run sends, with the run's method,
+      codec and shapes of the parameters.
+    cluster: Cluster with as many replicas as `traffic`.
     step_s: Duration of an inner step at speed 1 (seconds); a site of speed 0.5
       takes twice as long.
-    codec_s: Duration of encoding and decoding, for each exchange (seconds).
+    codec_s: Duration of encoding and decoding in each exchange (seconds).
       Nothing hides it.
     transport: How messages are sent.
-
-  Returns:
-    Averages per inner step, over rounds in the middle of the run.
   """
   interval = traffic.method.schedule.sync_interval
   steps_s = steps.stated_seconds(cluster, step_s)
@@ -140,7 +133,10 @@ def least(
   high: float,
   precision: float = 1e-3,
 ) -> float:
-  """Finds the least value that is enough, by bisection on a logarithmic scale.
+  """Returns the least value that is enough, or up to `precision` more.
+
+  The search is a bisection on a logarithmic scale. The result is infinity if
+  `high` is not enough.
 
   Args:
     reaches: Function (value) -> whether the value is enough. If a value is
@@ -148,10 +144,6 @@ def least(
     low: Lower end of the search, above 0. It should not be enough.
     high: Upper end of the search.
     precision: Largest error that is allowed, as a fraction of the value.
-
-  Returns:
-    A value that is enough, and is above the least such value by at most
-    `precision`. Infinity if `high` is not enough.
   """
   if not reaches(high):
     return float("inf")

@@ -2,7 +2,6 @@
 
 Table 4 has the bandwidth that a method needs for a given compute utilization.
 Table 1 has the hours that a run takes and the bits that it exchanges.
-`experiments.tables.layers` simulates both.
 """
 
 import dataclasses
@@ -42,12 +41,7 @@ def build_tables() -> list[Table]:
 
 
 def model(figures: Figures, name: str) -> layers.LayerModel:
-  """Returns a model of Table 4, with the size and step time that it states.
-
-  Args:
-    figures: Published numbers of the paper, by name.
-    name: Name of the model, one of `MODELS`.
-  """
+  """Returns a model of Table 4, with the size and step time that it states."""
 
   def value(figure: str) -> float:
     return figures[f"table 4, {name}, {figure}"].value
@@ -60,14 +54,7 @@ def model(figures: Figures, name: str) -> layers.LayerModel:
 
 
 def _table_4(figures: Figures) -> Table:
-  """Builds the table of bandwidths that methods need for each utilization.
-
-  The CSV has a row for each cell of the paper's table. The page shows the cells
-  in the paper's layout.
-
-  Args:
-    figures: Published numbers of the paper, by name.
-  """
+  """Builds the table of bandwidths that methods need for each utilization."""
   rows = []
   cells = []
   for name in MODELS:
@@ -102,15 +89,7 @@ def _table_4(figures: Figures) -> Table:
 
 
 def _cell_name(model_name: str, method_name: str, target: float) -> str:
-  """Returns the name of a published number of Table 4.
-
-  Example: "table 4, 1B, DiLoCo, 90%".
-
-  Args:
-    model_name: One of `MODELS`.
-    method_name: Name of the method (`layers.table_methods`).
-    target: Compute utilization, 0 to 1.
-  """
+  """Returns the name of a published number: "table 4, 1B, DiLoCo, 90%"."""
   return f"table 4, {model_name}, {method_name}, {target:.0%}"
 
 
@@ -119,10 +98,8 @@ def _bandwidth_row(
 ) -> Prediction:
   """Returns the predicted and the published bandwidth of a cell (Gbit/s).
 
-  Args:
-    figures: Published numbers of the paper, by name.
-    name: Name of the published number.
-    needed_bps: Predicted bandwidth, a value of `layers.GRID_BPS` (bit/s).
+  `name` is the name of the published number. `needed_bps` is the prediction, a
+  value of `layers.GRID_BPS`.
   """
   published_bps = figures[name].value * _GBPS
   grid_steps = layers.grid_index(needed_bps) - layers.grid_index(published_bps)
@@ -137,13 +114,9 @@ def _bandwidth_row(
 
 
 def _cell(row: Prediction) -> str:
-  """Returns the text of a cell: the published number.
+  """Returns the published number as text, e.g. "1.4".
 
-  If the prediction differs, it follows after a slash. Examples: "1.4", or "1.4
-  / 1.7".
-
-  Args:
-    row: The prediction of the cell.
+  If the prediction differs, it follows after a slash: "1.4 / 1.7".
   """
   published = f"{row.published.value:g}" if row.published else ""
   if row.grid_steps:
@@ -154,11 +127,7 @@ def _cell(row: Prediction) -> str:
 def _picture(figures: Figures) -> Picture:
   """Draws utilization against bandwidth, with a panel for each model.
 
-  Lines are the simulated utilization of each method. Markers are the published
-  bandwidths that each method needs for some utilizations.
-
-  Args:
-    figures: Published numbers of the paper, by name.
+  Lines are simulated, and markers are published.
   """
   title = "Bandwidth needed, simulated and published"
   picture, axes = style.frame(len(MODELS), title, size=(12.0, 4.6))
@@ -191,11 +160,7 @@ def _table_1(figures: Figures) -> Table:
   """Builds the table of the hours of two methods and the bits they exchange.
 
   The hours of the streaming method are predicted twice: for the number of
-  parameters that follows from its published bits, and for the number that the
-  paper states.
-
-  Args:
-    figures: Published numbers of the paper, by name.
+  parameters that follows from its published bits, and for the stated number.
   """
 
   def value(figure: str) -> float:
@@ -208,13 +173,7 @@ def _table_1(figures: Figures) -> Table:
   num_steps = value("tokens") / step_tokens
 
   def hours(name: str, bps: float, model: layers.LayerModel) -> float:
-    """Returns the hours of a run whose rounds all take as long as the last one.
-
-    Args:
-      name: Name of the method.
-      bps: Bandwidth of the link (bit/s).
-      model: Model that is trained.
-    """
+    """Returns the hours of a run, if all rounds take as long as the last."""
     method = methods[name]
     ends_s = layers.simulate_layers(model, method, [bps]).ends_s[:, 0]
     round_steps = method.schedule.sync_interval

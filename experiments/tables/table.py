@@ -1,11 +1,8 @@
 """Published numbers, and tables of predictions beside them.
 
-A *figure* is one published number. Some numbers that people quote were never
-checked in the paper. So every figure names its source and its status
-(third_party/README.md).
-
-A prediction that was fitted on a published number cannot confirm this number.
-So every row says on which figures its constants were fitted (`Fit`).
+A *figure* is one published number, with its source, and its status: whether it
+was read in the paper (third_party/README.md). Every row of a table says on
+which figures its constants were fitted (`Fit`).
 """
 
 import csv
@@ -52,7 +49,7 @@ class Figure:
     unit: Unit as printed in the paper, e.g. "Gbit/s"; "ratio" for a number
       without a unit.
     source: Paper, and the table or section with the figure.
-    status: Whether the figure was read in the paper: "published" or "recalled,
+    status: "published" if the figure was read in the paper, or "recalled,
       unverified".
     note: Remark for readers; may be empty.
   """
@@ -66,7 +63,7 @@ class Figure:
 
   @property
   def is_verified(self) -> bool:
-    """Whether somebody of this project has read the number in its source."""
+    """Whether the number was read in its source."""
     return self.status == "published"
 
 
@@ -77,19 +74,15 @@ _REQUIRED_KEYS = {"name", "value", "unit", "source", "status"}
 def load_published(
   paper: str, path: pathlib.Path = PUBLISHED
 ) -> dict[str, Figure]:
-  """Reads the published numbers of one paper.
+  """Reads the published numbers of one paper, by name.
 
   Args:
     paper: Name of the paper in the file, e.g. "dilocox".
     path: JSON file with an object for each paper. Its key "figures" has a list
       of objects with the fields of `Figure`.
 
-  Returns:
-    The numbers by name.
-
   Raises:
-    ValueError: If the file is damaged or lacks the paper. The message is one
-      line.
+    ValueError: If the file is damaged or lacks the paper.
   """
   papers = json_file(path)
   known("paper", paper, papers)
@@ -112,7 +105,7 @@ class Fit(enum.StrEnum):
   """Where the constants of a prediction were fitted.
 
   Attributes:
-    NONE: Nowhere: no constant was fitted on a published number.
+    NONE: No constant was fitted on a published number.
     HERE: On the published number of the same row, alone or together with
       others.
     ELSEWHERE: On the published numbers of other rows.
@@ -134,8 +127,8 @@ class Prediction:
     kind: Where the constants of the prediction were fitted.
     basis: A few words that say what was fitted or assumed; may be empty.
     published: The published number; None for a number that no paper states.
-    grid_steps: Error (predicted minus published), counted in steps of the grid
-      from which the paper takes its values; None: there is no grid.
+    grid_steps: Predicted minus published, counted in steps of the grid from
+      which the paper takes its values; None: there is no grid.
   """
 
   name: str
@@ -148,7 +141,7 @@ class Prediction:
 
   @property
   def relative_error(self) -> float:
-    """The relative error, (predicted - published) / published.
+    """Relative error, (predicted - published) / published.
 
     NaN if no paper states the number.
     """
@@ -157,10 +150,9 @@ class Prediction:
 
   @property
   def error(self) -> str:
-    """Text of the error: in grid steps if there is a grid, else in percent.
+    """The error as text: "exact" or e.g. "-1 steps" on a grid, else "+10.9%".
 
-    Examples: "-1 steps", "exact", "+10.9%". Without a grid, the text is empty
-    if no paper states the number.
+    Without a grid and a published number, the text is empty.
     """
     if self.grid_steps == 0:
       return "exact"
@@ -174,9 +166,8 @@ class Prediction:
   def cells(self) -> tuple[str, ...]:
     """Returns the texts of the row for the table on the page.
 
-    Returns:
-      Name, published value, predicted value, error, kind and basis. Without a
-      published number, the published value and the error are empty.
+    They are name, published value, predicted value, error, kind and basis.
+    Without a published number, the published value and the error are empty.
     """
     predicted = _short(self.predicted)
     figure = self.published
@@ -192,8 +183,7 @@ class Prediction:
   def data(self) -> dict[str, Any]:
     """Returns the values of the row by column of the CSV file.
 
-    None stands for an empty cell. Without a published number the cells about it
-    are empty.
+    None stands for an empty cell.
     """
     figure = self.published
     return {
@@ -212,13 +202,9 @@ class Prediction:
 
 
 def _short(value: float) -> str:
-  """Returns a number as text, with four digits.
+  """Returns a number as text with four digits, e.g. "31.68" or "1.2e+08".
 
-  Numbers from 1000 to 10 million are whole. Examples: "31.68", "12,346",
-  "1.2e+08".
-
-  Args:
-    value: The number.
+  Numbers from 1000 to 10 million are whole, e.g. "12,346".
   """
   if 1000 <= value < 1e7:
     return f"{value:,.0f}"
@@ -233,16 +219,15 @@ def beside(
   basis: str = "",
   grid_steps: int | None = None,
 ) -> Prediction:
-  """Returns a row with a prediction beside the published number.
+  """Returns a row with a prediction beside a published number.
 
   Args:
     figures: Published numbers of the paper, by name.
     name: Name of the published number, which becomes the name of the row.
     predicted: Predicted value, in the unit of the published number.
-    kind: Where the constants of the prediction were fitted.
-    basis: A few words that say what was fitted or assumed; may be empty.
-    grid_steps: Error (predicted minus published), counted in steps of the grid
-      from which the paper takes its values; None: there is no grid.
+    kind: As in `Prediction`.
+    basis: As in `Prediction`.
+    grid_steps: As in `Prediction`.
   """
   figure = figures[name]
   return Prediction(
@@ -283,10 +268,7 @@ class Table:
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
     """Yields the lines of the table's section on the page.
 
-    Its pictures are written meanwhile.
-
-    Args:
-      out_dir: Directory of the page. It must exist.
+    The table's pictures are written into the page's directory meanwhile.
     """
     title, *paragraphs = _notes()[self.name]
     if self.header:
@@ -316,17 +298,10 @@ def _notes() -> dict[str, list[str]]:
 def write_tables(
   tables: Sequence[Table], out_dir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes a page with tables, their pictures, and a CSV file for each table.
+  """Writes tables to `report.md`, with pictures and a CSV file for each table.
 
-  The page is `report.md`, and the pictures are in `figures/`.
-
-  Args:
-    tables: Tables in the order in which the page shows them.
-    out_dir: Directory to which the files are written. It must exist.
-    command: Command line of the program, which the page shows.
-
-  Returns:
-    The path of `report.md`.
+  The directory must exist. The page shows `command`. Returns the path of
+  `report.md`.
 
   Raises:
     RecordError: If the disk is full or refuses to write.
@@ -356,15 +331,10 @@ _FOOTNOTE = (
 
 
 def summary(tables: Sequence[Table]) -> Iterator[str]:
-  """Yields the lines of a short table for the terminal.
+  """Yields the lines of a short table of predictions for the terminal.
 
-  Which published numbers are shown is read from `summary.csv`, beside this
-  module. Each line of that file names one number, or both ends of a published
-  range. Numbers of tables that were not made are left out. If Streaming
-  DiLoCo's Table 4 was made, one more line counts its exact cells.
-
-  Args:
-    tables: The tables that were made.
+  `summary.csv`, beside this module, lists the published numbers and ranges that
+  are shown. Numbers of tables that were not made are left out.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS
@@ -393,27 +363,16 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def _first_row(table: Table, name: str) -> Prediction:
-  """Returns the first row of a table that predicts a published number.
-
-  Later rows predict the same number from other assumptions.
-
-  Args:
-    table: Table that has such a row.
-    name: Name of the published number.
-  """
+  """Returns the first row of a table that predicts a published number."""
+  # Later rows predict the same number from other assumptions.
   return next(row for row in table.rows if row.name == name)
 
 
 def _summary_line(paper: str, label: str, rows: Sequence[Prediction]) -> str:
   """Returns the line of the summary for a published number or range.
 
-  A range has "within" or "outside" in place of an error.
-
-  Args:
-    paper: Short name of the paper.
-    label: Short name of the number or range.
-    rows: Row of the number; or two rows for both ends of the range, which have
-      the same predicted value.
+  A number has one row. A range has two rows, one for each end, with the same
+  prediction, and "within" or "outside" in place of an error.
   """
   prediction = rows[0]
   figures = [row.published for row in rows if row.published]

@@ -1,16 +1,13 @@
 """Predicts for which share of the time the runs of three papers computed.
 
-OpenDiLoCo (arXiv 2407.07852): its range of utilizations follows from inputs
-that the paper states, and nothing is fitted. The slowest link sets the pace of
-the ring, but a round is long.
+OpenDiLoCo (arXiv 2407.07852): nothing is fitted. The slowest link sets the pace
+of the ring.
 
-INTELLECT-1 (arXiv 2412.01152): the paper gives times of rounds and of
-all-reduces but no bandwidth. So the rate of the slowest link is fitted, for
-each of three settings. The notes say how little follows from such a fit.
+INTELLECT-1 (arXiv 2412.01152): the paper states no bandwidth, so the rate of
+the slowest link is fitted, for each of three settings.
 
-Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Its peers do not form a
-ring. Each peer puts its payload into object storage and reads the payloads of
-the other peers from there. So its uplink carries each payload once.
+Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Each peer uploads its
+payload once, to object storage, and reads the payloads of the others there.
 """
 
 from typing import NamedTuple
@@ -63,10 +60,7 @@ class _StatedRun(NamedTuple):
 def _stated_run(paper: str, replicas: str) -> _StatedRun:
   """Reads the run of a paper from its published numbers.
 
-  Args:
-    paper: Name of the paper in third_party/published.json.
-    replicas: Name of the published number that says how many replicas there
-      are, such as "most concurrent nodes".
+  `replicas` is the name of the number that says how many replicas there are.
   """
   figures = load_published(paper)
   interval = int(figures["sync interval"].value)
@@ -82,10 +76,9 @@ def _stated_run(paper: str, replicas: str) -> _StatedRun:
 def open_diloco() -> list[Table]:
   """Builds the table of OpenDiLoCo: predicted and published numbers.
 
-  The paper gives a range of the utilization, so the predicted utilization is
-  compared with the lowest and with the highest published value. The third row
-  is the time of an all-reduce. The last row is only predicted: the rate of the
-  slowest links at which replicas compute for 90 % of the time.
+  The predicted utilization is compared with the lowest and with the highest
+  published value. The last row is only predicted: the rate of the slowest links
+  at which replicas compute for 90 % of the time.
   """
   run = _stated_run("open_diloco", "replicas")
   figures = run.figures
@@ -132,12 +125,10 @@ def open_diloco() -> list[Table]:
 def intellect_1() -> list[Table]:
   """Builds the table of INTELLECT-1: its utilizations and all-reduces.
 
-  All simulated rows are of a ring of the same size: as many nodes as ever took
-  part at once. The rate of its slowest link is fitted four times. The preset
-  "intellect_1" has the rate that was fitted on the lowest utilization. For each
-  of `_SETTINGS` a rate is fitted here, on the setting's all-reduce. Nothing is
-  fitted in the last two rows: how many times fewer bytes are sent than in
-  data-parallel training, and the lowest utilization of the devices' peak.
+  All simulated rows are of a ring of as many nodes as ever took part at once.
+  The rate of its slowest link is fitted on the lowest utilization (the preset
+  "intellect_1"), and on the all-reduce of each of `_SETTINGS`. The last two
+  rows use no fit.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures
@@ -154,14 +145,7 @@ def intellect_1() -> list[Table]:
     return pace(traffic, cluster, run.step_s)
 
   def rate_for(all_reduce_s: float) -> float:
-    """Returns the rate of links at which an all-reduce takes a given time.
-
-    Args:
-      all_reduce_s: Time of the all-reduce that ends a round (seconds).
-
-    Returns:
-      The rate (Mbit/s).
-    """
+    """Returns the rate (Mbit/s) at which an all-reduce takes this long."""
 
     def is_fast_enough(mbps: float) -> bool:
       # The pace has averages over inner steps, and a round has one all-reduce.
@@ -267,12 +251,7 @@ def covenant_72b() -> list[Table]:
   def ring_pace(num_replicas: int, share: float = 1.0) -> SteadyState:
     """Simulates the run with its replicas in a ring.
 
-    Args:
-      num_replicas: Number of replicas of the ring.
-      share: Share of the payload's bytes that is sent.
-
-    Returns:
-      Averages per inner step.
+    Only `share` of the payload's bytes is sent.
     """
     # Links that are 1 / share times as fast have the same effect.
     cluster = equal_links(

@@ -1,8 +1,7 @@
 """Describes TPUs and GPUs to compile for, which this machine need not have.
 
-JAX can compile a program for devices that this machine lacks. For TPUs the
-compiler is a package of its own (`LIBTPU`). For GPUs the compiler comes with
-JAX's CUDA plugin. It reads the properties of the GPU from a text, which this
+The compiler for TPUs is the package `LIBTPU`. The compiler for GPUs comes with
+JAX's CUDA plugin, and reads the properties of a GPU from a text that this
 module writes. A *slice* is a group of devices that are joined by fast links: a
 slice of TPUs, or some hosts with GPUs.
 """
@@ -125,7 +124,7 @@ def is_tpu_compiler_installed() -> bool:
 
 
 def is_gpu_compiler_installed() -> bool:
-  """Whether the compiler for GPUs is installed, which JAX's CUDA plugin has."""
+  """Whether JAX's CUDA plugin, with the compiler for GPUs, is installed."""
   return _cuda_plugin() is not None
 
 
@@ -133,10 +132,9 @@ def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
   """Returns the devices of slices that this machine need not have.
 
   Args:
-    topology: Kind and size of a slice. Of TPUs it is a kind and the edges of
-      the slice, e.g. "v5p:4x4x8". Of GPUs it is a kind and the number of GPUs
-      of one host, e.g. "h100:8", or the numbers of hosts and of GPUs of each
-      host, e.g. "h100:4x8".
+    topology: Kind and size of a slice. TPUs: the edges of the slice, e.g.
+      "v5p:4x4x8". GPUs: the number of GPUs of one host, e.g. "h100:8", or the
+      numbers of hosts and of GPUs of each host, e.g. "h100:4x8".
     num_slices: Number of slices.
 
   Raises:
@@ -150,15 +148,10 @@ def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
 
 
 def _tpus(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices of TPUs.
+  """Returns the devices of slices of TPUs, e.g. of "v5p:4x4x8".
 
-  Args:
-    topology: Kind of TPU and edges of a slice, e.g. "v5p:4x4x8".
-    num_slices: Number of slices.
-
-  Raises:
-    ValueError: If the compiler is missing or knows no such slice, or if the
-      memory of such TPUs is not known here.
+  Raises ValueError if the compiler is missing or knows no such slice, or if the
+  memory of such TPUs is not known here.
   """
   require(
     is_tpu_compiler_installed(),
@@ -187,16 +180,10 @@ def _tpus(topology: str, num_slices: int) -> AbsentDevices:
 
 
 def _gpus(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices of GPUs.
+  """Returns the devices of slices of GPUs, e.g. of "h100:8" or "h100:4x8".
 
-  Args:
-    topology: Kind of GPU and the number of GPUs of one host, e.g. "h100:8", or
-      the numbers of hosts and of GPUs of each host, e.g. "h100:4x8".
-    num_slices: Number of slices.
-
-  Raises:
-    ValueError: If the text has another form, the compiler is missing, or it
-      knows no such slice.
+  Raises ValueError if the text has another form, the compiler is missing, or it
+  knows no such slice.
   """
   match = _GPU_PATTERN.fullmatch(topology)
   require(
@@ -243,18 +230,10 @@ def _gpus(topology: str, num_slices: int) -> AbsentDevices:
 def _known_topology(
   description: Callable[[], Any], topology: str, num_slices: int
 ) -> Any:
-  """Asks a compiler to describe slices.
+  """Returns the compiler's description of slices.
 
-  Args:
-    description: Function that asks the compiler.
-    topology: Kind and size of a slice, for the message.
-    num_slices: Number of slices, for the message.
-
-  Returns:
-    The result of `description`: JAX's description of the slices.
-
-  Raises:
-    ValueError: If the compiler knows no such slice.
+  Raises ValueError, with the other arguments in its message, if the function
+  `description`, which asks the compiler, fails.
   """
   try:
     return description()
@@ -280,13 +259,9 @@ def _cuda_plugin() -> pathlib.Path | None:
 
 
 def _gpu_description(gpu: Gpu) -> str:
-  """Writes the properties of a GPU as the text that XLA reads.
+  """Writes the properties of a GPU as a `stream_executor.GpuTargetConfigProto`.
 
-  The text is a `stream_executor.GpuTargetConfigProto`. Properties that all GPUs
-  in `GPUS` share are written in the text itself.
-
-  Args:
-    gpu: Properties of the GPU, one of `GPUS`.
+  Properties that all of `GPUS` share are written in the text itself.
   """
   return f"""
 gpu_device_info {{

@@ -36,11 +36,7 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs all steps of the check, and prints each figure on a line.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Runs all steps of the check, and prints each figure on a line."""
   command_line.refuse_arguments(argv)
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))
@@ -61,11 +57,8 @@ def _steps(
 ) -> dict[str, Callable[[], Figures]]:
   """Returns the steps of the check by name, the most important first.
 
-  Args:
-    deadline: Time of the monotonic clock (seconds) by which all steps should
-      have ended.
-    rows: List to which the caller adds each figure. The step "PyTorch" reads
-      this project's rates from it.
+  They should end by `deadline` on the monotonic clock. `rows` gets each figure
+  from the caller; the step "PyTorch" reads this project's rates from it.
   """
   import jax
 
@@ -102,11 +95,7 @@ def _steps(
 
 
 def _load_wheels(folder: pathlib.Path) -> None:
-  """Unpacks the wheels in a folder, so that their packages can be imported.
-
-  Args:
-    folder: Folder of --wheels.
-  """
+  """Unpacks the wheels in a folder, so that their packages can be imported."""
   target = tempfile.mkdtemp(prefix="wheels_")
   for wheel in sorted(folder.glob("*.whl")):
     zipfile.ZipFile(wheel).extractall(target)

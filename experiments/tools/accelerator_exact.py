@@ -1,11 +1,10 @@
 """Compares the results of a device with results of a CPU.
 
-Methods are compared with `reference.methods`, which has all methods in plain
-numpy. Codecs and Muon are compared with the same program on the CPU, and fused
-attention with plain attention. An error is the largest difference divided by
-the largest expected value. GPUs round the factors of matrix products to TF32
-unless a program asks for more, so a result that is right on a CPU has to be
-checked on the device.
+Methods are compared with plain numpy (`reference.methods`), codecs and Muon
+with the same program on the CPU, and fused attention with plain attention. An
+error is the largest difference divided by the largest expected value. The
+check matters because GPUs round the factors of matrix products to TF32 unless a
+program asks for more.
 
 The *flush* of a run is the exchanges that are still due after its last step.
 """
@@ -89,26 +88,13 @@ def errors(attention: str, length: int) -> Iterator[Error]:
 
 
 def _error(result: Tree, expected: Tree) -> float:
-  """Returns the error of a result: the largest error of its leaves.
-
-  The error of a leaf is its largest difference divided by its largest expected
-  value.
-
-  Args:
-    result: Tree of arrays.
-    expected: Tree of the expected arrays.
-  """
+  """Returns the largest error of the leaves of a tree (`_leaf_error`)."""
   errors = jax.tree.leaves(jax.tree.map(_leaf_error, result, expected))
   return max(errors)
 
 
 def _leaf_error(result: Array, expected: Array) -> float:
-  """Returns the largest difference divided by the largest expected value.
-
-  Args:
-    result: The array that is checked.
-    expected: The expected array, of the same shape.
-  """
+  """Returns the largest difference divided by the largest expected value."""
   expected_values = np.asarray(expected, np.float64)
   difference = np.asarray(result, np.float64) - expected_values
   scale = max(np.abs(expected_values).max(), 1e-30)
@@ -116,43 +102,24 @@ def _leaf_error(result: Array, expected: Array) -> float:
 
 
 def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
-  """Compares a function's result on the device with that on the CPU.
-
-  Args:
-    function: Function of arrays, which `jax.jit` can compile.
-    argument: Argument of the function.
-
-  Returns:
-    The error of the device's result (`_error`).
-  """
+  """Returns the error of a function's result against that on the CPU."""
   program = jax.jit(function)
   cpu_argument = jax.device_put(argument, jax.devices("cpu")[0])
   return _error(program(argument), program(cpu_argument))
 
 
 def _drawn(*shape: int, seed: int = 0) -> Array:
-  """Draws a float32 array from N(0, 1).
-
-  Args:
-    *shape: Shape of the array.
-    seed: Seed of the draws.
-  """
+  """Draws a float32 array from N(0, 1)."""
   return jnp.asarray(
     np.random.default_rng(seed).normal(size=shape), jnp.float32
   )
 
 
 def _method_error(name: str) -> float:
-  """Compares a method's training on the device with `reference.methods`.
+  """Returns the error of a method's training on the device against numpy's.
 
-  The replicas train toward random targets. Their gradient, w - target, has no
-  matrix product, so nothing is rounded to TF32.
-
-  Args:
-    name: One of `_METHODS`.
-
-  Returns:
-    The error of the replicas' parameters after the flush (`_error`).
+  The replicas train toward random targets. Their parameters after the flush are
+  compared.
   """
   method = _METHODS[name]
   interval = method.schedule.sync_interval
@@ -161,6 +128,8 @@ def _method_error(name: str) -> float:
   first = jnp.zeros((_ROWS, 8))
 
   def step(w, state, target):
+    # The gradient, w - target, has no matrix product, so nothing is rounded to
+    # TF32.
     updates, state = inner.update(w - target, state)
     return optax.apply_updates(w, updates), state, (0.0, 0.0)
 
@@ -177,12 +146,8 @@ def _method_error(name: str) -> float:
 def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   """Trains with a method in numpy (`reference.methods`).
 
-  Args:
-    method: The method; its fragments are slices of neighboring rows.
-    targets: Targets by replica and step [M, steps, rows, columns].
-
-  Returns:
-    The parameters of the replicas after the flush, [M, rows, columns].
+  The targets are [M, steps, rows, columns]. Returns the parameters of the
+  replicas after the flush, [M, rows, columns].
   """
   schedule = method.schedule
   names = [str(p) for p in range(schedule.num_fragments)]
@@ -213,14 +178,7 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
 
 
 def _codec_error(name: str) -> float:
-  """Compares the mean of two replicas after a codec with the CPU's mean.
-
-  Args:
-    name: One of `_CODECS`.
-
-  Returns:
-    The error of the device's mean (`_error`).
-  """
+  """Returns the error of two replicas' mean after a codec (CPU: expected)."""
   aggregator = dx.exchange(name, collective="all_gather")
   values = {"w": _drawn(_REPLICAS, 64, 256)}
   outer = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), values)
@@ -236,7 +194,7 @@ def _codec_error(name: str) -> float:
 
 
 def _muon_error() -> float:
-  """Compares one update of Muon with the CPU's, and returns the error."""
+  """Returns the error of one update of Muon against the CPU's."""
   params = {"w": _drawn(64, 256)}
   muon = named_optimizer("muon", 0.02)
   state = muon.init(params)
@@ -244,16 +202,9 @@ def _muon_error() -> float:
 
 
 def _attention_error(name: str, length: int) -> float:
-  """Compares fused attention with plain attention.
+  """Returns the error of fused attention against plain attention.
 
   Both run on the device in bfloat16, which the fused kernels need.
-
-  Args:
-    name: Name of the fused attention.
-    length: Number of tokens in a sequence.
-
-  Returns:
-    The error of the fused attention (`_error`).
   """
   query, key, value = (
     _drawn(2, length, 4, 64, seed=seed).astype(jnp.bfloat16)

@@ -19,7 +19,7 @@ def run_step(
   rows: list[dict[str, Any]],
   path: pathlib.Path,
 ) -> None:
-  """Runs a step of a check, and writes each of its figures at once.
+  """Runs a step of a check, and writes and prints each of its figures at once.
 
   If the step raises an error, the error becomes its last figure.
 
@@ -27,7 +27,7 @@ def run_step(
     name: Name of the step.
     step: Function that measures and yields the figures.
     rows: All figures so far. The function adds the figures of the step.
-    path: File to which all figures are written after each of them.
+    path: JSON file to which all figures are written after each of them.
   """
   from dilocox_jax.metrics.lines import write_json
 
@@ -47,16 +47,12 @@ def run_step(
 
 
 def _short(value: Any) -> str:
-  """Returns a value as text. A float has four digits.
-
-  Args:
-    value: The value.
-  """
+  """Returns a value as text. A float has four digits."""
   return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _device() -> dict[str, Any]:
-  """Returns the names of the device and its platform, and of all versions."""
+  """Returns the device, its platform, and versions of Python and packages."""
   import flax
   import jax
   import optax

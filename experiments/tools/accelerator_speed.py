@@ -1,8 +1,7 @@
 """Measures how fast inner steps and codecs are on a device, and their memory.
 
-A *figure* is a dict with the name of a measurement and its results. If a goal
-was set before the first measurement, the figure has the goal too. The tiny
-sizes are for tests and CPUs.
+A *figure* is a dict with the name of a measurement, its results, and the goal,
+if one was set before. The tiny sizes are for tests and CPUs.
 """
 
 import dataclasses
@@ -38,11 +37,10 @@ class Sizes:
       SwiGLU.
     length: Number of tokens that are predicted in a sequence.
     rounds: Fields of the config of the timed rounds, by dotted names.
-    trained: Fields of `config.model` of the model that is trained at the end.
+    trained: Fields of `config.model` of the model that `trained` trains.
     values: Shape [layers, rows, columns] of the array that codecs encode.
     repeats: Number of measurements of each figure.
-    most_steps: Largest number of steps that are trained at the end. If time is
-      short, fewer steps are trained.
+    most_steps: Largest number of steps that `trained` takes.
   """
 
   models: Mapping[str, tuple[Mapping[str, Any], int]]
@@ -89,12 +87,7 @@ TINY = Sizes(
 
 
 def config_of(sizes: Sizes, name: str) -> RunConfig:
-  """Returns the config with which a model's inner steps are measured.
-
-  Args:
-    sizes: All sizes.
-    name: Name of the model, one of `sizes.models`.
-  """
+  """Returns the config with which a model's inner steps are measured."""
   model, batch = sizes.models[name]
   return from_mapping(
     {
@@ -108,14 +101,9 @@ def config_of(sizes: Sizes, name: str) -> RunConfig:
 
 
 def inner_steps(sizes: Sizes) -> Figures:
-  """Measures the inner steps of each model.
+  """Yields two figures for each model: speed of inner steps, and memory.
 
-  Args:
-    sizes: Models, batches and repeats.
-
-  Yields:
-    Two figures for each model: the speed of its inner steps, and their memory
-    by estimate and by compiler.
+  The memory is the estimate and what the compiler counts.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
@@ -136,15 +124,9 @@ def inner_steps(sizes: Sizes) -> Figures:
 
 
 def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
-  """Measures PyTorch on the same models and batches.
+  """Measures PyTorch on the same models, and yields a figure for each.
 
-  Args:
-    sizes: Models, batches and repeats.
-    ours: This project's tokens a second, by the name of the model.
-
-  Yields:
-    A figure for each model: PyTorch's tokens a second, and this project's rate
-    divided by PyTorch's.
+  `ours` has this project's tokens a second, by the name of the model.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
@@ -161,10 +143,6 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
   """Returns the median time of one step of PyTorch (seconds).
 
   PyTorch computes in bf16, with flash attention and, on a GPU, fused AdamW.
-
-  Args:
-    config: Config of the same steps in this project.
-    repeats: Number of measurements.
   """
   torch = bench_torch.torch()
   device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -198,10 +176,6 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
   """Draws the parameters of a model, as PyTorch's tensors on a device.
 
   Matrices are drawn from N(0, 0.02^2). The scales of norms are 1.
-
-  Args:
-    shape: Sizes of the model.
-    device: PyTorch's name of the device, "cpu" or "cuda".
   """
   leaves = {
     path: np.broadcast_to(np.float32(1), size)
@@ -217,17 +191,7 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
 
 
 def ratios(sizes: Sizes) -> Figures:
-  """Measures the ratios of the benches `round` and `codecs`.
-
-  These are the time of a round divided by the time of its inner steps, and the
-  time of a codec divided by the time of copying the same values.
-
-  Args:
-    sizes: Fields of the rounds, shape of the values and repeats.
-
-  Yields:
-    A figure for each ratio.
-  """
+  """Yields a figure for each ratio of the benches `round` and `codecs`."""
   for ratio in (
     *bench_programs.round_ratios(sizes.rounds),
     *bench_programs.codec_ratios(sizes.values),
@@ -236,17 +200,10 @@ def ratios(sizes: Sizes) -> Figures:
 
 
 def trained(sizes: Sizes, deadline: float) -> Figures:
-  """Trains AllReduce and `overlap_loco` for the same number of steps.
+  """Trains AllReduce and `overlap_loco`, and yields their validation losses.
 
-  The number of steps follows from the time that is left.
-
-  Args:
-    sizes: The model, and the largest number of steps.
-    deadline: Time of the monotonic clock (seconds) by which both should have
-      ended.
-
-  Yields:
-    A figure for each method, with its validation loss (nats a token).
+  Both take the same number of steps, so that both should have ended by the
+  deadline (seconds of the monotonic clock).
   """
   num_steps = _FEW_STEPS
   if sizes.most_steps > num_steps:
@@ -267,16 +224,7 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
 
 
 def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
-  """Trains a run in a temporary folder.
-
-  Args:
-    sizes: The model.
-    method: Name of the method.
-    num_steps: Number of inner steps.
-
-  Returns:
-    The validation loss (nats a token).
-  """
+  """Trains a run, and returns its validation loss (nats a token)."""
   changes = {"sync.method": method, "total_steps": num_steps}
   config = from_mapping({"model": sizes.trained, **changes})
   with tempfile.TemporaryDirectory() as folder:

@@ -34,11 +34,7 @@ _REPEATS = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs the bench that the command line names, and writes its results.
-
-  Args:
-    argv: The path of the program, and the name of the bench.
-  """
+  """Runs the bench that the command line names, and writes its results."""
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   if bench != "inner" and config_flag.is_given():
     raise command_line.UsageError(
@@ -60,8 +56,7 @@ def main(argv: Sequence[str]) -> None:
 def _inner_record() -> dict[str, Any]:
   """Measures and prints the speed of the inner steps of --config.
 
-  Returns:
-    The measured values by name, for the JSON file.
+  Returns the measured values by name, for the JSON file.
   """
   from experiments.runtime import running
 
@@ -76,13 +71,9 @@ def _inner_record() -> dict[str, Any]:
 
 
 def _ratios_record(bench: str) -> dict[str, Any]:
-  """Measures and prints the ratios of a bench.
+  """Measures and prints the ratios of the bench "round" or "codecs".
 
-  Args:
-    bench: "round" or "codecs".
-
-  Returns:
-    The measured ratios by name, for the JSON file.
+  Returns the results for the JSON file.
   """
   from experiments.runtime import running
 
@@ -111,12 +102,7 @@ def _ratios_record(bench: str) -> dict[str, Any]:
 
 
 def _print(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> None:
-  """Prints a table.
-
-  Args:
-    columns: Names of the columns of values.
-    rows: Values by the name of the row.
-  """
+  """Prints a table: column names, and values by the name of the row."""
   from rich.console import Console
 
   from dilocox_jax.report.tables import terminal_table
@@ -126,11 +112,7 @@ def _print(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-  """Returns a value as text. A float has four digits.
-
-  Args:
-    value: The value.
-  """
+  """Returns a value as text. A float has four digits."""
   return f"{value:.4g}" if isinstance(value, float) else f"{value}"
 
 

@@ -1,8 +1,7 @@
 """The bench `inner`: tokens a second, utilization and memory of inner steps.
 
-A rate holds only for the device on which it was measured. The utilization
-counts only the operations of the model (`flops_per_token`), so a model that
-recomputes activations has a lower utilization.
+The utilization counts only the operations of the model (`flops_per_token`), so
+a model that recomputes activations has a lower utilization.
 """
 
 import statistics
@@ -38,9 +37,6 @@ DEVICE_PEAK_FLOPS = {
 def steps_program(programs: build.Programs) -> Any:
   """Builds one jitted function that takes inner steps in all replicas.
 
-  Args:
-    programs: Programs of the run.
-
   Returns:
     A function (carry, batches) -> (next carry, metrics). A carry is the
     parameters and the inner optimizer state, leaves [M, ...]. Batches are
@@ -64,13 +60,7 @@ def steps_program(programs: build.Programs) -> Any:
 
 
 def first_carry(programs: build.Programs) -> Tree:
-  """Returns parameters and inner optimizer states before the first step.
-
-  All leaves have an axis of replicas in front, [M, ...].
-
-  Args:
-    programs: Programs of the run.
-  """
+  """Returns first parameters and inner optimizer states, leaves [M, ...]."""
   replicas = programs.rounds.replicas
   params = states.first_params(programs, 0)
 
@@ -83,16 +73,7 @@ def first_carry(programs: build.Programs) -> Tree:
 
 
 def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
-  """Draws random tokens for some inner steps.
-
-  Args:
-    programs: Programs of the run.
-    config: Config of the run.
-    num_steps: Number of inner steps.
-
-  Returns:
-    Token ids on the devices, [M, num_steps, B, L + 1].
-  """
+  """Puts random tokens on the devices, [M, num_steps, B, L + 1]."""
   replicas = programs.rounds.replicas
   shape = (
     len(replicas.own),
@@ -109,15 +90,11 @@ def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
 def timed_steps(
   config: RunConfig, num_steps: int
 ) -> tuple[TimedProgram, jax.stages.Compiled]:
-  """Compiles a program of inner steps that exchanges nothing.
-
-  Args:
-    config: Config of the run.
-    num_steps: Number of inner steps of each call.
+  """Compiles a program of inner steps without any exchange.
 
   Returns:
-    A function that takes the next inner steps and waits for their end, and the
-    compiled program that this function runs.
+    A function that takes the next `num_steps` inner steps and waits for their
+    end, and the compiled program that this function runs.
   """
   programs = build.programs(config)
   batches = drawn_batches(programs, config, num_steps)
@@ -133,14 +110,10 @@ def timed_steps(
 
 
 def measure_steps(config: RunConfig, repeats: int) -> dict:
-  """Measures how fast inner steps are, without any exchange.
+  """Measures rates and memory of inner steps without any exchange.
 
-  Args:
-    config: Config of the run.
-    repeats: Number of measurements of `STEPS` steps each.
-
-  Returns:
-    Rates and memory by name, as JSON values.
+  The times are medians of `repeats` measurements of `STEPS` steps. Returns JSON
+  values by name.
   """
   run, program = timed_steps(config, STEPS)
   run()  # Warms up.
@@ -149,15 +122,9 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
 
 
 def _rates(config: RunConfig, times_s: list[float]) -> dict:
-  """Computes rates from measured times.
+  """Computes rates from the times of `STEPS` inner steps (seconds).
 
-  Args:
-    config: Config of the run.
-    times_s: Measured times of `STEPS` inner steps (seconds).
-
-  Returns:
-    Rates by name. "mfu" (the share of the device's peak) is None if the peak of
-    the device is not known.
+  "mfu" (share of the device's peak) is None if the peak is not known.
   """
   shape = config.model.shape
   step_s = statistics.median(times_s) / STEPS
@@ -185,16 +152,10 @@ def _rates(config: RunConfig, times_s: list[float]) -> dict:
 
 
 def _memory(program: jax.stages.Compiled) -> dict:
-  """Returns the memory of one device by name (bytes).
+  """Returns the memory of one device by name (bytes); None for unknown numbers.
 
   The compiler counts the arguments and the temporaries of the program. The
   device counts the peak of all its memory.
-
-  Args:
-    program: The compiled program.
-
-  Returns:
-    Bytes by name; None for a number that is not known.
   """
   analysis = program.memory_analysis()
   stats = jax.local_devices()[0].memory_stats() or {}

@@ -65,11 +65,7 @@ _MEGABYTES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs the bench that the command line names, and prints its results.
-
-  Args:
-    argv: The path of the program, and the name of the bench.
-  """
+  """Runs the bench that the command line names, and prints its results."""
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   from experiments.tools import mailbox_events
 
@@ -107,10 +103,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _print_losses() -> None:
-  """Trains with and without shares, and prints the held-out losses.
-
-  Both are trained once for each seed, with the settings of the flags.
-  """
+  """Trains with and without shares for each seed; prints held-out losses."""
   from experiments.tools.mailbox_losses import LossRun
 
   differences = []

@@ -1,8 +1,9 @@
 """Programs that the benches `round` and `codecs` compare.
 
 `round` measures the overhead of a delayed exchange and of stacked replicas.
-`codecs` compares the time of encoding with the time of copying the same bytes.
-The bounds are goals that were set before the measurements.
+`codecs` compares encoding and decoding with copying the same bytes, and low
+rank with its matrix products. The bounds are goals that were set before the
+measurements.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,36 +34,20 @@ BOUNDS = {
 
 
 def _drawn(shape: tuple[int, ...]) -> Array:
-  """Draws a float32 array from N(0, 1).
-
-  Args:
-    shape: Shape of the array.
-  """
+  """Draws a float32 array from N(0, 1)."""
   return jax.random.normal(jax.random.key(0), shape, jnp.float32)
 
 
 def _coded(encoder: Encoder, values: Array) -> TimedProgram:
-  """Returns a program that encodes values and decodes the message.
-
-  Encoding and decoding are compiled separately, because they run on two
-  machines.
-
-  Args:
-    encoder: Encoder of the codec that is timed.
-    values: Values of any shape.
-  """
+  """Returns a program that encodes values and decodes the message."""
+  # Two programs, because encoding and decoding run on two machines.
   encode = jax.jit(lambda x: encoder.encode([x]))
   decode = jax.jit(lambda arrays: encoder.decode(arrays, [values.shape]))
   return lambda: jax.block_until_ready(decode(encode(values)))
 
 
 def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
-  """Compiles a function, and returns a program that runs it on given values.
-
-  Args:
-    function: Function of one array.
-    values: The array.
-  """
+  """Compiles a function, and returns a program that runs it on the values."""
   program = jax.jit(function)
   return lambda: jax.block_until_ready(program(values))
 
@@ -70,11 +55,8 @@ def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
 def _factorized(values: Array) -> TimedProgram:
   """Returns a program that encodes matrices as low-rank factors in 4 bits.
 
-  The program computes and encodes the left factor, decodes it, and computes and
-  encodes the right factor.
-
-  Args:
-    values: Matrices [layers, rows, columns].
+  It computes and encodes the left factor, decodes it, and computes and encodes
+  the right factor. The matrices are [layers, rows, columns].
   """
   codec = LowRank(_RANK, then=Int(4))
   key = jax.random.key(0)
@@ -99,11 +81,7 @@ def _factorized(values: Array) -> TimedProgram:
 
 
 def _multiplied(values: Array) -> TimedProgram:
-  """Returns a program that computes only the two matrix products of low rank.
-
-  Args:
-    values: Matrices [layers, rows, columns].
-  """
+  """Returns a program that computes only low rank's two matrix products."""
   shape = (values.shape[0], values.shape[2], _RANK)
   factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
@@ -118,8 +96,7 @@ def _multiplied(values: Array) -> TimedProgram:
 def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   """Returns the comparisons of the bench `codecs`, which are not yet timed.
 
-  Args:
-    shape: Shape of the values, [layers, rows, columns].
+  `shape` is the shape of the values, [layers, rows, columns].
   """
   values = _drawn(shape)
   copy = _timed(jnp.copy, values)
@@ -159,9 +136,6 @@ def _delayed_round(config: RunConfig) -> TimedProgram:
   """Returns a program that runs the next round of a delayed method.
 
   During the round, the exchange of the round before is under way.
-
-  Args:
-    config: Config of the run.
   """
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
@@ -181,11 +155,7 @@ def _delayed_round(config: RunConfig) -> TimedProgram:
 
 
 def _inner_steps(config: RunConfig) -> TimedProgram:
-  """Returns a program that runs the inner steps of a round without an exchange.
-
-  Args:
-    config: Config of the run.
-  """
+  """Returns a program that runs a round's inner steps without an exchange."""
   run, _ = inner.timed_steps(config, config.sync.named.schedule.sync_interval)
   return run
 
@@ -193,9 +163,8 @@ def _inner_steps(config: RunConfig) -> TimedProgram:
 def round_ratios(changes: Mapping[str, Any] = ROUNDS) -> list[Ratio]:
   """Returns the comparisons of the bench `round`, which are not yet timed.
 
-  Args:
-    changes: Fields of a config, by dotted names, that replace or extend
-      `ROUNDS`.
+  `changes` are fields of a config, by dotted names, that replace or extend
+  `ROUNDS`.
   """
   fields = {**ROUNDS, **changes}
   one_replica = from_mapping({**fields, "mesh.num_replicas": 1})

@@ -1,8 +1,7 @@
 """The decoder as PyTorch users write it, to compare the time of a step.
 
-This decoder computes the same function of the same parameters as the project's
-own decoder, with PyTorch's fused attention. PyTorch is loaded only when a
-function of this module is called.
+It computes the same function of the same parameters as this project's decoder,
+with PyTorch's fused attention. Functions load PyTorch when they are called.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,22 +17,15 @@ Tensors = dict[str, Any]
 
 
 def torch() -> Any:
-  """Imports PyTorch, and returns the module.
-
-  Raises:
-    ValueError: One line, if PyTorch is not installed.
-  """
+  """Imports and returns PyTorch; raises ValueError if it is not installed."""
   return extra_package("torch", "a comparison with PyTorch", "peers")
 
 
 def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
-  """Copies this project's parameters to PyTorch's tensors, by path.
+  """Copies this project's parameters, arrays by path, to PyTorch's tensors.
 
   Stacked leaves become one tensor for each layer, e.g. "blocks/0/mlp/up/kernel"
   and "blocks/1/mlp/up/kernel". Kernels become [outputs, inputs].
-
-  Args:
-    params: Arrays by path.
   """
   copies = {}
   for path, leaf in params.items():

@@ -1,14 +1,13 @@
 """Compiles a run for TPUs or GPUs that need not exist, and reports its needs.
 
-One program of the run is compiled, without allocating any array. For a method
-with rounds, it is the program of a *window*: of the inner steps until a
-fragment is next sent or applied, together with this exchange. The window that
-sends most is chosen. For a method that averages gradients, the program of the
-first steps is compiled. The compiler counts the memory.
+One program of the run is compiled, without allocating any array, and the
+compiler counts its memory. The program has the inner steps of a *window*: until
+a fragment (part of the parameters) is next sent or applied. For a method that
+averages gradients, it has the first steps of the run.
 
-The bytes that are sent between slices are read from the text of a program for
-TPUs (`compiled_transfers`). They are not known for GPUs: in a program for GPUs,
-transfers between slices look like transfers within a slice.
+The bytes that are sent between slices (groups of devices with fast links) are
+read from the program's text. For GPUs they are not known, because the text does
+not tell transfers between slices from others.
 """
 
 import dataclasses
@@ -39,17 +38,13 @@ from experiments.tools.compiled_transfers import Transfer, transfers
 
 
 class Program(NamedTuple):
-  """A program of a run that is to be compiled.
-
-  The program has several inner steps, and either the exchange of a fragment or
-  the averages of gradients.
+  """A traced program of a run: some inner steps, and what they exchange.
 
   Attributes:
     num_steps: Number of inner steps of the program.
     planned_bytes: Bytes that one replica sends in the program, by the plan.
     idle_bytes: Bytes of the training state that a device keeps although the
-      program does not read them: the fragments that it neither applies nor
-      sends.
+      program does not read them: fragments that it neither applies nor sends.
     lowered: The program, traced but not compiled yet.
   """
 
@@ -64,13 +59,10 @@ def steady_program(
 ) -> Program:
   """Traces one program of a run in its steady state.
 
-  For a method with rounds, it is the program of a window: of the inner steps
-  until a fragment is next sent or applied, together with this exchange. The
-  window is the one that sends most, in a round in which results of earlier
-  rounds arrive. If rounds grow, it is a round of the final length. If nothing
-  is exchanged during the steps of that window, only the program of the steps is
-  traced. For a method that averages gradients, it is the program of the first
-  segment of the run.
+  For a method with rounds, the program has the window that sends most, in a
+  round of the final length in which results of earlier rounds arrive. If that
+  window's exchange is a separate program, only the steps are traced. For a
+  method that averages gradients, it is the program of the first steps.
 
   Args:
     config: Config of a run.
@@ -107,12 +99,7 @@ def steady_program(
 def _segment_of_gradients(
   config: RunConfig, programs: build.Programs
 ) -> Program:
-  """Traces the program of the first steps of a method that averages gradients.
-
-  Args:
-    config: Config of the run.
-    programs: Programs of the run.
-  """
+  """Traces the program of the first steps, whose gradients are averaged."""
   segment = to_plan.run_plan(config).segment(0)
   state = states.abstract(programs, segment.phase)
   batches = _batches(config, segment.num_steps).update(
@@ -129,14 +116,7 @@ def _segment_of_gradients(
 
 
 def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
-  """Returns the shape and type of the tokens of some steps.
-
-  The shape is [M, num_steps, B, L + 1].
-
-  Args:
-    config: Config of the run.
-    num_steps: Number of inner steps.
-  """
+  """Returns shape and type of the tokens of steps, [M, num_steps, B, L + 1]."""
   data = config.data
   shape = (
     config.mesh.num_replicas,
@@ -148,13 +128,9 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
 
 
 def _overrides(config: RunConfig) -> Overrides:
-  """Returns what a run needs in place of arrays to be compiled.
+  """Returns shapes of adapters and frozen base model, if a run has adapters.
 
-  If the run trains adapters, these are the adapters and the frozen base model,
-  as shapes and types. Otherwise nothing is needed.
-
-  Args:
-    config: Config of the run.
+  They stand for arrays when the run is compiled.
   """
   if not config.lora.rank:
     return NO_OVERRIDES
@@ -168,13 +144,6 @@ def _overrides(config: RunConfig) -> Overrides:
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   """Finds the window that sends most, in a round in the middle of a run.
 
-  A window is the inner steps until a fragment is next sent or applied. In this
-  round, results of earlier rounds arrive, as in most rounds of a run. If rounds
-  grow, it has the final length.
-
-  Args:
-    config: Config of the run.
-
   Returns:
     The step of the schedule before the window, and the window.
 
@@ -185,6 +154,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   traffic = to_plan.traffic(config)
   schedule = config.sync.named.schedule
   interval = schedule.sync_interval
+  # In this round, results of earlier rounds arrive, as in most rounds.
   start = schedule.steady_step + interval
   needed_steps = plan.local_start + start + interval
   if needed_steps > plan.total_steps:
@@ -210,13 +180,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 def _idle_bytes(state: RoundState, window: Window) -> int:
   """Returns the bytes of fragments that a window neither applies nor sends.
 
-  Only the bytes on one device are counted. State in the memory of the host is
-  not counted.
-
-  Args:
-    state: Shapes, types and shardings of the state.
-    window: Some inner steps, and the fragments that are applied and sent after
-      them.
+  Only bytes in the memory of one device are counted.
   """
   events = (window.applied, window.sent)
   busy = {event.fragment for event in events if event}
@@ -248,8 +212,7 @@ class Compiled:
     needed_bytes: Memory that the run needs in all (bytes).
     planned_bytes: Bytes that the device sends to other slices, by the plan.
     sent_bytes: Bytes that the device sends to other slices, by the program's
-      text; None for GPUs, where the text does not say which transfers leave a
-      slice.
+      text; None for GPUs.
     transfers: Transfers between slices; None for GPUs.
   """
 
@@ -273,8 +236,7 @@ class Compiled:
   def finding(self) -> str:
     """Sentences for the report that say whether the run fits.
 
-    For TPUs they also say how many transfers between slices are hidden by inner
-    steps.
+    For TPUs they also count the transfers between slices that inner steps hide.
     """
     spare = 1 - self.needed_bytes / self.memory_bytes
     fit = f"fits with {human_share(spare)} to spare"
@@ -294,7 +256,7 @@ class Compiled:
 
 
 def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
-  """Compiles a run for slices that need not exist.
+  """Compiles a run for slices that need not exist; returns what a device needs.
 
   The run must use all devices of the slices, or one device if its replicas are
   stacked.
@@ -304,9 +266,6 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     topology: Kind and size of a slice, e.g. "v5p:4x4x8" or "h100:8"
       (`absent_devices`).
     num_slices: Number of slices.
-
-  Returns:
-    What one device needs.
 
   Raises:
     ValueError: If there are no such slices, the run does not use all devices,
@@ -356,16 +315,13 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
 def without_cudnn(config: RunConfig) -> RunConfig:
   """Returns a config whose attention can be compiled without a GPU.
 
-  JAX asks the library cuDNN for its attention, and cuDNN asks the GPU. So if
-  the config leaves the choice open, it gets "blockwise" attention, which does
-  not keep the weights of all positions either.
-
-  Args:
-    config: Config of the run.
+  Attention "auto" becomes "blockwise", which also does not keep the weights of
+  all positions. Other choices stay.
 
   Raises:
     ValueError: If the config asks for cuDNN's attention.
   """
+  # cuDNN asks the GPU for its properties.
   require(
     config.model.attention != "cudnn",
     "model.attention=cudnn cannot be compiled without a GPU: take"
@@ -395,9 +351,6 @@ def analyze(
     memory_bytes: Memory of a device (bytes).
     has_transfers: Whether the program's text says which transfers go to other
       slices.
-
-  Returns:
-    What one device needs.
   """
   sizes: Any = compiled.memory_analysis()
   slice_transfers = None
@@ -434,15 +387,9 @@ def analyze(
 def write_compiled(
   compiled: Compiled, workdir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes the page `report.md` and the data `compiled.json`.
+  """Writes the page `report.md` and the data `compiled.json` into a directory.
 
-  Args:
-    compiled: The needs of the run.
-    workdir: Directory to write into.
-    command: Command line of the program.
-
-  Returns:
-    Path of the page.
+  The page shows `command`. Returns the path of the page.
   """
   values: dict[str, Any] = dataclasses.asdict(compiled)
   write_json(workdir / "compiled.json", values | {"fits": compiled.fits})
@@ -467,11 +414,7 @@ def write_compiled(
 
 
 def _transfer_lines(slice_transfers: Sequence[Transfer] | None) -> list[str]:
-  """Returns the lines of the page that list the transfers between slices.
-
-  Args:
-    slice_transfers: The transfers; None: they are not known.
-  """
+  """Returns the page's lines about the transfers; None: they are not known."""
   if slice_transfers is None:
     return [
       "They are not listed: a program for GPUs does not say which of its"

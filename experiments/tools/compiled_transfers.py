@@ -1,12 +1,9 @@
 """Finds the transfers between slices in the text of a compiled program.
 
-A slice is a group of TPUs with fast links among them. Each replica is on a
-slice of its own.
-
-XLA has no public way to walk through the instructions of a compiled program, so
-this module reads the text of the program. A pair of the instructions `send` and
-`recv` starts a transfer, and `recv-done` waits for the result. If a loop over
-inner steps lies between the start and the wait, the loop hides the transfer.
+A slice is a group of TPUs with fast links among them, and has one replica. In
+the text, a pair of `send` and `recv` starts a transfer, and `recv-done` waits
+for the result. A loop over inner steps between the start and the wait hides the
+transfer. (XLA has no public way to walk through the instructions.)
 """
 
 import dataclasses
@@ -43,22 +40,15 @@ class Transfer:
   loops: tuple[int, ...]
 
   def sent_bytes(self, num_replicas: int) -> float:
-    """Returns the bytes that one device sends to all other slices.
-
-    Args:
-      num_replicas: Number of replicas. Each is on a slice of its own.
-    """
+    """Returns the bytes that one device sends to all other slices."""
     # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 
 
 class _Send(NamedTuple):
-  """The start of a transfer.
+  """The start of a transfer (fields as in `Transfer`).
 
-  Attributes:
-    kind: "all_reduce", "all_gather", "all_to_all" or "permute".
-    operand_bytes: Size of the operand on one device (bytes).
-    line_number: Number of the line of the text with the `send`.
+  `line_number` is that of the `send` in the text.
   """
 
   kind: str

@@ -7,16 +7,11 @@ COUNT processes run this program, each with its NUMBER. The file REQUEST has a
 JSON list of [kind, bytes of an operand]. The last process writes a JSON list to
 the file RESULT, with an entry for each collective: [duration (seconds), bytes
 that the process sent, CPU time of the process (seconds)]. Each is the mean of
-the middle half of REPEATS repeats. It is no median: among four processes an
-all-to-all takes one of two times, and a median would be one or the other by
-chance.
+the middle half of REPEATS repeats.
 
 The processes *meet* in an AllReduce of 4 bytes. The time of a collective begins
 when the last process is ready, a millisecond after the first process. It ends
-when all processes have met again. The time of such a meeting alone is
-subtracted. The processes start a millisecond apart because the processes of a
-training run are never ready at the same time. If they were, gloo's gathers
-between two processes would be faster, as both would send at once.
+when all processes have met again; the time of such a meeting is subtracted.
 """
 
 import json
@@ -39,6 +34,9 @@ from experiments.tools.timing import seconds
 
 _MEETINGS = 20  # Number of meetings whose median is the time of a meeting.
 # Time from when the first process is ready to when the last one is (seconds).
+# The processes of a training run are never ready at the same time. If they
+# were, gloo's gathers between two processes would be faster: both would send at
+# once.
 _APART_S = 0.001
 MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
@@ -52,9 +50,7 @@ def measure(
 ) -> list[tuple[float, float, float]]:
   """Times collectives, together with the other processes.
 
-  Args:
-    collectives: Kind and operand size (bytes) of each collective.
-    repeats: How often each collective is measured.
+  `collectives` are kinds and operand sizes (bytes).
 
   Returns:
     For each collective: its duration (seconds), the bytes that left this
@@ -92,14 +88,12 @@ def measure(
 
 
 def middle_mean(values: list[float]) -> float:
-  """Returns the mean of the middle half of some numbers.
+  """Returns the mean of the middle half of some numbers, in any order.
 
-  The largest and the smallest quarter are left out. Example: of 5 numbers, the
-  mean of the middle 3.
-
-  Args:
-    values: The numbers, in any order.
+  Example: of 5 numbers, the mean of the middle 3.
   """
+  # No median: among four processes an all-to-all takes one of two times, and a
+  # median would be one or the other by chance.
   num_left_out = len(values) // 4  # At each end.
   middle = sorted(values)[num_left_out : len(values) - num_left_out]
   return statistics.fmean(middle)
@@ -108,11 +102,7 @@ def middle_mean(values: list[float]) -> float:
 def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
   """Returns a function that runs a collective and waits for its end.
 
-  Args:
-    mesh: Mesh with one device of each process.
-    kind: One of `MOVES`.
-    num_bytes: Size of the operand of each process (bytes).
-    count: Number of processes.
+  `kind` is one of `MOVES`. `num_bytes` is the size of each process's operand.
   """
   dtype = jnp.uint8
   shape = (num_bytes,)
@@ -140,11 +130,7 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
 
 
 def main(argv: Sequence[str]) -> None:
-  """Joins the other processes, measures, and ends when all have measured.
-
-  Args:
-    argv: Path of the program, and the six arguments of the module's docstring.
-  """
+  """Joins the other processes, measures, and ends when all have measured."""
   _, coordinator, count, number, repeats, request_path, result_path = argv
   processes.start(coordinator, int(count), int(number))
   collectives = json.loads(pathlib.Path(request_path).read_text())

@@ -1,11 +1,9 @@
 """Times collectives and methods over throttled links, and predicts the times.
 
-DiLoCoX (arXiv 2506.21263) reports tokens a second of several methods over 1
-Gbit/s. In this module the same methods train a model so small that the link
-limits AllReduce. First the setting `ALONE` is trained over a link that is not
-throttled, with an exchange only every 60 steps. This gives the duration of an
-inner step. From this duration the simulator predicts the duration of a step of
-all other runs.
+The methods are those of DiLoCoX (arXiv 2506.21263). They train a model so small
+that the link limits AllReduce. The setting `ALONE`, over a link that is not
+throttled, gives the duration of an inner step. From this duration the simulator
+predicts the duration of a step of all other runs.
 """
 
 import collections
@@ -136,8 +134,8 @@ class Row:
     measured_s: The same time as measured (seconds).
     bytes_ratio: Bytes that the kernel counted divided by the bytes of the plan.
     cpu_s: CPU time of all processes together (seconds); None for a method.
-    open_s: Time of the collective over links that are not throttled, where only
-      the cores of the machine limit it (seconds); None if it was not measured.
+    open_s: Time of the collective over links that are not throttled (seconds);
+      None if it was not measured.
   """
 
   links: str
@@ -152,9 +150,8 @@ class Row:
   def is_bound_by_cpu(self) -> bool:
     """Whether the cores, and not only the links, limit the collective.
 
-    The result is True if the collective takes more than a fifth of its time
-    even over links that are not throttled. It is False if this was not
-    measured.
+    They do if `open_s` is more than a fifth of `measured_s`. False if `open_s`
+    was not measured.
     """
     return (
       self.open_s is not None and self.open_s > _CPU_SHARE * self.measured_s
@@ -162,10 +159,9 @@ class Row:
 
 
 def cluster_of(rates_bps: Sequence[float]) -> Cluster:
-  """Returns a simulated cluster with one node for each link, without delays.
+  """Returns a simulated cluster of nodes with links of these rates (bit/s).
 
-  Args:
-    rates_bps: Rate of each node's link, up and down (bit/s).
+  A rate holds up and down. The links have no delays.
   """
   counts = collections.Counter(rates_bps).items()
   name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in counts)
@@ -182,16 +178,10 @@ def run_cases(
   folder: pathlib.Path,
   repeats: int = REPEATS,
 ) -> Iterator[Row]:
-  """Times collectives over throttled links, one network after the other.
+  """Times collectives over throttled links, and yields a row for each.
 
-  Args:
-    cases: Networks, each with its collectives.
-    transport: Transport of the predictions.
-    folder: Directory for temporary files.
-    repeats: How often each collective is measured.
-
-  Yields:
-    A row for each collective.
+  Each is measured `repeats` times. `transport` is that of the predictions.
+  Files in `folder` are temporary.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -217,16 +207,10 @@ def run_cases(
 
 
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
-  """Times collectives among several numbers of processes, at several rates.
+  """Times collectives at several rates, and over links that are not throttled.
 
-  The predictions use `GLOO` as it is, without a calibration on this machine.
-
-  Args:
-    counts: Numbers of processes.
-    folder: Directory for temporary files.
-
-  Yields:
-    A row for each collective, with its time over open links.
+  Yields a row for each rate and collective, with both times. The predictions
+  use `GLOO` as it is, without a calibration on this machine.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
@@ -245,12 +229,6 @@ def _measured(
   repeats: int,
 ) -> list[tuple[float, float, float]]:
   """Times collectives over the throttled links of one network.
-
-  Args:
-    cluster: The network. A process runs on each node.
-    collectives: Kind and operand size (bytes) of each collective.
-    folder: Directory for temporary files.
-    repeats: How often each collective is measured.
 
   Returns:
     For each collective, means of the middle half of the repeats: its duration
@@ -293,17 +271,11 @@ def calibrated(
 ) -> Transport:
   """Measures how slow gloo is on this machine, among two and four processes.
 
-  The calibration uses other sizes and rates than all cases that are predicted
-  with it.
-
-  Args:
-    folder: Directory for temporary files.
-    repeats: How often each collective is measured.
-
   Returns:
-    Gloo with a factor for every kind of collective and number of processes. The
-    factor is the measured time divided by the time at the links' full rate.
+    Gloo with a factor for every kind of collective and number of processes: the
+    measured time divided by the time at the links' full rate.
   """
+  # No case that is predicted with these factors has these sizes and rates.
   sizes = dict.fromkeys(_KINDS, (3,))
   factors: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
   for count in _COUNTS:
@@ -320,17 +292,10 @@ def calibrated(
 
 
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
-  """Trains several methods over links of several rates, and times their steps.
+  """Trains methods over links of two rates, and yields the times of a step.
 
-  First the time of an inner step alone is measured (`ALONE`).
-
-  Args:
-    transport: Transport of the predictions.
-    folder: Directory for the runs.
-
-  Yields:
-    A row for each rate and setting, with the times of a step including its
-    exchanges.
+  The times include exchanges. There is a row for each rate and setting. The
+  runs are in `folder`.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
@@ -348,12 +313,7 @@ def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
 
 
 def flags_of(setting: Setting, workdir: pathlib.Path) -> list[str]:
-  """Returns the flags of `experiments.train` for a short run.
-
-  Args:
-    setting: The method and its settings.
-    workdir: The run directory.
-  """
+  """Returns the flags of `experiments.train` for a short run."""
   length_field = "sync_interval"
   if named_method(setting.method).exchanged == "gradient":
     length_field = "steps_per_dispatch"
@@ -373,14 +333,8 @@ def _train(
 ) -> LoadedRun:
   """Trains a short run with two processes, and returns it.
 
-  Args:
-    setting: The method and its settings.
-    workdir: The run directory.
-    link: Rate of the processes' links, e.g. "50 Mbit/s"; "": the processes use
-      the loopback interface.
-
-  Raises:
-    StoppedError: If the run fails.
+  `link` is the rate of their links, e.g. "50 Mbit/s"; "" for the loopback
+  interface. Raises StoppedError if the run fails.
   """
   command = [sys.executable, "-m", "experiments.launch", "--processes=2"]
   if link:
@@ -396,9 +350,7 @@ def _train(
 def measured_step(run: LoadedRun) -> tuple[float, float]:
   """Reads the time of a step and the bytes on the link from a run's metrics.
 
-  Args:
-    run: A finished run. Its first three segments are left out, because programs
-      were compiled in them.
+  The first three segments, which compiled programs, are left out.
 
   Returns:
     Median time of a step with its exchanges (seconds), and the bytes that
@@ -419,7 +371,7 @@ def measured_step(run: LoadedRun) -> tuple[float, float]:
 def predicted_step_s(
   config: dict, rate_bps: float, transport: Transport, step_s: float
 ) -> float:
-  """Returns the simulated time of a step in the middle of a run (seconds).
+  """Returns the simulated time of a step with its exchanges (seconds).
 
   Args:
     config: Config of a run of two replicas, as its config.json has it.

@@ -49,11 +49,7 @@ _PROCESSES = flags.DEFINE_multi_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Times the cases of --cases, writes page and JSON, and prints the page.
-
-  Args:
-    argv: The path of the program. Arguments that are no flags are refused.
-  """
+  """Times the cases of --cases, writes page and JSON, and prints the page."""
   command_line.refuse_arguments(argv)
   cases = _CASES.value
   command_line.refuse_unused(
@@ -69,9 +65,7 @@ def main(argv: Sequence[str]) -> None:
 def _report_cases(cases: str, workdir: pathlib.Path) -> None:
   """Calibrates the transport, and then times collectives and methods.
 
-  Args:
-    cases: Value of --cases, other than "processes".
-    workdir: Directory to write into.
+  `cases` is the value of --cases.
   """
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
@@ -103,15 +97,7 @@ def _report_cases(cases: str, workdir: pathlib.Path) -> None:
 
 
 def _report_processes(counts: list[int], workdir: pathlib.Path) -> None:
-  """Times collectives among several numbers of processes; writes the page.
-
-  The page is written again after each row, because all rows take a quarter of
-  an hour.
-
-  Args:
-    counts: Numbers of processes.
-    workdir: Directory to write into.
-  """
+  """Times collectives among several numbers of processes; writes the page."""
   # This loads JAX, which takes seconds.
   from experiments.tools import link_runs, links_page
 
@@ -119,6 +105,7 @@ def _report_processes(counts: list[int], workdir: pathlib.Path) -> None:
   lines = []
   for row in link_runs.run_processes(counts, workdir):
     rows.append(row)
+    # All rows take a quarter of an hour, so each is written at once.
     lines = links_page.report(rows, workdir, links_page.PROCESSES_INTRO)
   links_page.print_report(lines, workdir)
 

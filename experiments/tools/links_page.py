@@ -26,27 +26,16 @@ PROCESSES_INTRO = (
 
 
 def print_report(lines: list[str], workdir: pathlib.Path) -> None:
-  """Prints the lines of the page, and the path of the page.
-
-  Args:
-    lines: Lines of the page.
-    workdir: Directory of the page.
-  """
+  """Prints the lines of the page, and the path of the page."""
   print(*lines, f"report: {workdir / 'report.md'}", sep="\n")
 
 
 def report(
   rows: list[Row], workdir: pathlib.Path, intro: str = _INTRO
 ) -> list[str]:
-  """Writes the page and `links.json`.
+  """Writes the page and `links.json`, and returns the lines of the page.
 
-  Args:
-    rows: All cases, including those whose prediction is wrong.
-    workdir: Directory to write into.
-    intro: First paragraph of the page.
-
-  Returns:
-    The lines of the page.
+  `intro` is the first paragraph of the page.
   """
   allreduce = {row.links: row for row in rows if row.what == "allreduce"}
   header, cells = header_and_cells(
@@ -61,10 +50,8 @@ def report(
 def cells_of(row: Row, allreduce: Row | None) -> dict[str, Any]:
   """Returns the cells of a case, by name of the column.
 
-  Args:
-    row: The case.
-    allreduce: AllReduce on the same links, with which methods are compared;
-      None if it was not run.
+  `allreduce` is AllReduce on the same links, with which methods are compared;
+  None if it was not run.
   """
   speed_up = ""
   simulated_speed_up = ""

@@ -1,10 +1,10 @@
 """Measures the time, requests and bytes that an event costs a replica.
 
-An *event* is one exchange of a fragment through the mailbox. `simulated_cost`
-runs all replicas in one process, with a store whose requests take simulated
-time. `processes_cost` runs each replica as a process, with a folder whose
-requests are delayed. The replicas do not train, so an event takes only the time
-of the exchange.
+An *event* is one exchange of a fragment (part of the parameters) through the
+mailbox, in which replicas leave messages for each other. `simulated_cost` runs
+all replicas in one process, with a store whose requests take simulated time.
+`processes_cost` runs each replica as a process, with a folder whose requests
+are delayed. The replicas do not train.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class Exchanges:
 
   @property
   def num_all(self) -> int:
-    """Number of all replicas, including the replicas that end early."""
+    """Number of all replicas, including those that end early."""
     return self.num_replicas + self.num_absent
 
   @property
@@ -77,14 +77,14 @@ class Exchanges:
 class Cost:
   """What an exchange by a mailbox (an event) costs a replica.
 
-  `event_s`, the requests and the messages are those of the second half of the
-  events of a run.
+  All values except `entry_requests` and `cpu_s` are measured in the second half
+  of a run's events.
 
   Attributes:
     event_s: Median time of an event (seconds).
     requests: Mean number of a replica's requests in an event.
-    entry_requests: Number of requests with which the replica that entered last
-      joined the run, before its first event.
+    entry_requests: Number of requests with which a replica joined, before its
+      first event: the last replica, or with processes the one that needed most.
     most_requests: Largest number of a replica's requests in an event.
     messages_down: Mean number of bytes that a replica reads in an event,
       divided by the bytes of one message's arrays.
@@ -105,15 +105,10 @@ class Cost:
 
 
 class _EventCost(NamedTuple):
-  """What one exchange by the mailbox (an event) cost one replica.
+  """Time (seconds), requests and bytes of one event for one replica.
 
-  Attributes:
-    duration_s: Time of the event (seconds).
-    requests: Number of requests of the replica.
-    messages_down: Bytes that the replica has read, divided by the bytes of one
-      message's arrays.
-    messages_up: Bytes that the replica has written, divided by the bytes of one
-      message's arrays.
+  `messages_down` and `messages_up` are bytes that the replica has read and
+  written, divided by the bytes of one message's arrays.
   """
 
   duration_s: float
@@ -123,11 +118,7 @@ class _EventCost(NamedTuple):
 
 
 def simulated_cost(exchanges: Exchanges) -> Cost:
-  """Measures what an exchange costs, with all replicas in simulated time.
-
-  Args:
-    exchanges: Settings of the exchanges, which are also called events.
-  """
+  """Measures what an exchange costs, with all replicas in simulated time."""
   world = SimulatedTime()
   objects: dict[str, bytes] = {}
   stores = [
@@ -173,15 +164,7 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
 
 
 def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
-  """Combines the costs of several exchanges (events) and replicas.
-
-  Args:
-    measured: Costs of single events for single replicas.
-    entry_requests: Number of requests with which the last replica joined.
-
-  Returns:
-    Their medians and means, as `Cost` names them.
-  """
+  """Combines the costs of several events and replicas to medians and means."""
   return Cost(
     event_s=statistics.median(event.duration_s for event in measured),
     requests=statistics.mean(event.requests for event in measured),
@@ -193,11 +176,7 @@ def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
 
 
 def _rules(exchanges: Exchanges) -> MailboxRules:
-  """Returns the rules of the mailbox.
-
-  Args:
-    exchanges: Settings of the events.
-  """
+  """Returns the rules of the mailbox for the settings of a bench."""
   return MailboxRules(
     replicas=exchanges.num_all,
     quorum=1,
@@ -211,11 +190,7 @@ def _entered(
 ) -> Mailbox:
   """Opens the mailbox of a replica, and lets the replica join the run.
 
-  Args:
-    store: The store: a `SimulatedStore`, or a `DelayedStore`.
-    number: Number of the replica.
-    exchanges: Settings of the events.
-    **times: Arguments `clock` and `pause` of the mailbox, if time is simulated.
+  If time is simulated, `times` has the mailbox's arguments `clock` and `pause`.
   """
   mailbox = Mailbox(
     store,
@@ -236,17 +211,7 @@ def _run_events(
   exchanges: Exchanges,
   clock: Callable[[], float],
 ) -> list[_EventCost]:
-  """Lets a replica take part in exchanges, and measures each of them.
-
-  Args:
-    mailbox: The mailbox of the replica.
-    num_events: Number of events in which the replica takes part.
-    exchanges: Settings of the events.
-    clock: Function that returns the time (seconds).
-
-  Returns:
-    The cost of each event.
-  """
+  """Lets a replica take part in events, and returns the cost of each."""
   arrays, tables = _message(exchanges)
   num_bytes = sum(array.nbytes for array in arrays)
   costs = []
@@ -270,14 +235,7 @@ def _run_events(
 
 
 def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
-  """Draws random values, and encodes them as the arrays of a message.
-
-  Args:
-    exchanges: Settings of the events.
-
-  Returns:
-    The arrays, and the description of how they are encoded.
-  """
+  """Returns the arrays of a message of random values, and their encoding."""
   num_values = exchanges.message_bytes * 8 // exchanges.bits
   codec = FloatRows() if exchanges.bits == 32 else IntRows(exchanges.bits)
   tables = Tables(codec, widths=(_WIDTH,), has_residual=not codec.is_exact)
@@ -295,35 +253,18 @@ class DelayedStore(Store):
   """A store of a mailbox in a folder, with requests as slow as a bucket's."""
 
   def __init__(self, where: str, latency_s: float):
-    """Opens the folder.
-
-    Args:
-      where: Path of the folder.
-      latency_s: Delay of each request (seconds).
-    """
+    """Opens a folder, with a delay of `latency_s` seconds for each request."""
     super().__init__(where)
     self._latency_s = latency_s
 
   def _count(self, kind: str) -> None:
-    """Counts a request, and waits for the delay.
-
-    The store calls this method once for each request.
-
-    Args:
-      kind: Kind of the request, e.g. "get".
-    """
+    """Counts a request, e.g. "get", and waits for the delay."""
     super()._count(kind)
     time.sleep(self._latency_s)
 
 
 def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
-  """Runs one replica in this process, and measures what an exchange costs it.
-
-  Args:
-    where: The folder of the run.
-    number: Number of the replica.
-    exchanges: Settings of the events.
-  """
+  """Runs one replica in this process, and returns what an exchange costs it."""
   store = DelayedStore(where, exchanges.latency_s)
   mailbox = _entered(store, number, exchanges)
   entry_requests = store.requests.total()
@@ -335,11 +276,7 @@ def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
 
 
 def processes_cost(exchanges: Exchanges) -> Cost:
-  """Measures what an exchange costs, with a process for each replica.
-
-  Args:
-    exchanges: Settings of the events.
-  """
+  """Measures what an exchange costs, with a process for each replica."""
   with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY) as folder:
     processes = []
     for number in range(exchanges.num_replicas):
@@ -370,15 +307,9 @@ def processes_cost(exchanges: Exchanges) -> Cost:
 
 
 def signing_rates(num_bytes: int, repeats: int = 5) -> tuple[float, float]:
-  """Measures how fast a message is signed and checked.
+  """Returns the GB of a message that one CPU second signs, and checks.
 
-  Args:
-    num_bytes: Bytes of the message.
-    repeats: Number of measurements, of which the medians count.
-
-  Returns:
-    GB that are signed in a second of CPU time, and GB whose signature is
-    checked in a second of CPU time.
+  Both numbers are medians of several measurements.
   """
   signer = Signer(_SECRET, "bench")
   values = np.arange(num_bytes // 4, dtype=np.float32)

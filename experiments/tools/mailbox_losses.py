@@ -3,12 +3,10 @@
 With shares each replica computes a part of the mean of all messages, and reads
 the other parts. Without shares each replica computes the whole mean.
 
-The model guesses the next character from the eight before it. It has an
-embedding, one hidden layer and a softmax; about 37,000 parameters. Its text
-consists of files of Python's own library. Each replica takes inner steps with
-Adam, and exchanges its pseudo-gradient by a codec with error feedback (DiLoCo).
-All replicas are threads that share a store in simulated time. So a run needs no
-JAX and takes seconds.
+The model (about 37,000 parameters) guesses the next character of Python's own
+library from the eight before it. Each replica takes inner steps with Adam, and
+exchanges its pseudo-gradient by a codec with error feedback (DiLoCo). All
+replicas are threads that share a store in simulated time; no JAX is needed.
 """
 
 import dataclasses
@@ -65,10 +63,9 @@ class LossRun:
   num_events: int
 
   def train(self) -> float:
-    """Trains the run.
+    """Trains the run, and returns the loss on held-out text (nats a character).
 
-    Returns:
-      Loss of the outer parameters on held-out text (nats a character).
+    The loss is that of the first replica's outer parameters.
     """
     world = SimulatedTime()
     objects: dict[str, bytes] = {}
@@ -108,15 +105,7 @@ class LossRun:
     return losses[0]
 
   def _train_replica(self, mailbox: Mailbox, number: int) -> float:
-    """Trains one replica.
-
-    Args:
-      mailbox: Mailbox of the replica.
-      number: Number of the replica.
-
-    Returns:
-      Loss of its outer parameters on held-out text (nats a character).
-    """
+    """Trains replica `number`, and returns its loss on held-out text."""
     codec = FloatRows() if self.bits == 32 else IntRows(self.bits)
     tables = Tables(codec, widths=(_WIDTH,), has_residual=not codec.is_exact)
     text = np.concatenate([_text_of(name) for name in _FILES])
@@ -166,21 +155,13 @@ class _Adam:
   """Adam (Kingma and Ba, 2015) with the betas 0.9 and 0.99."""
 
   def __init__(self, size: int):
-    """Starts with moments of zeros.
-
-    Args:
-      size: Number of parameters.
-    """
+    """Starts with moments of zeros for `size` parameters."""
     self._mean = np.zeros(size, np.float32)
     self._square = np.zeros(size, np.float32)
     self._count = 0
 
   def update(self, gradient: np.ndarray) -> np.ndarray:
-    """Updates the moments, and returns the values to subtract from parameters.
-
-    Args:
-      gradient: Gradient, float32 [size].
-    """
+    """Returns the values to subtract from the parameters, [size]."""
     self._count += 1
     self._mean += np.float32(0.1) * (gradient - self._mean)
     self._square += np.float32(0.01) * (gradient**2 - self._square)
@@ -221,11 +202,7 @@ def loss_and_gradient(
 
 
 def _leaves(params: np.ndarray) -> list[np.ndarray]:
-  """Divides the parameters into the kernels of the layers (`_SHAPES`).
-
-  Args:
-    params: All parameters, float32 [P].
-  """
+  """Divides the parameters [P] into the kernels of the layers (`_SHAPES`)."""
   leaves = []
   start = 0
   for rows, columns in _SHAPES:
@@ -236,11 +213,7 @@ def _leaves(params: np.ndarray) -> list[np.ndarray]:
 
 
 def _first_params(seed: int) -> np.ndarray:
-  """Draws the first parameters, float32 [P]; all replicas draw the same.
-
-  Args:
-    seed: Seed of the draws.
-  """
+  """Draws the first parameters, float32 [P]; all replicas draw the same."""
   draws = np.random.default_rng(seed)
   leaves = [
     draws.normal(size=rows * columns) / np.sqrt(rows)
@@ -251,13 +224,9 @@ def _first_params(seed: int) -> np.ndarray:
 
 @functools.cache
 def _text_of(name: str) -> np.ndarray:
-  """Returns the characters of a file of Python's own library.
+  """Returns the ASCII codes of a file of Python's own library, int64 [N].
 
-  Args:
-    name: Name of the file, e.g. "typing.py".
-
-  Returns:
-    Codes of the ASCII characters, int64 [N]; others are left out.
+  Other characters are left out.
   """
   path = pathlib.Path(os.__file__).parent / name
   if path.is_file():
@@ -273,13 +242,7 @@ def _batch(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Draws random sequences from a text.
 
-  Args:
-    text: Codes of the characters, [N].
-    draws: Random numbers of the replica.
-
-  Returns:
-    The eight characters before each target, [number of targets, 8], and the
-    targets, [number of targets].
+  Returns the eight characters before each target, [N, 8], and the targets, [N].
   """
   starts = draws.integers(0, len(text) - _LENGTH - _CONTEXT, size=_SEQUENCES)
   windows = np.lib.stride_tricks.sliding_window_view(text, _CONTEXT + 1)

@@ -1,13 +1,10 @@
 """A store whose requests take simulated time, for many replicas in one process.
 
-Each replica is a thread. Only one thread runs at a time: the thread whose next
-request takes effect first. A request takes effect after half of the latency,
-and the replica has the answer after the other half. Requests that a replica
-makes together (`SimulatedStore.at_once`) begin at the same simulated time, and
-take one latency together. So the simulated time of an exchange is the latency
-times the number of requests that wait for each other, plus the pauses between
-them. For example, with a latency of 0.1 s an exchange with three requests in a
-row and a pause of 0.2 s takes 0.5 s.
+Each replica is a thread. Only one thread runs at a time: the one whose request
+takes effect next. A request takes effect after half of the latency, and the
+answer comes after the other half. Example: with a latency of 0.1 s an exchange
+with three requests in a row and a pause of 0.2 s takes 0.5 s. Requests that are
+made together (`SimulatedStore.at_once`) take one latency.
 """
 
 import collections
@@ -30,10 +27,7 @@ class SimulatedTime:
     self._count = 0
 
   def run(self, programs: Sequence[Callable[[], None]]) -> None:
-    """Runs programs in threads until all have ended.
-
-    Args:
-      programs: The functions to run, one for each thread.
+    """Runs each program in a thread, until all have ended.
 
     Raises:
       BaseException: The first error that a program raised.
@@ -62,14 +56,10 @@ class SimulatedTime:
       raise errors[0]
 
   def wait_until(self, time_s: float, is_new: bool = False) -> None:
-    """Lets the calling thread wait until a simulated time.
+    """Lets the calling thread wait until a simulated time (seconds).
 
-    Meanwhile the threads whose times come first run.
-
-    Args:
-      time_s: Simulated time at which the calling thread goes on (seconds).
-      is_new: Whether the thread calls this for the first time. All threads must
-        have done so before one of them runs.
+    `is_new` says whether the thread calls this for the first time. All threads
+    must have done so before one of them runs.
     """
     event = threading.Event()
     with self._lock:
@@ -133,22 +123,14 @@ class SimulatedStore:
     return self.now_s
 
   def pause(self, seconds: float) -> None:
-    """Lets this replica wait in simulated time.
-
-    Args:
-      seconds: Duration of the wait (seconds).
-    """
+    """Lets this replica wait for some simulated seconds."""
     self.now_s += seconds
     self._time.wait_until(self.now_s)
 
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Calls functions whose requests begin at the same simulated time.
+    """Calls functions whose requests begin together, and returns their results.
 
-    Args:
-      calls: Functions without arguments, each of which makes requests.
-
-    Returns:
-      The results in order. The simulated time is then that of the slowest call.
+    The simulated time is then that of the slowest call.
     """
     start_s = self.now_s
     end_s = start_s
@@ -161,14 +143,9 @@ class SimulatedStore:
     return results
 
   def get(self, path: str, at_most: int) -> bytes | None:
-    """Reads an object.
+    """Returns an object.
 
-    Args:
-      path: Path of the object.
-      at_most: Largest size to read (bytes).
-
-    Returns:
-      The content; None if the object is missing or larger.
+    The result is None if the object is missing or larger than `at_most` bytes.
     """
     self._request("get")
     data = self._objects.get(path)
@@ -178,15 +155,9 @@ class SimulatedStore:
     return data
 
   def get_range(self, path: str, start: int, stop: int) -> bytes | None:
-    """Reads a range of bytes of an object.
+    """Returns the bytes `start` to `stop` - 1 of an object.
 
-    Args:
-      path: Path of the object.
-      start: Number of the first byte.
-      stop: Number of the byte after the last one.
-
-    Returns:
-      The bytes; None if the object is missing or ends before `stop`.
+    The result is None if the object is missing or ends before `stop`.
     """
     self._request("get")
     data = self._objects.get(path)
@@ -198,12 +169,7 @@ class SimulatedStore:
   def create(self, path: str, data: Data) -> bool:
     """Writes an object, unless there is one already.
 
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-
-    Returns:
-      Whether the object was written.
+    Returns whether the object was written.
     """
     self._request("put")
     if path in self._objects:
@@ -212,35 +178,19 @@ class SimulatedStore:
     return True
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object. An object with the same path is replaced.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-    """
+    """Writes an object in place of any with the same path."""
     self._request("put")
     self._write(path, data)
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects, with a request for each 1,000 objects.
-
-    Args:
-      paths: Paths of the objects. Missing objects are ignored.
-    """
+    """Deletes those objects that exist, with a request for each 1,000 paths."""
     for start in range(0, len(paths), 1000):
       self._request("delete")
       for path in paths[start : start + 1000]:
         self._objects.pop(path, None)
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Lists the objects in a folder.
-
-    Args:
-      prefix: Path of the folder.
-
-    Returns:
-      The size of each object by its path (bytes).
-    """
+    """Returns the sizes of the objects in a folder, by path (bytes)."""
     self._request("list")
     return {
       path: len(self._objects[path])
@@ -249,23 +199,15 @@ class SimulatedStore:
     }
 
   def _write(self, path: str, data: Data) -> None:
-    """Stores an object, and counts its bytes.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-    """
+    """Stores an object, and counts its bytes."""
     self._objects[path] = b"".join(parts_of(data))
     self.bytes_up += num_bytes_of(data)
 
   def _request(self, kind: str) -> None:
     """Counts a request, and lets the replica wait until it takes effect.
 
-    A request takes effect after half of the latency. The answer comes after the
-    other half, which is added to the replica's time.
-
-    Args:
-      kind: Kind of the request, e.g. "get".
+    That is after half of the latency. The other half, until the answer, is
+    added to the replica's time.
     """
     self.requests[kind] += 1
     self._time.wait_until(self.now_s + self._latency_s / 2)

@@ -1,8 +1,7 @@
 """Measures the time of one program, or compares the times of two programs.
 
-The speed of a machine changes over time. So two programs that are compared run
-in turn many times, and the result is the median of the ratios of neighboring
-times.
+Two programs run in turn many times, because the speed of a machine changes. The
+result is the median of the ratios of neighboring times.
 """
 
 import dataclasses
@@ -36,11 +35,7 @@ class Ratio:
 
 
 def seconds(program: TimedProgram) -> float:
-  """Runs a program once, and returns how long it took (seconds).
-
-  Args:
-    program: Function that runs the program and waits for its end.
-  """
+  """Runs a program once, and returns how long it took (seconds)."""
   start = time.perf_counter()
   program()
   return time.perf_counter() - start
@@ -48,10 +43,6 @@ def seconds(program: TimedProgram) -> float:
 
 def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
   """Runs two programs in turn, and computes the median of their ratios.
-
-  Args:
-    ratio: The comparison.
-    repeats: Number of paired measurements.
 
   Returns:
     Median, least and largest ratio, the bound and whether the median is within
