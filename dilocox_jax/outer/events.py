@@ -131,5 +131,5 @@ def apply_nothing_yet(outer: OuterStep) -> Apply:
 
 
 def no_measurement(state: FragmentState) -> Tree:
-  """Returns zeros like the fragment, for a step at which nothing is measured."""
+  """Returns zeros like the fragment, for a step that measures nothing."""
   return jax.tree.map(jnp.zeros_like, state.params)

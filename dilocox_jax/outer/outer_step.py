@@ -298,7 +298,7 @@ def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
 
 
 def _unweighted(retained: Tree, weight: Scalar) -> Tree:
-  """Divides what stays with a replica by its weight; zeros for a weight of 0."""
+  """Divides a tree by the replica's weight; returns zeros for a weight of 0."""
 
   def unscaled(leaf: Array) -> Array:
     part = leaf / weight.astype(leaf.dtype)
