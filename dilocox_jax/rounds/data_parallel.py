@@ -91,7 +91,8 @@ class StepPrograms:
   ) -> tuple[SharedState, StepMetrics]:
     """Takes one step of data-parallel training for each batch.
 
-    The new state reuses the memory of the old one.
+    The new state reuses the memory of the old one, which must not be read
+    again.
 
     Args:
       state: State before the first of the steps.
