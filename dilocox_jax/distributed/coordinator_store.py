@@ -89,8 +89,8 @@ def arrays_to_host(tree: Tree) -> Tree:
   same structure.
 
   Args:
-    tree: Tree of arrays. Each array is on devices of this process only, or on
-      devices of all processes. Only of the latter, values are exchanged.
+    tree: Tree of arrays, each on devices of this process only, or of all
+      processes. Only arrays that are divided among processes are exchanged.
   """
   leaves, structure = jax.tree.flatten(tree)
   divided = {i: leaf for i, leaf in enumerate(leaves) if is_divided(leaf)}
@@ -132,13 +132,8 @@ def _to_message(
 ) -> tuple[int, list[tuple[int | None, int | None]], str]:
   """Converts a part of an array to values that JSON can store.
 
-  Args:
-    number: Number of the array among the leaves of its tree.
-    index: Position of the part in the array: a slice of each axis.
-    part: Values of the part.
-
-  Returns:
-    The number, start and stop of each slice, and the values as base64 text.
+  They are the number of the array, start and stop of each slice of `index`, and
+  the values of the part as base64 text.
   """
   file = io.BytesIO()
   np.lib.format.write_array(file, np.asanyarray(part), allow_pickle=False)

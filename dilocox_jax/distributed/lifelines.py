@@ -165,12 +165,7 @@ class Lifelines:
   def _forward_to_main(
     self, inner: socket.socket, outer: socket.socket
   ) -> None:
-    """Forwards bytes of this process's JAX client to process 0.
-
-    Args:
-      inner: Connection to JAX's client.
-      outer: Connection to process 0.
-    """
+    """Forwards bytes of JAX's client (`inner`) to process 0 (`outer`)."""
     if _forward(inner, outer, self._is_silence_fine):
       with contextlib.suppress(OSError):
         outer.shutdown(socket.SHUT_RDWR)
@@ -180,13 +175,9 @@ class Lifelines:
   def _forward_from_main(
     self, inner: socket.socket, outer: socket.socket
   ) -> None:
-    """Forwards bytes of process 0 to JAX's client, until the connection ends.
+    """Forwards bytes of process 0 (`outer`) to JAX's client (`inner`).
 
-    If this happens during the run, `on_lost` is called.
-
-    Args:
-      inner: Connection to JAX's client.
-      outer: Connection to process 0.
+    If the connection to process 0 ends during the run, it calls `on_lost`.
     """
     _forward(outer, inner, self._is_silence_fine)
     if self._is_watching:

@@ -117,8 +117,8 @@ def map_over_devices(
 def map_over_rows(function: Callable, *arrays: Array) -> Any:
   """Applies a function row by row, with the rows divided among the devices.
 
-  Stages and data shards divide the rows; tensor shards compute the same rows.
-  If they cannot divide the rows evenly, every device computes all rows.
+  Stages and data shards divide the rows, as far as the rows divide evenly.
+  Tensor shards compute the same rows.
 
   Args:
     function: Function (*arrays) -> arrays. All arrays have the shape
@@ -232,14 +232,10 @@ def specs_of(division: Division, trees: Tree) -> Tree:
 
 
 def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
-  """Swaps a device's part of all layers for some whole layers.
+  """Swaps a device's part of all layers, [L, r, c], for whole ones, [n, R, C].
 
-  Layers of zeros are added if the number of layers, L, is not a multiple of the
-  number of devices. Arrays that are not 3-D stay as they are.
-
-  Args:
-    leaf: This device's part of L layers, [L, r, c].
-    spec: For each axis of the whole leaf, the mesh axes that divide it.
+  Layers of zeros are added if L is not a multiple of the number of devices.
+  Arrays that are not 3-D stay as they are.
   """
   divided_axes = _divided_axes(leaf, spec)
   num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided_axes)
@@ -254,14 +250,9 @@ def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
 
 
 def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
-  """Swaps whole layers for a device's part of all layers.
+  """Swaps whole layers, [n, R, C], for a device's part of all, [L, r, c].
 
-  It reverses `_rows_to_layers`.
-
-  Args:
-    leaf: n whole layers, [n, R, C].
-    part: The argument `leaf` of `_rows_to_layers`. Only its shape is read.
-    spec: For each axis of the whole leaf, the mesh axes that divide it.
+  It reverses `_rows_to_layers`. Only the shape of `part` is read.
   """
   for axis, names in reversed(_divided_axes(part, spec)):
     leaf = jax.lax.all_to_all(
@@ -273,11 +264,9 @@ def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
 
 
 def _divided_axes(leaf: Array, spec: Spec) -> list[tuple[int, tuple[str, ...]]]:
-  """Returns which of the axes of rows and columns are divided among devices.
+  """Returns the divided ones of axes 1 and 2, each with its mesh axes.
 
-  Returns:
-    Pairs of a divided axis (1 or 2) and the mesh axes that divide it; [] for
-    arrays that are not [layers, rows, columns].
+  The result is [] for arrays that are not [layers, rows, columns].
   """
   if leaf.ndim != _NUM_AXES:
     return []

@@ -219,13 +219,7 @@ class _Reception:
   """
 
   def __init__(self, process: Process, coordinator: str, server: socket.socket):
-    """Accepts no connection yet.
-
-    Args:
-      process: Process 0.
-      coordinator: Address of process 0 for all processes, for messages.
-      server: The socket at which process 0 listens.
-    """
+    """Accepts no connection yet. `coordinator` is only used in messages."""
     self._process = process
     self._coordinator = coordinator
     self._server = server
@@ -240,10 +234,6 @@ class _Reception:
     self, endpoints: list[Endpoint], wait: _Wait
   ) -> dict[int, socket.socket]:
     """Waits until all processes have connected, and then tells them to go on.
-
-    Args:
-      endpoints: Socket addresses of the coordinator.
-      wait: Time limit for all processes to come.
 
     Returns:
       The connections to the other processes, by their numbers.

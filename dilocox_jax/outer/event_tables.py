@@ -3,7 +3,7 @@
 A fragment is a part of the parameters. A transform is compiled once for all
 inner steps, so it looks up the fragment by a traced step number. One table has
 the first rounds, which may differ from each other, and one has a round that
-repeats for ever.
+repeats forever.
 """
 
 import dataclasses

@@ -3,7 +3,8 @@
 A fragment is a part of the parameters. A replica first measures its new
 pseudo-gradient of the fragment. Then it applies the mean of an earlier one, if
 that has arrived. Then the new pseudo-gradient is in flight until its own mean
-is applied. With tau = 0 it is averaged and applied at once instead.
+is applied. With tau = 0 the new pseudo-gradient is averaged and applied at once
+instead.
 
 In this module `inner` is always the replica's own parameters of the fragment,
 and `fresh` is the pseudo-gradient that the replica has just measured.
@@ -58,9 +59,8 @@ def measure_apply_send(
       including the one that is applied now.
     apply: Called after measuring; for example the result of `apply_arrived`,
       `exchange_at_once` or `apply_nothing_yet`.
-    num_arrived: How many pseudo-gradients to drop, from the oldest: 1 if
-      `apply` applies a mean, or if the oldest is a placeholder of zeros, else
-      0.
+    num_arrived: How many of the oldest pseudo-gradients to drop: 1 if `apply`
+      applies a mean, or if the oldest is a placeholder of zeros; otherwise 0.
 
   Returns:
     The new state; the replica's new parameters of the fragment; the result that

@@ -271,7 +271,7 @@ class FragmentView:
 
 
 def _register_with_flax() -> None:
-  """Tells `flax.serialization`, if imported, to store no `FragmentView`.
+  """Tells `flax.serialization`, if imported, to store nothing for a view.
 
   A program that stores states with flax has to import flax before it makes the
   transform.

@@ -199,14 +199,9 @@ class _FragmentEvents:
   ) -> Operand:
     """Sends or applies the fragment of a traced number, with `lax.switch`.
 
-    Args:
-      number: Number of the fragment (traced); -1: nothing happens.
-      event: Function (cut, moves, state of the fragment) -> (new moves, new
-        state), which sends or applies the fragment.
-      operand: A `Moves` and the states of all groups of fragments.
-
-    Returns:
-      The changed operand; the same operand if nothing happens.
+    If `number` is -1, nothing happens. `event` is a function (cut, moves, state
+    of the fragment) -> (new moves, new state). A cut is the fragment's group,
+    and its index in the group.
     """
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
@@ -223,12 +218,7 @@ class _FragmentEvents:
   ) -> Operand:
     """Runs an event (a send or an apply) for one fragment of a group.
 
-    Args:
-      event: Function (cut, moves, state) -> (new moves, new state).
-      group: Group of the fragment.
-      number: Number of the fragment (traced). In a branch that is not taken, it
-        may be the number of a fragment of another group.
-      operand: A `Moves` and the states of all groups of fragments.
+    In a branch that is not taken, `number` may be a fragment of another group.
     """
     moves, fragments = operand
     members = self.members[group]
@@ -251,17 +241,11 @@ class _FragmentEvents:
   def _send(
     self, params: Tree, was_sent: Array, cut: Cut, moves: Moves, state: Any
   ) -> Changed:
-    """Measures and sends a fragment; applies one too if tau is a multiple of H.
+    """Sends a fragment; if tau is a multiple of H, also applies a send of it.
 
-    With tau = 0 it applies the new send, otherwise the oldest one in flight.
-
-    Args:
-      params: Parameters before the inner step.
-      was_sent: Whether the oldest pseudo-gradient in flight was sent (boolean
-        scalar), and is not a placeholder of zeros.
-      cut: The fragment, as its group and its index in the group.
-      moves: What is added to `params` so far.
-      state: `FragmentState` of the fragment.
+    With tau = 0 this is the new send, otherwise the oldest one in flight. If
+    `was_sent` is False, the oldest one is a placeholder of zeros. `moves` has
+    the additions to `params` so far.
     """
     in_flight = state.in_flight
     num_arrived = 1
@@ -288,13 +272,8 @@ class _FragmentEvents:
   def _apply(self, params: Tree, cut: Cut, moves: Moves, state: Any) -> Changed:
     """Averages and applies the fragment's oldest pseudo-gradient in flight.
 
-    This serves a step after which the fragment is not sent.
-
-    Args:
-      params: Parameters before the inner step.
-      cut: The fragment, as its group and its index in the group.
-      moves: What is added to `params` so far.
-      state: `FragmentState` of the fragment.
+    This serves a step after which the fragment is not sent. `moves` has the
+    additions to `params` so far.
     """
     # The pseudo-gradient stays in the state until the next send removes it.
     arrived = self.outer.exchange(state, state.in_flight[0])
@@ -370,13 +349,8 @@ class _FragmentEvents:
   ) -> Moves:
     """Returns the additions that give a fragment the parameters `inner`.
 
-    Args:
-      inner: The replica's new parameters of the fragment.
-      params: Parameters before the inner step.
-      moves: What is added to `params` so far. The updates of the fragment are
-        replaced, and its correction is computed anew from `result`.
-      cut: The fragment, as its group and its index in the group.
-      result: Result of the exchange that was applied; None if none was.
+    They are `moves` with new updates of this fragment, and a new correction if
+    `result` is not None.
     """
     # Updates may have a wider dtype than the parameters.
     old = self.view.extract(params, *cut)

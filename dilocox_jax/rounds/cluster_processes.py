@@ -117,12 +117,9 @@ class ClusterProcesses:
     return answer
 
   def _tell(self, kind: str, value: Any, *, waits: bool = True) -> None:
-    """Sends a message to all other processes.
+    """Sends a message of a kind, e.g. `_ANSWER`, to all other processes.
 
-    Args:
-      kind: Kind of the message: `_ANSWER`, `_ERROR` or `_WANTED`.
-      value: Content of the message, which JSON can store.
-      waits: Whether to wait until the others have read the message.
+    If `waits` is True, it waits until the others have read the message.
     """
     with self._sending:
       self._tell_locked(kind, value, waits=waits)
@@ -183,9 +180,7 @@ class ClusterProcesses:
   def _collect(self, number: int, array: jax.Array) -> np.ndarray:
     """Returns the whole array, in process 0.
 
-    Args:
-      number: Position of the array in the arrays of `collected`.
-      array: The array, of which process 0 may have only some parts.
+    `number` is the array's position in the arrays of `collected`.
     """
     if not coordinator_store.is_divided(array):
       return np.asarray(jax.device_get(array))
@@ -219,12 +214,7 @@ class CollectedArray:
   def __array__(
     self, dtype: np.dtype | None = None, copy: bool | None = None
   ) -> np.ndarray:
-    """Copies the parts from all processes, and returns the whole array.
-
-    Args:
-      dtype: Type of the result; None: the type of the parts.
-      copy: Not used.
-    """
+    """Copies the parts from all processes, and returns the whole array."""
     del copy
     return np.asarray(self._collect(), dtype)
 

@@ -211,13 +211,10 @@ def skip_windows(
 def _windows_with_events(
   schedule: SyncSchedule, last_step: int | None
 ) -> Iterator[Window]:
-  """Yields a schedule's windows in order, up to the last send or apply.
+  """Yields the windows of a schedule up to the last send or apply, in order.
 
-  A window is some inner steps with a send or an apply of a fragment after them.
-
-  Args:
-    schedule: Says after which inner steps fragments are sent and applied.
-    last_step: Last inner step of the run; None: the run has no end.
+  A window is some inner steps, then a send or an apply of a fragment. If
+  `last_step` is None, the windows never end.
   """
   last_event_step = 0
   for round_end in itertools.count(
@@ -242,7 +239,7 @@ def _from_snapshot(
 
   Args:
     rounds: Rounds that exchange through a mailbox.
-    state: The first state, whose values that replicas do not share stay.
+    state: The first state. Its inner optimizer stays.
     arrays: The snapshot: the leaves that all replicas share, of all fragments
       in order.
     counts: Number of pseudo-gradients in flight of each fragment, [P]. The

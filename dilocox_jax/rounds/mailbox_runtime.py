@@ -183,13 +183,7 @@ class MailboxRuntime:
   ) -> tuple[InnerProgress, Arrived]:
     """Runs an exchange if the replica's devices belong to several processes.
 
-    Args:
-      due: The exchange.
-      take_steps: Takes the inner steps, and returns the replica after them.
-
-    Returns:
-      The replica after the inner steps, and the result of the exchange with the
-      aggregator's new state.
+    It returns the replica after the inner steps, and the exchange's result.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
     leaving, result = self._run_stage(due, ())
@@ -224,10 +218,7 @@ class MailboxRuntime:
   ) -> Arrived:
     """Sends the remaining messages of an exchange, and computes its result.
 
-    Args:
-      due: The exchange.
-      session: The session of the exchange, which sends and reads messages.
-      arrived: What has been read after each message that was sent already.
+    `arrived` has an entry for each message that was sent already.
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
@@ -247,12 +238,7 @@ class MailboxRuntime:
   ) -> tuple[Any, Arrived | None]:
     """Dispatches the program that computes the next message or the result.
 
-    Args:
-      due: The exchange.
-      arrived: What has been read after each message so far, in order.
-
-    Returns:
-      The next message and None, or None and the result of the exchange.
+    It returns the next message and None, or None and the result.
     """
     rest = due.state._replace(exchange=None)
     placed = self._replicas.place(arrived, None)
@@ -261,15 +247,9 @@ class MailboxRuntime:
   def _send(self, due: Due, session: ExchangeSession, leaving: Any) -> Message:
     """Sends a message, and returns the messages that all replicas average.
 
-    Args:
-      due: The exchange.
-      session: The session of the exchange, which sends and reads messages.
-      leaving: The `EncodedMessage` to send, and whether its values are finite.
-        Their arrays have an axis of length 1 in front.
-
-    Returns:
-      The arrays of the replicas whose messages are averaged, the weights of
-      these replicas, and whether this replica is one of them.
+    `leaving` is an `EncodedMessage`, and whether its values are finite. The
+    result has the arrays of the averaged replicas, their weights, and whether
+    this replica is one of them.
     """
     # No program is dispatched here, so any thread may call this function.
     message, is_finite = leaving
@@ -368,13 +348,7 @@ class MailboxRuntime:
 
 
 def _zeros(axes: Tree, tree: Tree) -> Tree:
-  """Sets the leaves that belong to single replicas to zero.
-
-  Args:
-    axes: Tree prefix: 0 for leaves [M, ...] of single replicas, None for leaves
-      that all replicas share, which stay as they are.
-    tree: Arrays on devices.
-  """
+  """Sets leaves to zero whose entry in the tree prefix `axes` is 0."""
   # A compiled program makes the zeros: the trainer refuses transfers from the
   # host while it dispatches, and no process alone could make an array that is
   # divided among several processes.

@@ -188,12 +188,7 @@ class Rounds:
     return state, progress.metrics, drifts
 
   def _num_steps(self, batches: Tree) -> int:
-    """Returns n, the number of batches for each replica of this process.
-
-    Raises:
-      ValueError: If there is no leaf, or if one does not begin with the axes
-        [number of these replicas, n].
-    """
+    """Returns n of batches [M, n, ...]; raises ValueError for other axes."""
     first_axes = {
       path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
     }
@@ -265,15 +260,8 @@ class Rounds:
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
     """Runs windows one after the other.
 
-    Args:
-      state: State of all replicas, whose memory is reused.
-      batches: Batches on their devices, leaves [M, n, ...]; None: the windows
-        have no inner steps.
-      num_steps: Inner steps of all windows together, n.
-      windows: The windows, in order.
-      participation: What each replica does in them; None: all do the same.
-      one_at_a_time: Whether a window is dispatched only after the window before
-        it has ended.
+    `batches` are on their devices, leaves [M, n, ...] with n = `num_steps`;
+    None if the windows have no inner steps.
 
     Returns:
       The new state, but with the old counter `step`; the replicas after the
@@ -326,11 +314,8 @@ class Rounds:
   ) -> InnerProgress:
     """Returns the replicas before the first step, with metrics of zeros [M, n].
 
-    Args:
-      replica: State of all replicas.
-      num_steps: Number of inner steps to come, n.
-      differs: Whether replicas may take different numbers of steps. If True,
-        the counter of steps has an axis [M].
+    If replicas may take different numbers of steps (`differs`), the counter of
+    steps has an axis [M].
     """
     count = self.replicas.num_replicas
     zeros: Any = np.zeros((count, num_steps), np.float32)
@@ -377,17 +362,7 @@ class Rounds:
     batches: Tree | None,
     fragments: Sequence[FragmentState],
   ) -> WindowInput:
-    """Returns the arguments of a window's program, for all replicas.
-
-    Args:
-      window: The window.
-      participation: What each replica does in it; None: all do the same.
-      progress: The replicas before the window, and how many batches they have
-        read.
-      batches: Batches of all windows of the call, leaves [M, n, ...]; None:
-        there are no inner steps.
-      fragments: States of all fragments before the window.
-    """
+    """Returns the arguments of a window's program, for all replicas."""
     count = self.states.number(window.num_steps)
     weight = None
     if participation:
@@ -412,17 +387,7 @@ class Rounds:
     given: WindowInput,
     fragments: Sequence[FragmentState],
   ) -> tuple:
-    """Runs a window: inner steps, exchange, apply and send.
-
-    Args:
-      window: The window.
-      kind: The properties for which its program is compiled.
-      given: Arguments of its program.
-      fragments: States of all fragments before the window.
-
-    Returns:
-      The results of `WindowProgram.run`, for all replicas.
-    """
+    """Runs a window; returns `WindowProgram.run`'s results of all replicas."""
     work = WindowWork(
       window=window,
       kind=kind,
@@ -453,15 +418,7 @@ class Rounds:
     return progress
 
   def _run_program(self, kind: WindowKind, given: WindowInput) -> tuple:
-    """Runs the program of a window.
-
-    Args:
-      kind: The properties for which the program is compiled.
-      given: Arguments of the program, for all replicas.
-
-    Returns:
-      The results of `WindowProgram.run`, for all replicas.
-    """
+    """Runs a program; returns `WindowProgram.run`'s results of all replicas."""
     if kind.has_steps:
       return self.program(kind)(*given)
     # If the program got the metrics [M, n], it would be compiled again for each
@@ -624,12 +581,6 @@ class Rounds:
     The oldest pseudo-gradient in flight of the applied fragment becomes the
     argument `due`. The newer ones stay in the fragment's state only if the
     window reads them.
-
-    Args:
-      given: Arguments of the program that have no fragments yet.
-      window: The window.
-      state_of: Function from the number of a fragment to its state.
-      index_of: Function from the number of a fragment to its index.
     """
     applied_index = None
     sent_index = None

@@ -144,12 +144,10 @@ class RoundStates:
     return jax.tree.map(self.replicas.copies, state)
 
   def _jitted(self, function: Callable, *args: Any) -> Callable:
-    """Jits a function whose result is a part of the state.
+    """Jits a function that returns a part of the state, with its shardings.
 
-    Args:
-      function: Returns a `ReplicaState` or a `FragmentState`, which the jitted
-        function divides among the devices (`shardings`).
-      *args: Arguments of the function, of which only the shapes are read.
+    The part is a `ReplicaState` or a `FragmentState`. Of `args` only the shapes
+    are read.
     """
     shardings = self.shardings(jax.eval_shape(function, *args))
     return jax.jit(function, out_shardings=shardings)
@@ -206,10 +204,7 @@ class RoundStates:
   def _abstract(self, params: Tree, fragment: int, count: int) -> FragmentState:
     """Returns shapes, types and shardings of a fragment's state.
 
-    Args:
-      params: Shapes and types of the parameters, without a replica axis.
-      fragment: Number of the fragment.
-      count: Number of its pseudo-gradients in flight.
+    `count` is the number of its pseudo-gradients in flight.
     """
     group = self.view.groups[fragment]
     index = self.view.index(fragment)
@@ -312,13 +307,11 @@ class RoundStates:
     return self._joining(lambda fragment: fragment.params, 0)
 
   def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
-    """Returns a jitted program that joins a part of each fragment's state.
+    """Returns a jitted program that joins `part` of each fragment's state.
 
     The program takes the parameters [M, ...] and the states of all fragments.
-
-    Args:
-      part: Function from a fragment's state to its part of the joined tree.
-      out: 0: the joined tree has leaves [M, ...]. None: all replicas share it.
+    The joined tree has leaves [M, ...] if `out` is 0, and leaves [...] that all
+    replicas share if it is None.
     """
 
     def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
@@ -354,10 +347,7 @@ class RoundStates:
   ) -> RoundState:
     """Does the work of `rejoin`, as a function that can be compiled.
 
-    Args:
-      state: State of all replicas.
-      begins: Whether each replica begins again, booleans [M].
-      source_replica: Index of the replica whose optimizer state is copied.
+    `begins` [M] says whether each replica begins again.
     """
     source_optimizer = jax.tree.map(
       lambda leaf: leaf[source_replica], state.replica.optimizer
@@ -431,14 +421,8 @@ class RoundStates:
 def _arrived_alone(leaving: Tree) -> Tree:
   """Returns what an exchange would receive if no other replica had sent.
 
-  Args:
-    leaving: Arrays that the exchange yields to be sent. An exchange through a
-      mailbox (a folder or a bucket) yields an `EncodedMessage` and whether its
-      values are finite.
-
-  Returns:
-    For a mailbox: the arrays with an axis of one replica in front, the weights
-    [1], and `is_finite`. Otherwise `leaving` itself.
+  It differs from `leaving` only if the exchange is through a mailbox (a folder
+  or a bucket).
   """
   if not isinstance(leaving, tuple):
     return leaving

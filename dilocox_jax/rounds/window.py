@@ -262,13 +262,7 @@ class WindowProgram:
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
-    """Returns the function that takes the inner steps of the window, if any.
-
-    Args:
-      batches: Batches of the round, leaves [n, ...]; None: there are no steps.
-      frozen: Parameters that inner steps read but do not train; None: there are
-        none.
-    """
+    """Returns the function that takes the inner steps of the window, if any."""
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -278,13 +272,7 @@ class WindowProgram:
   ) -> tuple[ReplicaState, FragmentState, Drift]:
     """Applies the mean of a fragment that is not sent in this window.
 
-    Args:
-      replica: The replica after the inner steps.
-      given: Arguments of the window's program.
-      arrived: Result of the exchange, and the aggregator's new state.
-
-    Returns:
-      The replica and the state of the fragment after the apply, and the drift.
+    It returns the new replica, the fragment's new state, and the drift.
     """
     state = given.applied
     group = self._applied_group
@@ -304,17 +292,10 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies and sends the same fragment.
+    """Applies a mean of a fragment, and sends the same fragment.
 
-    Args:
-      replica: The replica after the inner steps.
-      given: Arguments of the window's program.
-      arrived: Result of the exchange of `given.due`, and the aggregator's new
-        state. None if tau = 0: the new pseudo-gradient is exchanged here.
-
-    Returns:
-      The replica and the state of the fragment after both; the drift of the
-      exchange.
+    If `arrived` is None, tau is 0, and the new pseudo-gradient is exchanged
+    here. It returns the new replica, the fragment's new state, and the drift.
     """
     group = self._applied_group
     index = given.indices[0]
@@ -341,13 +322,9 @@ class WindowProgram:
     inner: Tree,
     result: ExchangeResult,
   ) -> ReplicaState:
-    """Puts a fragment's new parameters and correction into the replica.
+    """Puts the new parameters `inner` of the applied fragment into the replica.
 
-    Args:
-      replica: The replica before the apply.
-      index: Index of the applied fragment in its group.
-      inner: The replica's new parameters of the fragment.
-      result: Result of the fragment's exchange, which gives the correction.
+    The fragment's correction, if any, is computed anew from `result`.
     """
     group = self._applied_group
     correction = replica.correction
@@ -366,11 +343,6 @@ class WindowProgram:
 
     The replica's parameters change only under a rule that applies at the first
     send.
-
-    Args:
-      replica: The replica after the inner steps and the apply.
-      state: State of the fragment.
-      index: Index of the fragment in its group.
     """
     assert self.kind.sent_group is not None, "nothing is sent"
     group = self.kind.sent_group
