@@ -218,12 +218,7 @@ def divided(division: Division, tree: Tree) -> Tree:
 
 
 def specs_of(division: Division, trees: Tree) -> Tree:
-  """Returns the mesh axes that divide each dimension of every leaf.
-
-  Args:
-    division: How a replica's arrays are divided among its devices.
-    trees: Tree of arrays of one replica.
-  """
+  """Returns the mesh axes that divide each dimension of every leaf."""
 
   def spec(path: Any, leaf: Array) -> Spec:
     return division.spec(path_name(path), leaf.shape)

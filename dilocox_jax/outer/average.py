@@ -174,9 +174,6 @@ def check_outermost(optimizer: Tree) -> None:
 
   It also raises ValueError if `optimizer` is the state of a schedule-free
   optimizer that is not wrapped in `schedule_free`.
-
-  Args:
-    optimizer: State of any optimizer.
   """
   require(
     not isinstance(optimizer, ScheduleFreeState),

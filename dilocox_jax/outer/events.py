@@ -116,9 +116,6 @@ def apply_nothing_yet(outer: OuterStep) -> Apply:
   The function changes nothing, except under a rule that applies at the first
   send (`ApplyRule.applies_at_first_send`): it then applies a mean of zeros, so
   only the new pseudo-gradient changes the parameters.
-
-  Args:
-    outer: Measures, exchanges and applies pseudo-gradients.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:

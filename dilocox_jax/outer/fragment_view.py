@@ -336,10 +336,7 @@ def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
 def _whole(rows: Array, axis: int, shape: Shape) -> Array:
   """Puts the slices of a leaf together, without padding; undoes `_in_slices`.
 
-  Args:
-    rows: The leaf with an axis of slices, [..., parts, P, rows of a part, ...].
-    axis: Index of the axis `parts`.
-    shape: Shape of the leaf.
+  `rows` is [..., parts, P, rows of a part, ...]; `axis` is the axis of parts.
   """
   rows = _joined(rows, axis, 3)
   num_rows = shape[axis] if shape else 1

@@ -124,9 +124,6 @@ class OuterStep:
   def init(self, params: Tree) -> FragmentState:
     """Returns the first state of a fragment, of which nothing was sent yet.
 
-    Args:
-      params: Parameters of the fragment.
-
     Raises:
       ValueError: If `outer.average.check_outermost` refuses the optimizer.
     """
@@ -253,9 +250,6 @@ class OuterStep:
 
     A correction is added to a replica's parameters after each inner step
     (`ApplyRule.correct`).
-
-    Args:
-      params: Parameters of one replica.
     """
     if self.rule.correct is None:
       return None

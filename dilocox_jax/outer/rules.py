@@ -43,11 +43,7 @@ def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
   """Returns the pseudo-gradient of a replica: outer minus inner parameters.
 
   An optimizer that takes it as a gradient moves the outer parameters toward
-  those of the replica.
-
-  Args:
-    outer: Outer parameters.
-    inner: Parameters of the replica, same structure and shapes.
+  the parameters of the replica.
 
   Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 12.
   """

@@ -55,10 +55,7 @@ def refusing_collectives(
 ) -> Callable[..., Any]:
   """Wraps a function so that it runs inside `refuse_collectives`.
 
-  Args:
-    what: Name of the function, for the message.
-    function: Code of one replica.
-    replicas: The replicas of this process.
+  `what` names the function in the message of the error.
   """
 
   def guarded(*arguments: Any, **named: Any) -> Any:

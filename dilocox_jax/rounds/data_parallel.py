@@ -62,11 +62,7 @@ class StepPrograms:
     return SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> SharedState:
-    """Returns the state before the first step, on the devices.
-
-    Args:
-      params: Parameters of the model, without a replica axis.
-    """
+    """Returns the state before the first step, on the devices."""
     places = shardings_of(self.abstract(params))
     return jax.jit(self._start, out_shardings=places)(params)
 

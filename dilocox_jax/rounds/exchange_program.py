@@ -25,9 +25,8 @@ Exchange = Callable[[Tree, FragmentState, Tree], Arrived]
 def arrived_axes(outer: OuterStep) -> Arrived:
   """Returns which parts of an exchange's result have a replica axis.
 
-  Returns:
-    A tree prefix of the result and of the aggregator's new state: 0 where
-    leaves have a replica axis, None where all replicas share them.
+  The result is a tree prefix of an `Arrived`: 0 where leaves have a replica
+  axis, None where all replicas share them.
   """
   shared: Any = None
   per_replica: Any = 0
@@ -46,10 +45,6 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
   """Returns the jitted program that averages a pseudo-gradient over replicas.
 
   The program is an `Exchange`. It reuses the memory of its first argument.
-
-  Args:
-    outer: Exchanges pseudo-gradients.
-    replicas: Number of replicas, and their devices.
   """
 
   def replica_program(
@@ -68,14 +63,9 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
 def divided_arrived(
   replicas: Replicas, result: ExchangeResult, exchange: Tree
 ) -> Arrived:
-  """Divides the result of an exchange among a replica's devices.
+  """Divides an exchange's result and state among a replica's devices.
 
   The arrays in `result.observed`, which are only recorded, are not divided.
-
-  Args:
-    replicas: Number of replicas, and their devices.
-    result: Result of the exchange.
-    exchange: New state of the aggregator, which is divided, too.
   """
   trees = replicas.divided(result._replace(observed={}))
   result = trees._replace(observed=result.observed)

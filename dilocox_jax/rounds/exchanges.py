@@ -65,10 +65,6 @@ class LocalExchange:
 
     A second thread dispatches them if `in_thread` is True; otherwise the
     program of the inner steps exchanges.
-
-    Args:
-      outer: Exchanges pseudo-gradients.
-      replicas: Number of replicas, and their devices.
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -114,12 +110,7 @@ class MailboxExchange:
     self.client.enter({"method": dataclasses.asdict(method)})
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that sends and receives the mailbox's messages.
-
-    Args:
-      outer: Exchanges pseudo-gradients.
-      replicas: The one replica, and its devices.
-    """
+    """Returns the object that sends and receives the mailbox's messages."""
     # With e.g. top-k, a divided replica encodes each leaf by itself, but one on
     # a single device encodes several leaves together. Their messages do not
     # match, so this term refuses a run that mixes both.

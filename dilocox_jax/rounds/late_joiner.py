@@ -50,9 +50,8 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
       moved on to the `step` of the result.
 
   Returns:
-    The state of this replica. Its `step` is the number of inner steps of the
-    schedule that count as done: 0 at the start of a run, more if the other
-    replicas have begun already.
+    The state of this replica. Its `step` is 0 at the start of a run, and more
+    if the other replicas have begun already.
 
   Raises:
     ValueError: If the rounds have no mailbox, or `Rounds.init` raises it.
@@ -137,13 +136,7 @@ class _Walk:
   def __init__(
     self, schedule: SyncSchedule, num_fragments: int, last_step: int | None
   ):
-    """Begins at the first window.
-
-    Args:
-      schedule: Says after which inner steps fragments are sent and applied.
-      num_fragments: Number of fragments of the schedule, P.
-      last_step: Last inner step of the run; None: the run has no end.
-    """
+    """Begins at the first window; a `last_step` of None means no end."""
     self._windows = _windows_with_events(schedule, last_step)
     self.step = 0
     self.in_flight = [0] * num_fragments

@@ -86,11 +86,6 @@ class MailboxRuntime:
   ):
     """Stores the arguments, and sends nothing yet.
 
-    Args:
-      outer: Measures, exchanges and applies pseudo-gradients.
-      replicas: The replica and its devices.
-      client: The client of the mailbox.
-
     Raises:
       ValueError: If the replicas would have outer parameters of their own.
     """
@@ -183,7 +178,8 @@ class MailboxRuntime:
   ) -> tuple[InnerProgress, Arrived]:
     """Runs an exchange if the replica's devices belong to several processes.
 
-    It returns the replica after the inner steps, and the exchange's result.
+    The method returns the replica after the inner steps, and the exchange's
+    result.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
     leaving, result = self._run_stage(due, ())
@@ -238,7 +234,7 @@ class MailboxRuntime:
   ) -> tuple[Any, Arrived | None]:
     """Dispatches the program that computes the next message or the result.
 
-    It returns the next message and None, or None and the result.
+    The method returns the next message and None, or None and the result.
     """
     rest = due.state._replace(exchange=None)
     placed = self._replicas.place(arrived, None)

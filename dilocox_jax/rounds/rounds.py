@@ -55,12 +55,7 @@ MakeRuntime = Callable[[OuterStep, Replicas], Runtime]
 
 
 def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
-  """Returns the runtime in which one program takes steps and exchanges.
-
-  Args:
-    outer: Not read.
-    replicas: Number of replicas, and their devices.
-  """
+  """Returns the runtime in which one program takes steps and exchanges."""
   del outer
   return InProgram(replicas)
 
@@ -125,9 +120,6 @@ class Rounds:
     They have no replica axis: if every replica has its own, the mean over the
     replicas is returned. If the outer optimizer keeps an average of its
     parameters (`outer.average`), the average takes their place.
-
-    Args:
-      state: State of all replicas.
     """
     return self.states.outer_params(state)
 
@@ -330,11 +322,8 @@ class Rounds:
   ) -> WindowKind:
     """Returns the properties for which a window's program is compiled.
 
-    Windows with equal properties run the same program.
-
-    Args:
-      window: The window.
-      participation: What each replica does in it; None: all do the same.
+    Windows with equal properties run the same program. If all replicas do the
+    same in the window, `participation` is None.
     """
     return WindowKind(
       applied_group=self._group_of(window.applied),
@@ -438,9 +427,6 @@ class Rounds:
     """Returns `WindowProgram.run` for a kind of window, mapped and jitted.
 
     It takes and returns the values of all replicas.
-
-    Args:
-      kind: The properties for which the program is compiled.
     """
     window = WindowProgram(self.outer, self.view, self._guarded_step, kind)
     run_window = refusing_collectives(OUTER_STEP, window.run, self.replicas)

@@ -231,9 +231,6 @@ class RoundStates:
     """Returns `FragmentView.index` of a fragment as an array on all devices.
 
     The result is None if `FragmentView.index` is None.
-
-    Args:
-      fragment: Number of the fragment.
     """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
@@ -250,23 +247,13 @@ class RoundStates:
     return host_memory.moved(state, host_memory.DEVICE)
 
   def in_outer_memory(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the memory `outer_memory`.
-
-    Args:
-      state: State of a fragment, in the devices' own memory. If `outer_memory`
-        is that memory, the state itself is returned.
-    """
+    """Returns a fragment's state in `outer_memory`, moved if needed."""
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, self.outer_memory)
 
   def with_step(self, state: RoundState, step: int) -> RoundState:
-    """Returns the state with another value of its counter `step`.
-
-    Args:
-      state: State of all replicas.
-      step: Number of inner steps of the schedule that count as done.
-    """
+    """Returns the state with another value of its counter `step`."""
     placed = self.replicas.place(np.asarray(step, np.int32), None)
     return state._replace(step=placed)
 
@@ -276,9 +263,6 @@ class RoundStates:
     They have no replica axis: if every replica has its own, the mean over the
     replicas is returned. If the outer optimizer keeps an average of its
     parameters (`outer.average`), the average takes their place.
-
-    Args:
-      state: State of all replicas.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)

@@ -272,7 +272,7 @@ class WindowProgram:
   ) -> tuple[ReplicaState, FragmentState, Drift]:
     """Applies the mean of a fragment that is not sent in this window.
 
-    It returns the new replica, the fragment's new state, and the drift.
+    The method returns the new replica, the fragment's new state, and the drift.
     """
     state = given.applied
     group = self._applied_group
@@ -295,7 +295,8 @@ class WindowProgram:
     """Applies a mean of a fragment, and sends the same fragment.
 
     If `arrived` is None, tau is 0, and the new pseudo-gradient is exchanged
-    here. It returns the new replica, the fragment's new state, and the drift.
+    here. The method returns the new replica, the fragment's new state, and the
+    drift.
     """
     group = self._applied_group
     index = given.indices[0]
