@@ -67,11 +67,7 @@ class StepPrograms:
     return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> SharedState:
-    """Returns shapes, types and shardings of the state, and computes nothing.
-
-    Args:
-      params: Parameters of the model, or their shapes and types.
-    """
+    """Returns shapes, types and shardings of the state; computes nothing."""
     state = jax.eval_shape(self._start, params)
     return self.replicas.abstract(state, self.axes)
 

@@ -453,7 +453,7 @@ class Rounds:
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
-    """Refuses steps with collectives between replicas that use a store.
+    """Refuses steps with collectives that cannot reach the other replicas.
 
     The inner and the outer step are only traced.
 

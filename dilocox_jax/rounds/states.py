@@ -105,7 +105,7 @@ class RoundStates:
     return RoundState(replica, tuple(fragments), self.number(0))
 
   def check_outer(self, params: Tree) -> None:
-    """Refuses outer steps with collectives between replicas that use a store.
+    """Refuses outer steps with collectives that cannot reach other replicas.
 
     The outer step is only traced.
 
@@ -167,13 +167,9 @@ class RoundStates:
     return first
 
   def shardings(self, part: Any) -> Any:
-    """Returns how a part of the state is divided among the devices.
+    """Returns the sharding of each leaf of a part of the state.
 
-    Args:
-      part: A `ReplicaState` or a `FragmentState`, or their shapes.
-
-    Returns:
-      A tree like `part` with a sharding for each leaf.
+    The part is a `ReplicaState` or a `FragmentState`, or their shapes.
     """
     is_replica = isinstance(part, ReplicaState)
     axes = self.axes.replica if is_replica else self.outer.axes
@@ -236,18 +232,13 @@ class RoundStates:
     return None if index is None else self.replicas.place(index, None)
 
   def on_device(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the devices' own memory.
-
-    Args:
-      state: State of a fragment, in the memory `outer_memory`. If that is the
-        devices' own memory, the state itself is returned.
-    """
+    """Returns a fragment's state, moved to the devices' memory if needed."""
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, host_memory.DEVICE)
 
   def in_outer_memory(self, state: FragmentState) -> FragmentState:
-    """Returns a fragment's state in `outer_memory`, moved if needed."""
+    """Returns a fragment's state, moved to `outer_memory` if needed."""
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, self.outer_memory)
