@@ -37,8 +37,8 @@ FOLDER = "dilocox_jax"  # All keys of this module begin with it.
 WAIT_MS = 24 * 60 * 60 * 1000
 # How long to wait at the end of a run, where a process may be missing.
 _END_MS = 5_000
-# Process 0 ends this much later than the other processes. The store ends with
-# process 0, and they would report that they have lost a process.
+# Process 0 ends this much later than the other processes. If the store, a part
+# of process 0, ended first, they would report that they have lost a process.
 _LAST_S = 0.5
 
 _turns = itertools.count()  # Numbers of the turns, from 0.
