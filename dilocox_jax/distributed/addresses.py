@@ -18,13 +18,10 @@ class Endpoint(NamedTuple):
 
 
 def split_address(address: str) -> tuple[str, int]:
-  """Splits an address into its host and its port.
-
-  Args:
-    address: Address such as "node1:8476" or "[::1]:8476".
+  """Splits an address such as "node1:8476" or "[::1]:8476" into host and port.
 
   Raises:
-    ValueError: If the address has another form. The message is one line.
+    ValueError: If the address has another form.
   """
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or int(port) > 65_535:
@@ -33,13 +30,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def look_up(address: str) -> list[Endpoint]:
-  """Looks up the socket addresses of a host and port, the preferred one first.
-
-  Args:
-    address: Address such as "node1:8476".
+  """Returns the socket addresses of HOST:PORT, the preferred one first.
 
   Raises:
-    ValueError: If the address has another form. The message is one line.
+    ValueError: If the address has another form.
     OSError: If the name of the host is not known.
   """
   host, port = split_address(address)
@@ -56,7 +50,7 @@ def look_up(address: str) -> list[Endpoint]:
 def own_address(address: str) -> str:
   """Returns the address from which this machine would call another machine.
 
-  A machine may have several addresses. Nothing is sent to the other machine.
+  Nothing is sent to the other machine.
 
   Args:
     address: Address of the other machine, such as "node1:8476".
@@ -65,9 +59,8 @@ def own_address(address: str) -> str:
     The address without a port, such as "10.0.0.2".
 
   Raises:
-    ValueError: If the address has another form. The message is one line.
-    OSError: If the name of the other machine is not known, or if there is no
-      route to it.
+    ValueError: If the address has another form.
+    OSError: If the other machine's name is unknown, or there is no route to it.
   """
   endpoint = look_up(address)[0]
   with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
@@ -76,14 +69,14 @@ def own_address(address: str) -> str:
 
 
 def listen(address: str) -> socket.socket:
-  """Returns a socket that listens at an address, as JAX's service will do.
+  """Returns a socket that listens at an address of this machine.
 
   Args:
-    address: Address of this machine, such as "node1:8476". In "[::]:8476" the
-      host means all addresses, including those of IPv4.
+    address: Address such as "node1:8476". In "[::]:8476" the host means all
+      addresses, including those of IPv4.
 
   Raises:
-    ValueError: If the address has another form. The message is one line.
+    ValueError: If the address has another form.
     OSError: If this machine does not have the address, or the port is taken.
   """
   host, port = split_address(address)
@@ -98,14 +91,11 @@ def listen(address: str) -> socket.socket:
 
 
 def connect(endpoints: list[Endpoint], timeout_s: float) -> socket.socket:
-  """Connects to the first of several socket addresses that answers.
+  """Returns a connection to the first of several socket addresses that answers.
 
   Args:
     endpoints: Socket addresses, which are tried in this order.
     timeout_s: Seconds to wait for an answer of each address.
-
-  Returns:
-    The connected socket.
 
   Raises:
     OSError: If no address answers.

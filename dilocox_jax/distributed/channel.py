@@ -1,15 +1,11 @@
 """Sends bytes between the processes of a run, without the devices.
 
-A channel uses the key-value store of JAX's coordinator, as `coordinator_store`
-does. Sender and receivers count the messages of the sender, and the number is a
-part of the key. For example, this is message 7 of a sender to the processes 1
-and 2:
+A channel uses the key-value store of JAX's coordinator, which is in process 0.
+Messages of a sender are numbered. For example, this is message 7 of a sender to
+the processes 1 and 2:
 
   sender     sets 7, waits for 7/read/1 and 7/read/2, deletes all keys of 7
   receivers  wait for 7, and set 7/read/1 and 7/read/2
-
-Arrays are sent in pieces, one after the other, so that the store holds only one
-piece at a time.
 """
 
 import collections
@@ -21,7 +17,8 @@ import numpy as np
 
 from dilocox_jax.distributed import coordinator_store
 
-PIECE_BYTES = 4 * 2**20  # Largest piece of an array.
+# Largest piece of an array. The store holds only one piece of it at a time.
+PIECE_BYTES = 4 * 2**20
 MAIN = 0  # Number of the main process.
 _channels = itertools.count()
 
@@ -29,8 +26,7 @@ _channels = itertools.count()
 class Channel:
   """Sends and receives messages between the processes of a run.
 
-  Channels are independent of each other. In each process only one thread may
-  use a channel.
+  In each process only one thread may use a channel.
 
   Attributes:
     others: Numbers of all other processes.
@@ -49,11 +45,7 @@ class Channel:
     ]
 
   def _next_key(self, sender: int) -> str:
-    """Returns the key of the next message of a process, and counts it.
-
-    Args:
-      sender: Number of the process that sends the message.
-    """
+    """Returns the key of a process's next message, and counts the message."""
     number = self._counts[sender]
     self._counts[sender] += 1
     return f"{self._folder}/{sender}/{number}"
@@ -80,11 +72,7 @@ class Channel:
     self._store.key_value_delete(key)
 
   def receive(self, sender: int) -> bytes:
-    """Waits for the next message of a process, and returns its content.
-
-    Args:
-      sender: Number of the process that sends the message.
-    """
+    """Waits for the next message of a process, and returns its content."""
     key = self._next_key(sender)
     content = self._store.blocking_key_value_get_bytes(
       f"{key}/content", coordinator_store.WAIT_MS
@@ -96,8 +84,7 @@ class Channel:
     """Sends the values of an array in pieces, and waits until they are read.
 
     Args:
-      array: The array. Its shape and dtype are not sent, so the receivers must
-        know them.
+      array: The array. Its shape and dtype are not sent.
       receivers: Numbers of the processes that call `receive_array`.
     """
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -108,15 +95,7 @@ class Channel:
   def receive_array(
     self, sender: int, shape: Sequence[int], dtype: np.dtype
   ) -> np.ndarray:
-    """Waits for an array that another process sends by `send_array`.
-
-    Args:
-      sender: Number of the process that sends the array.
-      shape: Shape of the array.
-      dtype: Dtype of the array.
-
-    Returns:
-      The array.
+    """Waits for an array that process `sender` sends by `send_array`.
 
     Raises:
       ValueError: If a piece has another size than shape and dtype imply.
@@ -129,21 +108,13 @@ class Channel:
     return array
 
   def mark(self, name: str) -> None:
-    """Sets a mark that all processes can see (`is_marked`).
-
-    Args:
-      name: Name of the mark.
-    """
+    """Sets a mark of this name that all processes can see (`is_marked`)."""
     self._store.key_value_set_bytes(
       f"{self._folder}/{name}", b"1", allow_overwrite=True
     )
 
   def is_marked(self, name: str) -> bool:
-    """Returns whether any process has set a mark.
-
-    Args:
-      name: Name of the mark.
-    """
+    """Returns whether any process has set the mark of this name."""
     try:
       self._store.key_value_try_get_bytes(f"{self._folder}/{name}")
     except jax.errors.JaxRuntimeError as error:

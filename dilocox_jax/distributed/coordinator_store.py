@@ -1,12 +1,9 @@
 """Sends small messages between the processes of a run, without the devices.
 
 A collective for a few bytes would wait in the queue of the devices, and would
-cost the latency of a slow link. So the processes send small messages through
-the key-value store of JAX's coordinator, which is a part of process 0.
-
-Every call of `allgather` is one turn. Turns have the same number in all
-processes, because all processes make the same calls in the same order. For
-example, this is turn 7 of three processes:
+cost the latency of a slow link. So small messages go through the key-value
+store of JAX's coordinator, which is a part of process 0. Every call of
+`allgather` is one turn. For example, this is turn 7 of three processes:
 
   process 1, 2  set the keys 7/1 and 7/2, and wait for the key 7/all
   process 0     waits for 7/1 and 7/2, sets 7/all, deletes all keys of turn 6
@@ -14,12 +11,9 @@ example, this is turn 7 of three processes:
 Process 0 may then delete turn 6, because a process that has set its key of turn
 7 has read 6/all.
 
-Small arrays that are read often, such as losses and drifts, are sent in the
-same way (`arrays_to_host`). With one process nothing is sent.
-
-Anybody who can reach the coordinator's port can write into the store. So a
-message is JSON, and arrays in it are in the file format of numpy without Python
-objects. A forged message may have wrong values, but no code in it is executed.
+Anybody who can reach the coordinator's port can write into the store. So
+messages are JSON and arrays without Python objects: a forged message may have
+wrong values, but no code in it is executed.
 """
 
 import base64
@@ -43,25 +37,23 @@ FOLDER = "dilocox_jax"  # All keys of this module begin with it.
 WAIT_MS = 24 * 60 * 60 * 1000
 # How long to wait at the end of a run, where a process may be missing.
 _END_MS = 5_000
-_LAST_S = 0.5  # Process 0 ends this much later than the other processes.
+# Process 0 ends this much later than the other processes. If the store, a part
+# of process 0, ended first, they would report that they have lost a process.
+_LAST_S = 0.5
 
 _turns = itertools.count()  # Numbers of the turns, from 0.
 _at_end: list[Callable[[], None]] = []  # See `at_end`.
 
 
 def allgather(value: Any) -> list[Any]:
-  """Collects a value from every process, and returns all values everywhere.
+  """Returns the values of all processes, in order, in every process.
 
   All processes must make the same calls in the same order. Each call waits for
-  the slowest process. Process 0 collects the values, so a call takes the other
-  processes one round trip to process 0.
+  the slowest process.
 
   Args:
     value: Value of this process, of types that JSON has. With several
       processes, tuples become lists in the result.
-
-  Returns:
-    The values of all processes, in the order of their numbers.
   """
   if jax.process_count() == 1:
     return [value]
@@ -94,16 +86,11 @@ def arrays_to_host(tree: Tree) -> Tree:
   """Returns the values of arrays as numpy arrays, in every process.
 
   All processes must make the same calls in the same order, with trees of the
-  same structure. Values are sent only for arrays of which each process holds a
-  part.
+  same structure.
 
   Args:
-    tree: Tree of arrays. Each array is on devices of this process only, or on
-      devices of all processes.
-
-  Returns:
-    A tree of whole numpy arrays. An array on devices of this process only may
-    have other values in other processes.
+    tree: Tree of arrays, each on devices of this process only, or of all
+      processes. Only arrays that are divided among processes are exchanged.
   """
   leaves, structure = jax.tree.flatten(tree)
   divided = {i: leaf for i, leaf in enumerate(leaves) if is_divided(leaf)}
@@ -123,7 +110,7 @@ def arrays_to_host(tree: Tree) -> Tree:
 
 
 def is_divided(leaf: Any) -> bool:
-  """Returns whether some of an array's values are only in other processes.
+  """Returns whether some of a JAX array's values are only in other processes.
 
   The result is False for anything that is not a JAX array.
   """
@@ -135,8 +122,7 @@ def is_divided(leaf: Any) -> bool:
 def parts_to_send(array: jax.Array) -> list[jax.Shard]:
   """Returns the parts of an array that this process must send to the others.
 
-  Several devices may hold copies of the same part. Only the copy with the
-  `replica_id` 0 is sent.
+  Of several copies of a part, one device's copy is sent.
   """
   return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
@@ -146,14 +132,8 @@ def _to_message(
 ) -> tuple[int, list[tuple[int | None, int | None]], str]:
   """Converts a part of an array to values that JSON can store.
 
-  Args:
-    number: Number of the array among the leaves of its tree.
-    index: Position of the part in the array: a slice of each axis.
-    part: Values of the part.
-
-  Returns:
-    A tuple: the number of the array, start and stop of each slice, and the
-    values as base64 text of a file in numpy's format.
+  They are the number of the array, start and stop of each slice of `index`, and
+  the values of the part as base64 text.
   """
   file = io.BytesIO()
   np.lib.format.write_array(file, np.asanyarray(part), allow_pickle=False)
@@ -164,19 +144,10 @@ def _to_message(
 def _from_message(
   number: int, bounds: list[list[int | None]], text: str
 ) -> tuple[int, tuple[slice, ...], np.ndarray]:
-  """Converts the result of `_to_message` back to a part of an array.
+  """Converts the result of `_to_message` back to number, slices and values.
 
-  numpy's file format does not know dtypes such as bfloat16. Values of such a
-  dtype are returned as raw bytes of the same width. The caller must view them
-  as the dtype.
-
-  Args:
-    number: Number of the array among the leaves of its tree.
-    bounds: Start and stop of the part's slice of each axis.
-    text: The values, as `_to_message` has encoded them.
-
-  Returns:
-    A tuple: the number of the array, a slice of each axis, and the values.
+  Values of dtypes that numpy's file format does not know, such as bfloat16, are
+  raw bytes of the same width, which the caller must view as the dtype.
 
   Raises:
     ValueError: If the text is damaged, or contains Python objects.
@@ -188,21 +159,18 @@ def _from_message(
 
 
 def at_end(function: Callable[[], None]) -> None:
-  """Registers a function for the end of the run.
+  """Registers a function that `wait_for_end` calls at the end of the run.
 
-  Args:
-    function: Function without arguments. `wait_for_end` calls it when all
-      processes have reached the end.
+  It is only called when all processes have reached the end.
   """
   _at_end.append(function)
 
 
 def wait_for_end() -> None:
-  """Waits up to 5 s for the other processes to reach the end of the run.
+  """Waits up to 5 s for all processes to end, then calls `at_end`'s functions.
 
-  Process 0 waits another 0.5 s. The store ends with process 0, and if that
-  happened first, the others would report that they have lost a process. With
-  one process there is no store, and the function returns at once.
+  If a process does not come in time, no function is called. With one process,
+  nothing happens.
   """
   store = key_value_store()
   if store is None:
@@ -217,13 +185,11 @@ def wait_for_end() -> None:
 
 
 def key_value_store() -> Any:
-  """Returns this process's client of the coordinator's key-value store.
+  """Returns this process's client of JAX's key-value store.
 
-  JAX has no public function for it.
-
-  Returns:
-    The client, or None if there is only one process.
+  The result is None if there is only one process.
   """
+  # JAX has no public function for it.
   from jax._src import distributed
 
   return distributed.global_state.client

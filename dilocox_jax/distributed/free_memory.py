@@ -14,11 +14,10 @@ def free_host_bytes(
   own_group: pathlib.Path = pathlib.Path("/proc/self/cgroup"),
   groups: pathlib.Path = _CGROUPS,
 ) -> float:
-  """Returns the memory that this process may still take (bytes).
+  """Returns the bytes of memory that this process may still take on the host.
 
-  The result is the smallest of several limits: the available memory of the
-  machine with its swap space, and what each control group (cgroup) of this
-  process may still take. A container or a job of Slurm has such a group.
+  They are the smallest of the machine's available memory with its swap space,
+  and what each control group of this process (e.g. of its container) may take.
 
   Args:
     meminfo: File of Linux with the available memory.
@@ -33,13 +32,9 @@ def free_host_bytes(
 
 
 def _available(meminfo: pathlib.Path) -> float:
-  """Returns the available memory of the machine, with its swap space (bytes).
+  """Returns the machine's available memory with its swap space (bytes).
 
-  It is MemAvailable plus SwapFree. The result is infinity if the file lacks
-  MemAvailable or cannot be read.
-
-  Args:
-    meminfo: The file /proc/meminfo of Linux.
+  The result is infinity if the file /proc/meminfo does not tell it.
   """
   try:
     lines = meminfo.read_text().splitlines()
@@ -58,12 +53,7 @@ def _available(meminfo: pathlib.Path) -> float:
 def _own_groups(
   own_group: pathlib.Path, groups: pathlib.Path
 ) -> Iterator[pathlib.Path]:
-  """Yields the folders of this process's control group and those around it.
-
-  Args:
-    own_group: File of Linux that names the control group of this process.
-    groups: Folder of all control groups (version 2).
-  """
+  """Yields the folders of this process's control group and those around it."""
   try:
     lines = own_group.read_text().splitlines()
   except OSError:
@@ -81,11 +71,7 @@ def _own_groups(
 def _free_in_group(group: pathlib.Path) -> float:
   """Returns the bytes that a control group may still take.
 
-  The result is infinity if the group has no limit, or if its files cannot be
-  read.
-
-  Args:
-    group: Folder of the control group.
+  The result is infinity if the group has no limit, or cannot be read.
   """
   try:
     limit = (group / "memory.max").read_text().strip()
@@ -104,13 +90,9 @@ def _free_in_group(group: pathlib.Path) -> float:
 
 
 def device_bytes(device: Any) -> float:
-  """Returns the memory of a device that JAX may take (bytes).
+  """Returns the bytes of memory of a device that JAX may take.
 
-  Args:
-    device: A device of JAX.
-
-  Returns:
-    The number of bytes; infinity if the device does not tell it.
+  The result is infinity if the device does not tell it.
   """
   statistics = device.memory_stats() or {}
   return float(statistics.get("bytes_limit", math.inf))

@@ -1,9 +1,8 @@
 """Moves arrays between the memory of devices and the memory of the host.
 
-The outer state of a fragment (its outer parameters and the state of the outer
-optimizer) is only needed when the fragment is sent or applied. To save memory
-of the accelerator, it can be kept in host memory (config field
-`mesh.outer_memory`). It is then moved to the devices when it is needed.
+To save memory of the accelerator, outer parameters and the outer optimizer's
+state can be kept in host memory (config field `mesh.outer_memory`). They are
+moved to the devices when they are needed.
 """
 
 from collections.abc import Iterable
@@ -18,15 +17,11 @@ DEVICE, HOST = MEMORIES
 
 
 def moved(tree: Tree, kind: str) -> Tree:
-  """Moves arrays to another memory of the same devices.
+  """Moves a tree of arrays to another memory of the same devices.
 
   Args:
-    tree: Tree of arrays in any memory. An array that is in the wanted memory
-      already is not copied.
+    tree: Tree of arrays in any memory.
     kind: The wanted memory, "device" or "pinned_host".
-
-  Returns:
-    The arrays in this memory.
   """
   return jax.device_put(tree, with_memory_kind(shardings_of(tree), kind))
 
@@ -56,9 +51,6 @@ def unsupported(kind: str, devices: Iterable[Any]) -> str | None:
   Args:
     kind: The memory, "device" or "pinned_host".
     devices: Devices of this process.
-
-  Returns:
-    The reason, for an error message; None if all devices have this memory.
   """
   if kind == DEVICE:
     return None

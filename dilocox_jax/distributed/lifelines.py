@@ -1,31 +1,21 @@
 """Ends a process with one line when another process of its run has gone.
 
 JAX's runtime aborts a process as soon as its connection to process 0 breaks,
-and prints a C++ trace. It calls no function of this package before that. So the
-other processes talk to process 0 through a *relay*, a thread of their own that
-forwards bytes:
+and prints a C++ trace. So the other processes talk to process 0 through a
+*relay*, a thread of their own that forwards bytes:
 
   JAX's client  <->  relay (127.0.0.1)  <->  JAX's service in process 0
 
 If process 0 dies, the relay sees it, and JAX's client sees nothing. The relay
 lets the process end itself.
 
-Process 0 learns in the same way that another process has died: it keeps the
-connections on which the processes have greeted it (`rendezvous`). These are its
-*lifelines*. A process that leaves the run says goodbye on its lifeline. The
-operating system checks lifelines and relays when nothing is sent, so a machine
-that vanishes is noticed, too.
+Process 0 learns that another process has died by its *lifelines*, the
+connections on which the processes have greeted it (`rendezvous`). A process
+that leaves the run says goodbye on its lifeline.
 
-A process may also be there and not move, for example because it is frozen. Two
-silences show this:
-
-  - The other processes send process 0 a byte every few seconds. If none comes,
-    that process does not move.
-  - JAX's service answers the heartbeats of JAX's clients. If a relay gets no
-    byte from process 0 for longer than the time between two heartbeats,
-    process 0 does not move.
-
-JAX's runtime aborts if heartbeats fail for longer (`HEARTBEAT_TIMEOUT_S`).
+A process may also be there and not move, for example because it is frozen. It
+then sends no more bytes: signs of life on its lifeline, or, as process 0,
+answers to the heartbeats of JAX's clients.
 """
 
 import contextlib
@@ -82,11 +72,10 @@ class Lifelines:
     self._connections: list[socket.socket] = []
 
   def watch(self, connections: Mapping[int, socket.socket]) -> None:
-    """Starts to watch connections to other processes.
+    """Starts to watch open connections to other processes.
 
     Args:
-      connections: Open connections by the number of the other process, as
-        `rendezvous.wait_for_processes` returns them.
+      connections: Open connections by the number of the other process.
     """
     self._is_watching = True
     for number, connection in connections.items():
@@ -106,8 +95,7 @@ class Lifelines:
       coordinator: Address of JAX's service in process 0, host:port.
 
     Returns:
-      Address of the relay on this machine, host:port. JAX's client connects to
-      it instead of `coordinator`.
+      Address of the relay, host:port, to which JAX's client connects instead.
     """
     server = socket.create_server(("127.0.0.1", 0))
     in_thread(self._accept, server, coordinator)
@@ -115,10 +103,7 @@ class Lifelines:
     return f"{host}:{port}"
 
   def leave(self) -> None:
-    """Says goodbye to the other processes, and stops watching them.
-
-    From now on this process and the others may end without an error.
-    """
+    """Says goodbye to the other processes, and stops watching them."""
     with self._lock:
       was_watching = self._is_watching
       self._is_watching = False
@@ -129,9 +114,9 @@ class Lifelines:
         connection.sendall(_GOODBYE)
 
   def _watch_one(self, connection: socket.socket) -> None:
-    """Waits until the other process says goodbye, is silent, or has gone.
+    """Calls `on_lost` if a process is silent for too long or has gone.
 
-    In the last two cases `on_lost` is called.
+    It returns without a call if the process says goodbye.
     """
     text = b""
     with contextlib.suppress(OSError):  # A `TimeoutError` is one, too.
@@ -162,12 +147,7 @@ class Lifelines:
         self._on_lost()
 
   def _accept(self, server: socket.socket, coordinator: str) -> None:
-    """Runs the relay: forwards each connection to it to process 0.
-
-    Args:
-      server: The socket to which JAX's client of this process connects.
-      coordinator: Address of JAX's service in process 0, host:port.
-    """
+    """Runs the relay: connects each connection of JAX's client to process 0."""
     while True:
       inner, _ = server.accept()
       try:
@@ -185,12 +165,7 @@ class Lifelines:
   def _forward_to_main(
     self, inner: socket.socket, outer: socket.socket
   ) -> None:
-    """Forwards what this process's JAX client sends, until the client closes.
-
-    Args:
-      inner: Connection to JAX's client.
-      outer: Connection to process 0.
-    """
+    """Forwards bytes of JAX's client (`inner`) to process 0 (`outer`)."""
     if _forward(inner, outer, self._is_silence_fine):
       with contextlib.suppress(OSError):
         outer.shutdown(socket.SHUT_RDWR)
@@ -200,11 +175,9 @@ class Lifelines:
   def _forward_from_main(
     self, inner: socket.socket, outer: socket.socket
   ) -> None:
-    """Forwards what process 0 sends, until the connection to it ends.
+    """Forwards bytes of process 0 (`outer`) to JAX's client (`inner`).
 
-    Args:
-      inner: Connection to JAX's client.
-      outer: Connection to process 0.
+    If the connection to process 0 ends during the run, it calls `on_lost`.
     """
     _forward(outer, inner, self._is_silence_fine)
     if self._is_watching:
@@ -227,12 +200,8 @@ def _forward(
 ) -> bool:
   """Forwards bytes from one connection to another until one of them ends.
 
-  Args:
-    source: Connection to read from, perhaps with a timeout.
-    target: Connection to write to.
-    is_silence_fine: Called after each of the waits (`_NUM_WAITS`) that make a
-      timeout of the source. If it returns False after all of them, the source
-      counts as ended.
+  If the source has a timeout, it also ends when it sends nothing for this time
+  while `is_silence_fine` returns False.
 
   Returns:
     True if the source has ended, and False if the target has.

@@ -1,10 +1,9 @@
 """Counts the bytes that this process sends over a network interface.
 
 When `experiments.launch` throttles the links between processes, every process
-gets a network interface of its own. The environment variable `DILOCOX_JAX_LINK`
-names this interface. A run then records how many bytes the kernel has sent over
-the interface, beside the bytes that the plan predicts. So a user can see if the
-plan misses some bytes.
+gets a network interface of its own, which the environment variable
+`DILOCOX_JAX_LINK` names. A run records the bytes that the kernel has sent over
+the interface beside the bytes that the plan predicts.
 """
 
 import math
@@ -47,17 +46,15 @@ class LinkCounter:
     """Starts to count at zero.
 
     Raises:
-      ValueError: If the environment variable `DILOCOX_JAX_LINK` names an
-        interface that does not exist.
+      ValueError: If there is no interface of the name in `DILOCOX_JAX_LINK`.
     """
     self.interface = os.environ.get(LINK_VARIABLE, "")
     self._last_count = self._count()
 
   def new_bytes(self) -> float:
-    """Returns the bytes that were sent since the last call of this method.
+    """Returns the bytes sent since the last call, at first since the start.
 
-    The first call counts from when this object was made. The result is NaN if
-    the process has no throttled link.
+    The result is NaN if the process has no throttled link.
     """
     count = self._count()
     new_bytes = count - self._last_count

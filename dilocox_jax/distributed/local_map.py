@@ -1,20 +1,16 @@
 """Maps functions over the devices of one replica.
 
 If a replica has several devices, its arrays are divided among them. For most
-code JAX's partitioner decides which device computes what. Three kinds of code
-are mapped over the devices by hand instead, so that a device works on its own
-part of the arrays: code that sends bytes over a slow link, the matrix products
-of pipeline stages, and code that selects values by index. (For the last kind,
-the partitioner would first collect the whole array on every device.)
+code JAX's partitioner decides which device computes what. Some code is mapped
+over the devices by hand, so that a device works on its own part of the arrays:
+exchanges over a slow link, pipeline stages, and selection of values by index
+(the partitioner would first collect the whole array).
 
-Muon multiplies a matrix with itself ten times in every step. If the devices of
-a replica divide the rows of each matrix, every product needs the rows of all
-devices. So before the update the devices swap their rows of all layers for some
-whole layers, and after the update they swap back (`on_whole_layers`). Each
-device sends its part once in each direction.
-
-For example, three layers [3, 8, 5] on two devices, each of which has four rows
-of every layer:
+Muon multiplies a matrix with itself ten times in every step, which needs all of
+its rows. So before the update the devices swap their rows of all layers for
+some whole layers, and after the update they swap back (`on_whole_layers`). For
+example, three layers [3, 8, 5] on two devices, each of which has four rows of
+every layer:
 
   before         [3, 4, 5] and [3, 4, 5]
   filled up      [4, 4, 5] and [4, 4, 5], layer 3 is zero
@@ -66,13 +62,8 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
 def current_division() -> Division:
   """Returns how many shards and stages the replica has that is traced now.
 
-  It reads them from the mesh in which JAX traces the code.
-
-  Returns:
-    A `Division` with only the numbers of data shards, stages and tensor shards.
-    It is `Division()`, with one device, if the replica has one device, or
-    inside a mesh that a user has set up, where JAX's partitioner divides the
-    work.
+  The result is `Division()`, one device, if the replica has one device, or
+  inside a mesh that a user has set up.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not set(INNER_AXES) <= set(mesh.auto_axes):
@@ -87,9 +78,7 @@ def current_division() -> Division:
 def is_automatic(axis: str) -> bool:
   """Returns whether JAX's partitioner divides the work along a mesh axis.
 
-  Args:
-    axis: Name of the axis. If there is no such axis, as for a replica on one
-      device, the result is False.
+  If there is no axis of this name, the result is False.
   """
   return axis in jax.sharding.get_abstract_mesh().auto_axes
 
@@ -108,9 +97,8 @@ def map_over_devices(
     in_specs: How each argument is divided: a tree prefix of the arguments, with
       values of the type `jax.sharding.PartitionSpec`.
     out_specs: How each result is divided, in the same form.
-    axes: Axes of the current mesh (`jax.sharding.get_abstract_mesh`) over which
-      the function is mapped. JAX's partitioner divides the work along the other
-      axes.
+    axes: Axes of the current mesh over which the function is mapped. JAX's
+      partitioner divides the work along the other axes.
 
   Returns:
     Function of the whole arrays, with the whole results.
@@ -129,18 +117,14 @@ def map_over_devices(
 def map_over_rows(function: Callable, *arrays: Array) -> Any:
   """Applies a function row by row, with the rows divided among the devices.
 
-  Stages and data shards divide the rows. If they cannot divide them evenly,
-  every device computes all rows. Tensor shards compute the same rows. If the
-  replica has one device, the function is called directly.
+  Stages and data shards divide the rows, as far as the rows divide evenly.
+  Tensor shards compute the same rows.
 
   Args:
     function: Function (*arrays) -> arrays. All arrays have the shape
       [layers, groups, ...]. The values of one group in one layer are a row. A
       row of a result must depend only on the same rows of the arguments.
     *arrays: Arguments for the function.
-
-  Returns:
-    The results of the function.
   """
   division = current_division()
   if division.num_devices == 1:
@@ -150,23 +134,18 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 
 
 def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
-  """Chooses mesh axes that divide the first two axes, [layers, groups], evenly.
-
-  If possible, all stages and data shards get rows of their own, and layers stay
-  on the stage on which the pipeline keeps them. Tensor shards divide nothing.
+  """Returns mesh axes that divide the first two axes, [layers, groups], evenly.
 
   Example with 2 stages and 2 data shards: [4, 6] is divided by ("stage",
-  "data"), so a device has 2 layers and 3 groups. The 3 layers of [3, 8] cannot
-  be divided by 2, so all 4 devices divide the groups. [3, 5] is not divided.
-
-  Args:
-    division: How a replica is divided among its devices.
-    shape: Numbers of layers and of groups.
+  "data"). The 3 layers of [3, 8] cannot be divided by 2, so all 4 devices
+  divide the groups. [3, 5] is not divided.
   """
   stage = (STAGE_AXIS,)
   data = (DATA_AXIS,)
   both = (STAGE_AXIS, DATA_AXIS)
   undivided = ()
+  # At best all stages and data shards get rows of their own, and layers stay on
+  # the stage on which the pipeline keeps them.
   specs = (
     (stage, data),
     (undivided, both),
@@ -219,7 +198,7 @@ def on_whole_layers(update: Update) -> Update:
 
 
 def divided(division: Division, tree: Tree) -> Tree:
-  """Tells JAX to divide the arrays of one replica among its devices.
+  """Adds sharding constraints that divide a replica's arrays among its devices.
 
   If the replica has one device, or runs in a mesh that a user has set up, the
   tree is returned unchanged.
@@ -227,11 +206,7 @@ def divided(division: Division, tree: Tree) -> Tree:
   Args:
     division: How a replica's arrays are divided among its devices.
     tree: Parameters, gradients or optimizer state of one replica, inside a
-      function that `distributed.replicas.Replicas.map` maps. The path of a leaf
-      decides how it is divided.
-
-  Returns:
-    The tree, with sharding constraints.
+      function that `distributed.replicas.Replicas.map` maps.
   """
   if current_division().num_devices == 1:
     return tree
@@ -243,15 +218,7 @@ def divided(division: Division, tree: Tree) -> Tree:
 
 
 def specs_of(division: Division, trees: Tree) -> Tree:
-  """Returns the mesh axes that divide each dimension of every leaf.
-
-  Args:
-    division: How a replica's arrays are divided among its devices.
-    trees: Tree of arrays of one replica.
-
-  Returns:
-    A tree of specs with the structure of `trees`.
-  """
+  """Returns the mesh axes that divide each dimension of every leaf."""
 
   def spec(path: Any, leaf: Array) -> Spec:
     return division.spec(path_name(path), leaf.shape)
@@ -260,15 +227,10 @@ def specs_of(division: Division, trees: Tree) -> Tree:
 
 
 def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
-  """Swaps a device's part of all layers for some whole layers.
+  """Swaps a device's part of all layers, [L, r, c], for whole ones, [n, R, C].
 
-  Args:
-    leaf: This device's part of L layers, [L, r, c].
-    spec: For each axis of the whole leaf, the mesh axes that divide it.
-
-  Returns:
-    n whole layers, [n, R, C]. If L is not a multiple of the number of devices,
-    layers of zeros are added.
+  Layers of zeros are added if L is not a multiple of the number of devices.
+  Arrays that are not 3-D stay as they are.
   """
   divided_axes = _divided_axes(leaf, spec)
   num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided_axes)
@@ -283,18 +245,9 @@ def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
 
 
 def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
-  """Swaps whole layers for a device's part of all layers.
+  """Swaps whole layers, [n, R, C], for a device's part of all, [L, r, c].
 
-  It reverses `_rows_to_layers`.
-
-  Args:
-    leaf: n whole layers, [n, R, C].
-    part: The argument `leaf` of `_rows_to_layers`. Only its shape [L, r, c] is
-      read.
-    spec: For each axis of the whole leaf, the mesh axes that divide it.
-
-  Returns:
-    This device's part of all L layers, [L, r, c].
+  It reverses `_rows_to_layers`. Only the shape of `part` is read.
   """
   for axis, names in reversed(_divided_axes(part, spec)):
     leaf = jax.lax.all_to_all(
@@ -306,15 +259,9 @@ def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
 
 
 def _divided_axes(leaf: Array, spec: Spec) -> list[tuple[int, tuple[str, ...]]]:
-  """Returns which of the axes of rows and columns are divided among devices.
+  """Returns the divided ones of axes 1 and 2, each with its mesh axes.
 
-  Args:
-    leaf: Array. Only stacks of matrices, [layers, rows, columns], count.
-    spec: For each axis of the whole leaf, the mesh axes that divide it.
-
-  Returns:
-    Pairs of a divided axis (1 or 2) and the mesh axes that divide it; [] for
-    other arrays.
+  The result is [] for arrays that are not [layers, rows, columns].
   """
   if leaf.ndim != _NUM_AXES:
     return []

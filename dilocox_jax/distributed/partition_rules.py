@@ -1,16 +1,13 @@
 """Divides the parameters of a user's model among the devices of a replica.
 
-The code of a user's model is not changed. JAX's partitioner divides the work:
-it collects the parameters that an operation needs, and sums gradients over the
-devices. The user may decide which devices keep which part of a parameter. There
-are three cases:
+The code of a user's model is not changed. JAX's partitioner divides the work.
+Which devices keep which part of a parameter is decided in one of three ways:
 
 - The user gives a function from a parameter's path and shape to a
   `PartitionSpec`.
 - The modules have partitioning metadata of NNX or linen, which become such a
   function (`models.custom`).
-- Otherwise the data shards divide the largest dimension of every parameter
-  (`Division.largest_dimension_spec`).
+- Otherwise the data shards divide the largest dimension of every parameter.
 """
 
 import dataclasses
@@ -43,7 +40,7 @@ def divide_model(
   num_tensor_shards: int = 1,
   partition: PartitionRule | None = None,
 ) -> Division:
-  """Says how the devices of a replica divide a model, for `make_rounds`.
+  """Returns how the devices of a replica divide a model, for `make_rounds`.
 
   A replica has num_data_shards * num_tensor_shards devices.
 
@@ -57,13 +54,10 @@ def divide_model(
       parameter over the mesh axes "data" and "tensor". If it returns None, or
       is None, the data shards divide the parameter's largest dimension.
 
-  Returns:
-    The division, which has the partition of every parameter.
-
   Raises:
     ValueError: If a number of shards is below 1, if the result of `partition`
-      is wrong (`divided_by_rule`), or if there are several tensor shards and no
-      `partition`. The message is one line.
+      does not fit a parameter, or if there are several tensor shards and no
+      `partition`.
   """
   division = Division(
     num_data_shards=num_data_shards, num_tensor_shards=num_tensor_shards
@@ -85,12 +79,9 @@ def divided_by_rule(
       dimension of every parameter.
 
   Raises:
-    ValueError: If the partition of a parameter is wrong: it is not a
-      `PartitionSpec`, names another axis than "data" and "tensor", names an
-      axis twice, has more entries than the parameter has dimensions, or does
-      not divide the parameter evenly. Also if there are pipeline stages, which
-      a user's model cannot have, or if there are tensor shards but no rule. The
-      message is one line.
+    ValueError: If the partition of a parameter is no `PartitionSpec` over the
+      axes "data" and "tensor" that divides the parameter evenly; if there are
+      pipeline stages; or if there are tensor shards but no rule.
   """
   require(
     division.num_stages == 1,
@@ -124,15 +115,8 @@ def _checked_spec(
 ) -> Spec:
   """Checks a partition, and returns the mesh axes of every dimension.
 
-  Args:
-    division: Numbers of data shards and of tensor shards.
-    path: Path of the parameter.
-    shape: Shape of the parameter.
-    partition: Result of the user's rule for the parameter.
-
   Raises:
-    ValueError: If the partition is wrong (`divided_by_rule`). The message is
-      one line with the parameter's path and shape.
+    ValueError: If the partition does not fit the parameter.
   """
   name = f"partition of {path} {list(shape)}"
   require(
@@ -170,11 +154,7 @@ def _checked_spec(
 
 
 def _axes_of(entry: Any) -> tuple[str, ...]:
-  """Returns the mesh axes in one entry of a `PartitionSpec`.
-
-  Args:
-    entry: None, the name of an axis, or a tuple of names.
-  """
+  """Returns the mesh axes in one entry of a `PartitionSpec`, as a tuple."""
   if entry is None:
     return ()
   if isinstance(entry, tuple):

@@ -1,10 +1,8 @@
 """Connects the processes of a run (JAX's multi-controller runtime).
 
-Every process builds the same programs over all devices and goes through the
-same plan. With the functions of this module, processes tell each other the
-values that they must agree on, and notice that another process is gone. The
-functions also work in a run of one process, so the rest of the project need not
-ask how many processes there are.
+With the functions of this module, processes tell each other the values that
+they must agree on, and notice that another process is gone. The functions also
+work in a run of one process.
 """
 
 import atexit
@@ -62,14 +60,11 @@ def start(
   """Connects the processes of a run. It must be called before a device is used.
 
   An argument that is None is read from the environment of the cluster, if JAX
-  knows this kind of cluster. The function waits for all processes before it
-  starts JAX's runtime, which would abort this process if another one did not
-  come. A process of another run is refused.
+  knows this kind of cluster. A process of another run is refused.
 
-  Process 0 listens only at the coordinator's address. If that address was read
-  from the cluster, process 0 listens at all addresses of its machine. The
-  environment variable `JAX_COORDINATOR_BIND_ADDRESS` can name another address
-  in both cases.
+  Process 0 listens only at the coordinator's address, or at all addresses of
+  its machine if that address was read from the cluster. The environment
+  variable `JAX_COORDINATOR_BIND_ADDRESS` can name another address.
 
   Args:
     coordinator: Address of process 0, host:port.
@@ -79,13 +74,11 @@ def start(
       same text.
     timeout_s: Seconds to wait for all processes.
     on_lost: Called in a thread if another process is gone later, with the error
-      and the number of this process. It should end this process, because JAX's
-      runtime would wait for the other one or abort. None: the error is printed,
-      and this process ends with exit code 75.
+      and the number of this process. It should end this process. None: the
+      error is printed, and this process ends with exit code 75.
 
   Raises:
-    ValueError: If an argument was neither given nor found, or is wrong. The
-      message is one line.
+    ValueError: If an argument was neither given nor found, or is wrong.
     LostProcessError: If not all processes came in time.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
@@ -97,6 +90,7 @@ def start(
   coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
   listening = os.environ.get(_BIND_VARIABLE, coordinator)
   arguments = _complete(coordinator, num_processes, process_id, timeout_s)
+  # JAX's runtime would abort this process if another one did not come.
   try:
     connections = rendezvous.wait_for_processes(
       rendezvous.Process(run, arguments.num_processes, arguments.process_id),
@@ -146,12 +140,7 @@ def start(
 
 
 def _end(error: LostProcessError, number: int) -> NoReturn:
-  """Prints an error, and ends this process with exit code 75 ("try again").
-
-  Args:
-    error: The error to print.
-    number: Number of this process.
-  """
+  """Prints an error, and ends this process with exit code 75 ("try again")."""
   print(f"error: process {number}: {error}", file=sys.stderr)
   exit_now(_TRY_AGAIN)
 
@@ -164,8 +153,7 @@ class _JaxArguments(NamedTuple):
     num_processes: Number of processes of the run.
     process_id: Number of this process, from 0.
     local_device_ids: Numbers of this machine's devices that the process uses.
-      None: JAX reads them from the environment variable `JAX_LOCAL_DEVICE_IDS`
-      or, if it is not set, uses all devices.
+      None: JAX decides.
   """
 
   coordinator: str
@@ -182,18 +170,11 @@ def _complete(
 ) -> _JaxArguments:
   """Reads arguments that are None from the environment of the cluster.
 
-  It uses the function with which JAX itself does this, which is not public.
-
-  Args:
-    coordinator: Address of process 0, host:port; None: not given.
-    num_processes: Number of processes; None: not given.
-    process_id: Number of this process; None: not given.
-    timeout_s: Seconds to wait for an answer of the cluster.
-
   Raises:
     ValueError: If an argument was neither given nor found, or if `process_id`
-      is not below `num_processes`. The message is one line.
+      is not below `num_processes`.
   """
+  # JAX itself reads them with this class, which is not public.
   from jax._src.clusters import ClusterEnv
 
   local_device_ids = None
@@ -226,15 +207,10 @@ def _complete(
 
 
 def _use_gloo(coordinator: str) -> None:
-  """Makes CPUs exchange by gloo, at this machine's address toward process 0.
-
-  JAX itself would listen at the address that the host's name stands for. Other
-  machines may not reach this address, or strangers may. JAX has no public
-  function to choose another one.
-
-  Args:
-    coordinator: Address of process 0, host:port.
-  """
+  """Makes CPUs exchange by gloo, at this machine's address toward process 0."""
+  # JAX would listen at the address that the host's name stands for. Other
+  # machines may not reach this address, or strangers may. JAX has no public
+  # function to choose another one.
   from jax._src import distributed, xla_bridge
   from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
@@ -253,10 +229,8 @@ def _use_gloo(coordinator: str) -> None:
 def open_connections(mesh: Mesh) -> None:
   """Connects all groups of devices that collectives over a mesh may use.
 
-  When a group is first used, gloo gives its processes 30 s to connect. Later in
-  a run this may not be enough: one process may compile a program for minutes
-  that another one finds in its cache. So all groups are connected at the start,
-  when all processes are at the same point.
+  When a group is first used, gloo gives its processes 30 s to connect, which
+  may not be enough later in a run, while one process compiles.
 
   Args:
     mesh: The mesh. There is a group for each combination of its axes.
@@ -283,11 +257,9 @@ def open_connections(mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def _silent_output() -> Iterator[None]:
-  """Drops everything that is written to standard output in a `with` statement.
-
-  This includes the output of C++ code. Gloo prints a line for every group that
-  it connects, and no setting turns that off.
-  """
+  """Drops all standard output in a `with` statement, also that of C++ code."""
+  # Gloo prints a line for every group that it connects, and no setting turns
+  # that off.
   sys.stdout.flush()
   output = os.dup(1)
   nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -311,7 +283,7 @@ def from_main(value: Any) -> Any:
   All processes must call it, and each waits for all others.
 
   Args:
-    value: Value of types that JSON has. It is ignored in all other processes.
+    value: Value of types that JSON has. Only process 0's value is read.
   """
   sent_value = value if is_main() else None
   return coordinator_store.allgather(sent_value)[0]
@@ -320,8 +292,7 @@ def from_main(value: Any) -> Any:
 def share_directory(directory: pathlib.Path) -> bool:
   """Returns whether a directory is the same one in all processes.
 
-  Process 0 writes a file there, and all others look for it. All processes must
-  call it, and each waits for all others.
+  All processes must call it, and each waits for all others.
 
   Args:
     directory: A directory in which process 0 may write.
@@ -349,8 +320,7 @@ def check_equal(**values: Any) -> None:
     **values: Named values of types that JSON has.
 
   Raises:
-    ValueError: If a value differs. The message is one line that names the first
-      such value.
+    ValueError: If a value differs. The message names the first such value.
   """
   gathered = coordinator_store.allgather(values)
   values_of_main = gathered[0]
@@ -370,11 +340,7 @@ def check_equal(**values: Any) -> None:
 def detect_lost_process() -> Iterator[None]:
   """Turns an error that a lost process causes into a `LostProcessError`.
 
-  It is a context manager: it handles the errors of its `with` statement.
-
-  Raises:
-    LostProcessError: In place of an error that a lost process has caused. Other
-      errors are not changed.
+  It is a context manager. Other errors in its `with` statement are unchanged.
   """
   try:
     yield
@@ -387,11 +353,7 @@ def detect_lost_process() -> Iterator[None]:
 
 
 def _is_from_lost_process(error: BaseException | None) -> bool:
-  """Returns whether an error is about a lost connection to another process.
-
-  Args:
-    error: The error. The errors that have caused it are checked, too.
-  """
+  """Returns whether an error, or its cause, is about a lost connection."""
   kinds = (RuntimeError, ValueError, TimeoutError, jax.errors.JaxRuntimeError)
   while error:
     text = str(error)
@@ -406,11 +368,7 @@ def _is_from_lost_process(error: BaseException | None) -> bool:
 
 
 def exit_now(code: int) -> NoReturn:
-  """Ends this process at once, without waiting for other processes.
-
-  Args:
-    code: Exit code.
-  """
+  """Ends this process at once, without waiting for other processes."""
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

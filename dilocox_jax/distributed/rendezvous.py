@@ -14,9 +14,8 @@ the port at which JAX's service listens afterwards:
 The connections stay open: by them the processes notice later that one of them
 has gone (`lifelines`).
 
-Anybody who reaches the port can send a greeting. For safety a greeting has a
-fixed form and at most 128 bytes, nothing else is read, and no answer repeats a
-part of it.
+Anybody who reaches the port can send a greeting. So a greeting has a fixed form
+and at most 128 bytes, and no answer repeats a part of it.
 """
 
 import contextlib
@@ -65,7 +64,7 @@ class Process(NamedTuple):
   """Identifies one process of a run.
 
   Attributes:
-    run: Hexadecimal text that identifies the run. All its processes have it.
+    run: Hexadecimal text that all processes of the run have.
     count: Number of processes of the run.
     number: Number of this process, from 0.
   """
@@ -92,14 +91,14 @@ def wait_for_processes(
     timeout_s: Seconds to wait for all processes.
 
   Returns:
-    The open connections of process 0 to all other processes, by their numbers.
-    In the other processes: the connection to process 0.
+    In process 0, the open connections to all other processes by their numbers;
+    in another process, {0: the connection to process 0}.
 
   Raises:
-    ValueError: If an address is unknown or does not lead to process 0, if
-      process 0 is of another run or expects another number of processes, or if
-      another process has the same number. The message is one line.
-    TimeoutError: If a process did not come in time. The message is one line.
+    ValueError: If an address is unknown or does not lead to process 0, or if
+      process 0 refuses this process (another run, another number of processes,
+      or a process number that is taken).
+    TimeoutError: If a process did not come in time.
   """
   wait = _Wait(timeout_s)
   endpoints = _resolve(coordinator, wait)
@@ -124,11 +123,7 @@ class _Wait:
   """
 
   def __init__(self, timeout_s: float):
-    """Starts to count the time.
-
-    Args:
-      timeout_s: Seconds to the limit.
-    """
+    """Starts to count the time."""
     self.timeout_s = timeout_s
     self._end_s = time.monotonic() + timeout_s
     self._notice_s = time.monotonic() + _NOTICE_S
@@ -139,30 +134,20 @@ class _Wait:
     return max(0.0, self._end_s - time.monotonic())
 
   def tell(self, text: str) -> None:
-    """Logs what the process waits for, at most twice a minute.
-
-    Args:
-      text: Words for what the process waits for.
-    """
+    """Logs what the process waits for, at most twice a minute."""
     if time.monotonic() > self._notice_s:
       self._notice_s = time.monotonic() + _NOTICE_S
       logging.info("still waiting: %s", text)
 
 
 def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
-  """Looks up the coordinator's address.
+  """Returns the socket addresses of the coordinator's address.
 
-  Args:
-    coordinator: Address of process 0, host:port.
-    wait: Time limit for all processes to come.
-
-  Returns:
-    The socket addresses of the coordinator's address.
+  On Kubernetes, it waits for the name of a pod that is still unknown.
 
   Raises:
-    ValueError: If the name of the host is unknown. The message is one line.
-    TimeoutError: If, on Kubernetes, the name of a pod stays unknown until the
-      limit. The message is one line.
+    ValueError: If the name of the host is unknown.
+    TimeoutError: If the name of a pod stays unknown until the limit.
   """
   # Kubernetes knows the name of a pod only after it has found a node for the
   # pod. So an unknown name there means that process 0 has not started yet.
@@ -193,11 +178,7 @@ def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
 
 
 def _listen(address: str) -> socket.socket:
-  """Returns a socket of process 0 that listens at an address.
-
-  Raises:
-    ValueError: If this is not possible. The message is one line.
-  """
+  """Returns a listening socket; raises ValueError if this is not possible."""
   try:
     return addresses.listen(address)
   except OSError as error:
@@ -209,22 +190,14 @@ def _listen(address: str) -> socket.socket:
 
 
 def _greeting(process: Process) -> bytes:
-  """Returns the line by which a process tells process 0 who it is.
-
-  Args:
-    process: The process that sends the line.
-  """
+  """Returns the line by which a process tells process 0 who it is."""
   return f"{_VERSION} {process.run} {process.count} {process.number}\n".encode()
 
 
 def _names(numbers: Collection[int], count: int) -> str:
-  """Returns how a message calls some processes of a run.
+  """Returns words for some processes of a run, at least one.
 
   Examples: "process 1 of 2", "processes 1, 2 and 9 others of 12".
-
-  Args:
-    numbers: Numbers of the processes, at least one.
-    count: Number of all processes of the run.
   """
   words = [str(number) for number in sorted(numbers)]
   if len(words) == 1:
@@ -246,13 +219,7 @@ class _Reception:
   """
 
   def __init__(self, process: Process, coordinator: str, server: socket.socket):
-    """Accepts no connection yet.
-
-    Args:
-      process: Process 0.
-      coordinator: Address of process 0 for all processes, for messages.
-      server: The socket at which process 0 listens.
-    """
+    """Accepts no connection yet. `coordinator` is only used in messages."""
     self._process = process
     self._coordinator = coordinator
     self._server = server
@@ -268,17 +235,12 @@ class _Reception:
   ) -> dict[int, socket.socket]:
     """Waits until all processes have connected, and then tells them to go on.
 
-    Args:
-      endpoints: Socket addresses of the coordinator.
-      wait: Time limit for all processes to come.
-
     Returns:
       The connections to the other processes, by their numbers.
 
     Raises:
-      ValueError: If process 0 does not reach itself at the coordinator's
-        address. The message is one line.
-      TimeoutError: If a process did not come in time. The message is one line.
+      ValueError: If process 0 does not reach itself at `endpoints`.
+      TimeoutError: If a process did not come in time.
     """
     with contextlib.ExitStack() as stack:
       stack.callback(self._close)
@@ -305,10 +267,7 @@ class _Reception:
       )
 
   def _released(self) -> dict[int, socket.socket]:
-    """Returns the connections to the other processes.
-
-    They stay open when `_close` closes the rest.
-    """
+    """Removes and returns the connections to the other processes by number."""
     released = {
       number: connection
       for number, connection in self._present.items()
@@ -319,14 +278,9 @@ class _Reception:
     return released
 
   def _loopback_hint(self) -> str:
-    """Returns the end of a message if the coordinator's name means loopback.
-
-    On Debian, the name of a machine may mean a loopback address on the machine
-    itself, so that no other machine reaches process 0.
-
-    Returns:
-      The text; "" if the name does not mean a loopback address.
-    """
+    """Returns a hint if the coordinator's name means loopback, else ""."""
+    # On Debian, a machine may resolve its own name to a loopback address, so
+    # that no other machine reaches process 0.
     name, _ = addresses.split_address(self._coordinator)
     address = self._server.getsockname()[0]
     if address == name or not ipaddress.ip_address(address).is_loopback:
@@ -340,17 +294,7 @@ class _Reception:
     self._selector.close()
 
   def _greet_itself(self, endpoints: list[Endpoint]) -> socket.socket:
-    """Connects process 0 to itself, to check the coordinator's address.
-
-    Args:
-      endpoints: Socket addresses of the coordinator.
-
-    Returns:
-      The connection.
-
-    Raises:
-      ValueError: If process 0 does not reach itself. The message is one line.
-    """
+    """Connects process 0 to itself; raises ValueError if that fails."""
     try:
       connection = addresses.connect(endpoints, _CONNECT_S)
       connection.sendall(_greeting(self._process))
@@ -371,11 +315,7 @@ class _Reception:
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
-    """Waits for new connections or their bytes, and handles what has come.
-
-    Args:
-      timeout_s: Seconds to wait for the first of them.
-    """
+    """Waits for new connections or bytes, and handles what has come."""
     for key, _ in self._selector.select(timeout_s):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)
@@ -393,10 +333,7 @@ class _Reception:
         self._drop(connection)
 
   def _accept(self) -> None:
-    """Accepts a connection.
-
-    It is closed at once if too many connections have not sent a line yet.
-    """
+    """Accepts a connection, but closes it if too many have not greeted yet."""
     try:
       connection, _ = self._server.accept()
     except OSError:  # The other side has gone, or too many files are open.
@@ -421,13 +358,9 @@ class _Reception:
     connection.close()
 
   def _read_greeting(self, connection: socket.socket) -> None:
-    """Reads a connection's first line, its greeting, and checks it.
+    """Reads bytes of a connection's greeting, and checks it once complete.
 
-    If the line is not complete yet, its bytes are kept for the next call. A
-    connection that has ended, or has sent too many bytes, is dropped.
-
-    Args:
-      connection: A connection whose greeting is not complete yet.
+    A connection that has ended, or has sent too many bytes, is dropped.
     """
     earlier_bytes, latest_s = self._strangers[connection]
     try:
@@ -445,12 +378,7 @@ class _Reception:
   def _answer(self, connection: socket.socket, text: bytes) -> None:
     """Keeps a connection whose greeting is right, and closes any other.
 
-    If the process is of another run, expects another number of processes, or
-    has a number that is taken, it gets an answer before that.
-
-    Args:
-      connection: Connection of a process that has greeted.
-      text: The complete greeting.
+    A process that is refused gets an answer with the reason first.
     """
     match = _GREETING.fullmatch(text.decode("ascii", errors="replace"))
     if not match:
@@ -466,11 +394,7 @@ class _Reception:
     self._present[guest.number] = connection
 
   def _refusal(self, guest: Process) -> str:
-    """Returns the answer for a process that is refused; "" if it is accepted.
-
-    Args:
-      guest: The process, as its greeting describes it.
-    """
+    """Returns the answer for a process that is refused, else ""."""
     count = self._process.count
     if guest.run != self._process.run:
       return _OTHER_RUN
@@ -500,18 +424,9 @@ def _greet_until_all_are_there(
 ) -> socket.socket:
   """Connects to process 0, again and again, until all processes are there.
 
-  Args:
-    process: This process.
-    coordinator: Address of process 0, host:port.
-    endpoints: Socket addresses of the coordinator.
-    wait: Time limit for all processes to come.
-
-  Returns:
-    The connection to process 0.
-
   Raises:
-    ValueError: If process 0 refuses this process. The message is one line.
-    TimeoutError: If a process did not come in time. The message is one line.
+    ValueError: If process 0 refuses this process.
+    TimeoutError: If a process did not come in time.
   """
   pause_s = _SHORTEST_PAUSE_S
   reason = ""
@@ -546,16 +461,10 @@ def _greet_until_all_are_there(
 
 
 def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
-  """Tells process 0 which process this is, and waits for the answer.
+  """Tells process 0 which process this is, and returns the answer.
 
-  Args:
-    connection: Connection to process 0.
-    process: This process.
-    wait: Time limit for all processes to come.
-
-  Returns:
-    The answer: "go" if all processes are there, or the reason why not. "" if
-    there was no answer before the limit, or if the connection broke.
+  The answer is "go" if all processes are there, or the reason why not; "" if
+  none came before the limit, or if the connection broke.
   """
   text = b""
   try:
@@ -578,20 +487,12 @@ def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
 
 
 def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
-  """Raises an error if process 0 has refused this process.
-
-  Any other answer is ignored.
-
-  Args:
-    answer: The answer of process 0.
-    process: This process.
-    coordinator: Address of process 0, for messages.
+  """Raises an error if process 0's answer is a refusal.
 
   Raises:
     ValueError: If process 0 is of another run, expects another number of
-      processes, or has a process of the same number already. The message is one
-      line.
-    TimeoutError: If a process did not come in time. The message is one line.
+      processes, or has a process of this number already.
+    TimeoutError: If a process did not come in time.
   """
   if answer == _OTHER_RUN:
     raise ValueError(
@@ -620,18 +521,12 @@ def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
 
 
 def _wait_for_service(coordinator: str, endpoints: list[Endpoint]) -> None:
-  """Waits until JAX's service listens at the coordinator's address.
-
-  Without this wait, JAX would abort this process if the service is not there.
-
-  Args:
-    coordinator: Address of process 0, for messages.
-    endpoints: Socket addresses of the coordinator.
+  """Waits up to 30 s until JAX's service listens at the coordinator's address.
 
   Raises:
-    TimeoutError: If the service does not listen within 30 s. The message is one
-      line.
+    TimeoutError: If the service does not listen in time.
   """
+  # JAX would abort this process if it called before the service listens.
   wait = _Wait(_SERVICE_S)
   while wait.left_s:
     try:

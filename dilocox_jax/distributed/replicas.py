@@ -2,10 +2,7 @@
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
 replica, data shard, pipeline stage and tensor shard. A `Division`
-(`plan.model.division`) says which part of an array a device holds. Only this
-module makes `NamedSharding` objects, which place arrays on the mesh. Inside a
-traced function, `local_map.divided` applies a `Division` as sharding
-constraints.
+(`plan.model.division`) says which part of an array a device holds.
 """
 
 import dataclasses
@@ -52,12 +49,10 @@ class Replicas:
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has devices of its own).
     division: How a replica is divided among its devices.
-    devices: Devices to use; None: all devices of the run's processes. They may
-      also be devices of `jax.experimental.topologies`, to compile programs for
-      a machine that is not there.
+    devices: Devices to use; None: all devices of the run's processes.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
-      or `ALONE_AXIS` if the other replicas of the run are other processes,
-      which exchange through a mailbox.
+      or `ALONE_AXIS` if the other replicas are other processes, which exchange
+      through a mailbox (a shared folder or bucket).
   """
 
   num_replicas: int
@@ -67,12 +62,7 @@ class Replicas:
   axis_name: str = REPLICA_AXIS
 
   def __post_init__(self):
-    """Checks the attributes, and that the replicas fit on the devices.
-
-    Raises:
-      ValueError: If an attribute is wrong, or if the replicas do not fit. The
-        message is one line.
-    """
+    """Raises ValueError if an attribute is wrong or the replicas do not fit."""
     require(
       not jax.config.jax_disable_jit,  # pyright: ignore
       "JAX_DISABLE_JIT is set, and replicas need compiled programs: unset it",
@@ -88,12 +78,9 @@ class Replicas:
       )
 
   def _check_devices(self) -> None:
-    """Checks that a mesh fits on the devices.
+    """Raises ValueError if a mesh does not fit on the devices.
 
-    Raises:
-      ValueError: If there are too few devices for all replicas, or if the run
-        has several processes and the mesh would leave some of their devices
-        unused.
+    With several processes, the mesh must use all of their devices.
     """
     available = len(self._available)
     per_replica = self.division.num_devices
@@ -125,14 +112,13 @@ class Replicas:
   def mesh(self) -> Mesh:
     """The devices of all replicas, [M, data shards, stages, tensor shards].
 
-    The replica axis is outermost, so the devices of a replica are neighbors.
-    If every TPU slice (or process) holds the same number of whole replicas,
-    only messages between replicas cross the slow links between slices. For
-    example, there are two slices with the devices 0-3 and 4-7, and 4 replicas
-    of 2 stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
-    replicas 2 and 3 have (4, 5) and (6, 7). If the slices cannot hold equally
-    many replicas, as with 3 replicas, the devices are in JAX's order.
+    If every TPU slice can hold the same number of whole replicas, only messages
+    between replicas cross the slow links between slices. For example, 4
+    replicas of 2 stages are on two slices with the devices 0-3 and 4-7. Then
+    replicas 0 and 1 have the devices (0, 1) and (2, 3), and replicas 2 and 3
+    have (4, 5) and (6, 7). Otherwise the devices are in JAX's order.
     """
+    # The replica axis is outermost, so a replica's devices are neighbors.
     inner_sizes = tuple(self.division.sizes.values())
     devices = self._available[: self.num_devices]
     slices = {getattr(device, "slice_index", 0) for device in devices}
@@ -175,12 +161,9 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, which must have the same values in every process; or
-        of shapes and dtypes (`jax.ShapeDtypeStruct`).
+        of shapes and dtypes (`jax.ShapeDtypeStruct`), which get shardings.
       axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
         replicas, None for leaves that all replicas share.
-
-    Returns:
-      The arrays on the devices; or the shapes and dtypes with shardings.
     """
 
     def put(axis: int | None, subtree: Tree) -> Tree:
@@ -193,13 +176,9 @@ class Replicas:
 
     Args:
       tree: Tree of arrays with the same values in every process. Of a
-        `LazyArray`, every process reads only the parts that its own devices
-        hold.
+        `LazyArray`, a process reads only the parts for its own devices.
       axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
         replicas, None for leaves that all replicas share.
-
-    Returns:
-      The arrays on the devices.
     """
     return jax.tree.map(put_on, tree, self.state_shardings(tree, axes))
 
@@ -259,14 +238,12 @@ class Replicas:
   def state_shardings(self, tree: Tree, axes: Tree) -> Tree:
     """Returns the sharding of every leaf of a state.
 
+    A sharding divides a leaf among the replicas and among a replica's devices.
+
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.
       axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
         replicas, None for leaves that all replicas share.
-
-    Returns:
-      A tree like `tree` with a sharding for each leaf. It divides the leaf
-      among the replicas and, as `division` says, among a replica's devices.
     """
     if self.layout == "stacked":
       return jax.tree.map(lambda _: self._first_device, tree)
@@ -300,12 +277,11 @@ class Replicas:
   def spec(self, path: tuple[Any, ...], shape: tuple[int, ...]) -> Spec:
     """Returns the mesh axes that divide each dimension of a leaf.
 
+    The result is () if a replica has only one device.
+
     Args:
       path: JAX key path of the leaf in the state.
       shape: Shape of the leaf in one replica.
-
-    Returns:
-      An entry for each dimension; () if a replica has only one device.
     """
     if not self.is_divided:
       return ()
@@ -363,36 +339,21 @@ class Replicas:
     return jnp.broadcast_to(leaf, (self.num_replicas, *leaf.shape))
 
   def divided(self, tree: Tree) -> Tree:
-    """Tells JAX to divide the state of one replica among its devices.
+    """Adds sharding constraints that divide a replica's state among devices.
 
     Args:
       tree: State of one replica, inside a function that `map` maps.
-
-    Returns:
-      The state, with sharding constraints (`local_map.divided`).
     """
     return divided(self.division, tree)
 
   def _specs(self, axes: Tree) -> Tree:
-    """Converts replica axes to a tree of `PartitionSpec` for `shard_map`.
-
-    Args:
-      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
-        replicas, None for values that all replicas share.
-    """
+    """Converts replica axes (0 or None) to a tree of `PartitionSpec`."""
     return jax.tree.map(
       lambda axis: PartitionSpec(*self._axes(axis)), axes, is_leaf=is_none
     )
 
   def _axes(self, axis: int | None) -> tuple[str, ...]:
-    """Returns the mesh axes that divide the first dimension of a leaf.
-
-    Args:
-      axis: 0 for a leaf [M, ...], None for a value that all replicas share.
-
-    Returns:
-      The replica axis for 0; () for None.
-    """
+    """Returns the replica axis for 0, and () for None (shared values)."""
     if axis is None:
       return ()
     return (self.axis_name,)
@@ -408,12 +369,9 @@ def put_on(leaf: Any, sharding: Sharding) -> Any:
   """Puts an array on the devices of a sharding.
 
   Args:
-    leaf: An array; a `LazyArray`, of which only the parts of this process's
-      devices are read; or a `jax.ShapeDtypeStruct`.
+    leaf: An array; a `LazyArray`, of which only the parts for this process's
+      devices are read; or a `jax.ShapeDtypeStruct`, which gets the sharding.
     sharding: Says which part of the array each device gets.
-
-  Returns:
-    The array on the devices; or the `jax.ShapeDtypeStruct` with the sharding.
   """
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return leaf.update(sharding=sharding)
@@ -444,7 +402,7 @@ def _assembled(
     part: Function from a slice of every axis to the values there. It is called
       once for all devices that hold the same part.
     one_at_a_time: Whether to wait until a part is on its devices before the
-      next part is made. The host then holds the values of only one part.
+      next part is made, so that the host holds only one part.
   """
   indices = sharding.addressable_devices_indices_map(shape)
   # Slices cannot be keys of a dict before Python 3.12, so their bounds are.
@@ -466,14 +424,11 @@ def _assembled(
 
 
 def with_shardings(tree: Tree, shardings: Tree) -> Tree:
-  """Returns the shapes and dtypes of arrays, with shardings.
+  """Returns shapes, dtypes and shardings as a tree of `jax.ShapeDtypeStruct`.
 
   Args:
     tree: Tree of arrays, or of their shapes and dtypes.
     shardings: Tree with a sharding for each leaf.
-
-  Returns:
-    A tree with a `jax.ShapeDtypeStruct` for each leaf.
   """
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),

@@ -1,10 +1,9 @@
 """Keeps a running average of the parameters that an optimizer updates.
 
-While the learning rate is high, the parameters jump from side to side in a
-valley of the loss, and the average of many of them lies nearer to the floor of
-the valley. Training goes on from the newest parameters; the average is
-evaluated and kept. The average costs the memory of one more copy of the
-parameters, and no byte on the link.
+At a high learning rate the parameters jump from side to side in a valley of
+the loss, and their average lies nearer to its floor. Training goes on from the
+newest parameters; the average is evaluated and kept. It costs the memory of one
+more copy of the parameters, and no byte on the link.
 """
 
 from typing import NamedTuple
@@ -25,8 +24,7 @@ class AverageState(NamedTuple):
   Attributes:
     count: Number of updates taken (int32 scalar).
     average: The average, in fp32 or wider; the first parameters if `count` is
-      0. With `averaged` it is a weighted average of the parameters after these
-      updates. With `schedule_free` it is the average x of that optimizer.
+      0. With `schedule_free` it is the average x of that optimizer.
     optimizer: State of the optimizer that makes the updates.
   """
 
@@ -40,20 +38,14 @@ def averaged(
 ) -> optax.GradientTransformationExtraArgs:
   """Wraps an optimizer so that it also averages the parameters it updates.
 
-  The updates stay the same. Newer parameters have more weight in the average.
-
-  Update t moves the average by (power + 1) / (t + power) of its distance to the
-  new parameters x_t. For power = 1, the first three updates move it by 1, 2/3
-  and 2/4 of the distance, so x_1, x_2 and x_3 then have the weights 1/6, 2/6
-  and 3/6. For a whole power, x_s has a weight in proportion to s (s + 1) ...
-  (s + power - 1), which is about s^power. So the average lags behind the newest
-  parameters by about 1 / (power + 2) of the run, and the same power serves runs
-  of all lengths.
+  The updates stay the same. The average of x_1, ..., x_t, the parameters after
+  each update, gives x_s a weight of about s^power. For power = 1, x_1, x_2 and
+  x_3 have the weights 1/6, 2/6 and 3/6. The average lags behind the newest
+  parameters by about 1 / (power + 2) of the run.
 
   Args:
-    optimizer: Makes the updates, and does not see the average. No other
-      transformation may change the updates afterwards, so the result of this
-      function must be the outermost one.
+    optimizer: Makes the updates. The wrapped optimizer must be the outermost
+      transformation, so that nothing changes its updates afterwards.
     power: 0 or more. 0 gives the plain mean of all parameters; a higher power
       forgets old ones sooner.
 
@@ -99,8 +91,8 @@ def schedule_free(
 
   A schedule-free optimizer takes its steps at z, keeps an average x of all z,
   and measures gradients at y = (1 - b1) z + b1 x. As an outer optimizer it has
-  y as the outer parameters, so replicas begin their rounds at y. The model to
-  evaluate is x. Without this wrapper the run would evaluate y.
+  y as the outer parameters, from which replicas begin their rounds. The model
+  to evaluate is x. Without this wrapper the run would evaluate y.
 
   Args:
     optimizer: Result of `optax.contrib.schedule_free`, `schedule_free_sgd` or
@@ -149,9 +141,7 @@ def _precise(leaf: Array) -> Array:
 
 
 def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
-  """Returns the average of the parameters, if the optimizer keeps one.
-
-  Without an average it returns the newest parameters.
+  """Returns the average of the parameters, or `params` if there is none.
 
   Args:
     optimizer: State of any optimizer. It has an average if it is an
@@ -165,10 +155,9 @@ def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
-  """Returns the average of the parameters in a state, if any, or else `params`.
+  """Returns the average of the parameters in a state, or else `params`.
 
-  Unlike `parameters_to_keep`, it leaves the dtypes as they are. So leaves may
-  be anything, e.g. descriptions of the arrays of a checkpoint.
+  Unlike `parameters_to_keep` it does not cast, so leaves need not be arrays.
 
   Args:
     optimizer: State of any optimizer. It has an average if it is an
@@ -183,14 +172,8 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 def check_outermost(optimizer: Tree) -> None:
   """Raises ValueError if an averaging optimizer is inside another one.
 
-  The average of the parameters must belong to the outermost transformation.
-  Otherwise `parameters_to_keep` would not find it, and the outer transformation
-  may change the updates from which the average was computed. The outermost
-  optimizer is also refused if it is schedule-free and not wrapped in
-  `schedule_free`. Inside another optimizer such a mistake is not noticed.
-
-  Args:
-    optimizer: State of any optimizer.
+  It also raises ValueError if `optimizer` is the state of a schedule-free
+  optimizer that is not wrapped in `schedule_free`.
   """
   require(
     not isinstance(optimizer, ScheduleFreeState),

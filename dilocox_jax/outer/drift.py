@@ -14,9 +14,8 @@ squared norm of 6.25. The sum of dot products is 4 * 6.25 - (9 + 16) = 0, so d_1
 and d_2 are orthogonal. The sum of |d_i| |d_j| over the same pairs is (3 + 4)^2
 - 25 = 24, and the mean cosine is 0 / 24 = 0.
 
-The replicas do not add up their scalars in the program, because that would cost
-one more message on the slow link. Each replica reports its scalars together
-with its losses, and the host adds them up (`disagreement`).
+Each replica reports its scalars with its losses, and the host adds them up
+(`disagreement`), because a sum in the program would cost one more message.
 """
 
 import functools
@@ -35,24 +34,18 @@ from dilocox_jax.trees import Scalar, Tree
 class Drift(NamedTuple):
   """Squared norms that a replica reports when a fragment was averaged.
 
-  In the code of one replica all values are scalars. In the result of the
-  program that is mapped over replicas, `own_squared`, `apart_squared` and
-  `is_left_out` have a replica axis, [M]. In the result of `drift_axes` the
-  fields are axes.
+  A fragment is a part of the parameters. In the code of one replica, each norm
+  is a scalar; mapped over M replicas, it is [M] where replicas differ.
 
   Attributes:
     own_squared: |sent|^2, where `sent` is the replica's pseudo-gradient as the
-      other replicas decode it (`ExchangeResult.sent`). If the replica was left
-      out of the mean, it is not finite (the pseudo-gradient was not finite, or
-      its weight was 0), or 0 (`norm_filter` has left it out, or a mailbox did
-      not count its message).
+      other replicas decode it; 0 or not finite if the replica was left out of
+      the mean.
     apart_squared: |sent - mean|^2.
-    mean_squared: |mean|^2, a scalar; [M] if the exchange gives each replica a
-      mean of its own.
-    observed: Arrays that the aggregator wants recorded in `metrics.jsonl`, by
-      name (`Aggregator.observe`); may be {}.
-    is_left_out: Whether a filter left the replica out of the mean
-      (`Averaged.is_left_out`). `sent` is zeros then. None: there is no filter.
+    mean_squared: |mean|^2.
+    observed: Arrays of the aggregator to record in `metrics.jsonl`, by name.
+    is_left_out: Whether a filter left the replica out of the mean. None: there
+      is no filter.
   """
 
   own_squared: Any
@@ -63,13 +56,12 @@ class Drift(NamedTuple):
 
 
 def drift_axes(is_shared: bool) -> Drift:
-  """Returns the replica axis of every field, for `out_axes` of `jax.vmap`.
+  """Returns a `Drift` of replica axes, for `out_axes` of `jax.vmap`.
+
+  A field that has a replica axis is 0, and any other field is None.
 
   Args:
     is_shared: Whether all replicas have the same mean.
-
-  Returns:
-    A `Drift` with 0 for a field that has a replica axis, and None for others.
   """
   per_replica: Any = 0
   shared: Any = None
@@ -92,11 +84,7 @@ def squared_norm(tree: Tree) -> Scalar:
 
 
 def measure_drift(result: ExchangeResult) -> Drift:
-  """Computes the norms of one replica's `Drift`, without sending anything.
-
-  Args:
-    result: The result of averaging a fragment, for one replica.
-  """
+  """Computes one replica's `Drift` of a fragment, without sending anything."""
   difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
   return Drift(
     own_squared=squared_norm(result.sent),
@@ -112,9 +100,8 @@ class Disagreement(NamedTuple):
 
   Attributes:
     cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
-      product of their norms. It is None if no pair has a cosine (there is only
-      one replica, or at most one pseudo-gradient is not zero, or one is not
-      finite), or if each replica has a mean of its own.
+      product of their norms. None if this mean is not finite (e.g. at most one
+      pseudo-gradient is not zero), or if each replica has a mean of its own.
     disagreement: Root mean square, over the replicas, of the distance between a
       replica's pseudo-gradient (as it was sent) and the mean.
     pseudo_gradient_norm: Norm of the mean pseudo-gradient. If each replica has
@@ -131,12 +118,9 @@ def disagreement(
 ) -> Disagreement:
   """Computes how much the pseudo-gradients of one fragment differ, on the host.
 
-  The module's docstring has the formula of the cosine.
-
   Args:
-    own_squared: Squared norm of what each replica sent, [M].
-    apart_squared: Squared distance of what each replica sent from the mean,
-      [M].
+    own_squared: Squared norm of each replica's sent pseudo-gradient, [M].
+    apart_squared: Squared distance of each of them from the mean, [M].
     mean_squared: Squared norm of the mean pseudo-gradient, a scalar; [M] if
       each replica has a mean of its own.
   """

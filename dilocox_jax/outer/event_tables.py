@@ -1,9 +1,9 @@
 """Tables of which fragment is sent or applied after an inner step.
 
-A transform is compiled once for all inner steps, so the number of the step is a
-traced value. The program looks up the fragment in two tables: one of the first
-rounds, which may differ from each other, and one of a round that repeats for
-ever.
+A fragment is a part of the parameters. A transform is compiled once for all
+inner steps, so it looks up the fragment by a traced step number. One table has
+the first rounds, which may differ from each other, and one has a round that
+repeats forever.
 """
 
 import dataclasses
@@ -24,9 +24,8 @@ class EventTable:
   """Which fragment is sent after each inner step, or which one is applied.
 
   Attributes:
-    first: Number of the fragment that is sent (or applied) after inner step 0,
-      1, 2, ... up to the step after which all rounds are alike; -1: none. int32
-      [steps + 1].
+    first: Number of the fragment after inner step 0, 1, ..., up to the step
+      after which all rounds are alike; -1: none. int32 [steps + 1].
     repeated: Number of the fragment after step 1, 2, 3, ... of a round that
       repeats; -1: none. int32 [H].
   """
@@ -59,8 +58,8 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
 
   Raises:
     ValueError: If the schedule does not say from which round on its rounds are
-      alike, if they become alike too late (after about a million steps), or if
-      more than one fragment is sent, or applied, after one step.
+      alike, if they become alike only after about a million steps, or if two
+      fragments are sent, or two applied, after one step.
   """
   require(
     schedule.steady_round is not None,

@@ -1,12 +1,10 @@
 """What happens to a fragment after an inner step: measure, apply, send.
 
-Only this module decides this order. Both the windows of rounds
-(`rounds.window`) and the transform of single steps (`outer.step_transform`)
-call it. First the replica measures its new pseudo-gradient of the fragment.
-Then it applies the mean of an earlier one, if such a mean has arrived, so the
-outer step can read the new pseudo-gradient. Then the new pseudo-gradient counts
-as sent: it is in flight until its own mean is applied. With tau = 0 the new
-pseudo-gradient is averaged and applied at once, so it is never in flight.
+A fragment is a part of the parameters. A replica first measures its new
+pseudo-gradient of the fragment. Then it applies the mean of an earlier one, if
+that has arrived. Then the new pseudo-gradient is in flight until its own mean
+is applied. With tau = 0 the new pseudo-gradient is averaged and applied at once
+instead.
 
 In this module `inner` is always the replica's own parameters of the fragment,
 and `fresh` is the pseudo-gradient that the replica has just measured.
@@ -50,26 +48,23 @@ def measure_apply_send(
 ) -> tuple[FragmentState, Tree, ExchangeResult | None]:
   """Measures a pseudo-gradient, applies an earlier mean, and then sends.
 
-  To send means here only to put the new pseudo-gradient in flight. Its exchange
-  runs later. With tau = 0 it is never in flight: `apply` exchanges and applies
-  it at once (`exchange_at_once`).
+  To send means here only to append the new pseudo-gradient to
+  `state.in_flight`; nothing goes over the link.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     state: State of the fragment.
     inner: The replica's own parameters of the fragment.
-    in_flight: Pseudo-gradients of the fragment in flight, the oldest first. The
-      one that is applied now is still among them.
-    apply: Function that is called after measuring, and applies a mean, such as
-      the result of `apply_arrived`, `exchange_at_once` or `apply_nothing_yet`.
-    num_arrived: How many pseudo-gradients are no longer in flight afterwards,
-      counted from the oldest. It is 1 if a mean is applied, also if it is the
-      mean of the new one, or if the oldest one is only a placeholder of zeros;
-      0 otherwise.
+    in_flight: Pseudo-gradients of the fragment in flight, the oldest first,
+      including the one that is applied now.
+    apply: Called after measuring; for example the result of `apply_arrived`,
+      `exchange_at_once` or `apply_nothing_yet`.
+    num_arrived: How many of the oldest pseudo-gradients to drop: 1 if `apply`
+      applies a mean, or if the oldest is a placeholder of zeros; otherwise 0.
 
   Returns:
-    The new state, and the other two values that `apply` returned: the replica's
-    new parameters of the fragment, and the result that was applied or None.
+    The new state; the replica's new parameters of the fragment; the result that
+    was applied, or None.
   """
   fresh = outer.measure(state, in_flight, inner)
   state, inner, result = apply(state, inner, fresh)
@@ -78,16 +73,14 @@ def measure_apply_send(
 
 
 def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
-  """Returns the argument `apply` of `measure_apply_send` for tau = 0.
+  """Returns a function that averages pseudo-gradients and applies the mean.
+
+  The function is the argument `apply` of `measure_apply_send` for tau = 0.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     weight: Factor of this replica's pseudo-gradient in the mean, a float scalar
       (`OuterStep.exchange`). None: all replicas have the same weight.
-
-  Returns:
-    Function that averages the new pseudo-gradient over replicas, waits for the
-    mean, and applies it.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
@@ -98,15 +91,14 @@ def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
 
 
 def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
-  """Returns the argument `apply` of `measure_apply_send` for a mean at hand.
+  """Returns a function that applies a mean that has arrived.
+
+  The function is an argument `apply` of `measure_apply_send`.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     arrived: The result of the exchange, which contains the mean, and the
       aggregator's new state.
-
-  Returns:
-    Function that applies this mean.
   """
   result, exchange = arrived
 
@@ -119,17 +111,11 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
 
 
 def apply_nothing_yet(outer: OuterStep) -> Apply:
-  """Returns the argument `apply` of `measure_apply_send` for the first send.
+  """Returns the argument `apply` of `measure_apply_send` before a mean arrives.
 
-  No mean has arrived then.
-
-  Args:
-    outer: Measures, exchanges and applies pseudo-gradients.
-
-  Returns:
-    Function that changes nothing under most rules. A rule that applies at the
-    first send (`ApplyRule.applies_at_first_send`) gets a mean of zeros, so that
-    only the replica's new pseudo-gradient changes the parameters.
+  The function changes nothing, except under a rule that applies at the first
+  send (`ApplyRule.applies_at_first_send`): it then applies a mean of zeros, so
+  only the new pseudo-gradient changes the parameters.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
@@ -142,14 +128,5 @@ def apply_nothing_yet(outer: OuterStep) -> Apply:
 
 
 def no_measurement(state: FragmentState) -> Tree:
-  """Returns zeros in the place of a new pseudo-gradient.
-
-  A mean may be applied after a step at which nothing is measured.
-
-  Args:
-    state: State of the fragment.
-
-  Returns:
-    A tree of zeros like the fragment's parameters.
-  """
+  """Returns zeros like the fragment, for a step that measures nothing."""
   return jax.tree.map(jnp.zeros_like, state.params)

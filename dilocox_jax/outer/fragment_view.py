@@ -1,7 +1,7 @@
 """Cuts fragments out of a parameter tree, and puts them back.
 
-A fragment is a part of the parameters that is sent at once.
-`plan.schedule.fragments` divides the tree in one of four ways:
+A fragment is a part of the parameters that is sent at once. There are four
+ways to divide the tree:
 
 - The whole tree is the only fragment.
 - Every fragment is a slice of every leaf.
@@ -10,12 +10,11 @@ A fragment is a part of the parameters that is sent at once.
 - Every fragment is some whole leaves.
 
 A fragment is a tree like the caller's, in which `optax.MaskedNode()` stands for
-the leaves of other fragments, as in `optax.masked`. So optax's functions for
-states work, such as `optax.tree.map_params`.
+the leaves of other fragments, as in `optax.masked`.
 
-Fragments with the same shapes make a *group*. Slices are one group, and so are
-the fragments of layers. One program serves all fragments of a group. It gets
-their *index* as data, such as the numbers of their layers.
+Fragments with the same shapes make a *group*, such as all slices, or all
+fragments of layers. One program serves a group: it gets a fragment's *index*,
+such as the numbers of its layers, as data.
 
 Some fragments have fewer layers than others. For example, 5 layers and P = 3
 with the order "strided" give the indices
@@ -23,12 +22,8 @@ with the order "strided" give the indices
     fragment 1: layers 0, 2, 4
     fragment 2: layers 1, 3, and 5 = num_layers, which is not a layer
 
-`extract` of fragment 2 fills the missing row with zeros, and `insert` drops the
-row: an index out of bounds reads the fill value and writes nothing. Zeros
-change no mean, no norm and no other row, so the padding is harmless, but it is
-sent. Slices are padded in the same way. For example, 344 rows and P = 16 make
-slices of 22 rows. If slices are neighboring rows, the last one has 14 rows of
-the leaf and 8 rows of zeros.
+`extract` of fragment 2 fills the missing row with zeros, which are sent, and
+`insert` drops the row. Slices are padded in the same way.
 """
 
 import dataclasses
@@ -72,15 +67,12 @@ class FragmentView:
   """Cuts fragments (parts of the parameters) out of trees, puts them back.
 
   A view is a pytree without leaves, so it can be a part of a transform's state.
-  Views with equal settings are equal, so a saved state fits a transform that is
-  made anew.
 
   Attributes:
     count: Number of fragments, P.
-    fragments: How the tree is divided: a function from a leaf's path to the
-      number of its fragment, or a `Fragments`, in which a fragment is some
-      layers, or a slice of every leaf. None: into whole leaves, such that the
-      fragments have about equal sizes.
+    fragments: Function from a leaf's path to the number of its fragment, or a
+      `Fragments` (slices, or layers). None: a fragment is some whole leaves,
+      and fragments have about equal sizes.
   """
 
   count: int
@@ -92,11 +84,7 @@ class FragmentView:
 
   @property
   def _by_rows(self) -> Fragments | None:
-    """`fragments` if fragments are slices or layers; otherwise None.
-
-    One leaf may then belong to several fragments. The result is None if there
-    is only one fragment, or if fragments are whole leaves.
-    """
+    """`fragments` if there are several, each a slice or layers; else None."""
     if self.count > 1 and isinstance(self.fragments, Fragments):
       return self.fragments
     return None
@@ -111,12 +99,10 @@ class FragmentView:
 
   @property
   def groups(self) -> list[int]:
-    """The number of the group to which each fragment belongs, [P].
+    """The group of each fragment, [P]; fragments of a group have equal shapes.
 
-    Fragments of one group have the same shapes, so one program serves them. If
-    fragments are slices, the groups are 0, 0, ..., 0. If they are layers, the
-    groups are 0, 1, ..., 1, as fragment 0 is everything outside of "blocks". If
-    they are whole leaves, the groups are 0, 1, ..., P - 1.
+    Groups are 0, 0, ..., 0 for slices; 0, 1, ..., 1 for layers, as fragment 0
+    is everything outside of "blocks"; and 0, 1, ..., P - 1 for whole leaves.
     """
     if self._slices:
       return [0] * self.count
@@ -125,15 +111,14 @@ class FragmentView:
     return list(range(self.count))
 
   def index(self, fragment: int) -> np.ndarray | None:
-    """Returns what `extract` needs to find a fragment among those of its group.
+    """Returns the index by which `extract` finds a fragment in its group.
 
     Args:
       fragment: Number of the fragment, from 0.
 
     Returns:
-      If fragments are slices, the number of the slice (int32 scalar). If the
-      fragment is K layers, their numbers, [K] int32. None for whole leaves, and
-      for everything outside of the layers.
+      The number of a slice (int32 scalar), or the numbers of a fragment's K
+      layers, [K] int32. None for all other fragments.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -244,17 +229,13 @@ class FragmentView:
     return whole
 
   def check(self, params: Tree) -> None:
-    """Checks that a tree can be trained, and divided as `fragments` says.
+    """Raises ValueError if a tree cannot be trained, or not divided this way.
+
+    It raises, for example, if a leaf is no array of real floats, or if a
+    fragment of whole leaves has no leaf.
 
     Args:
       params: Parameters of one replica, or their shapes and types.
-
-    Raises:
-      ValueError: If a leaf is no array of real floats; if `fragments` is a
-        `Fragments` with another number of fragments than `count`, or a function
-        that gives a leaf a number outside of 0 to P - 1; if a fragment of whole
-        leaves has no leaf; or if leaves do not divide into layers and a rest
-        (`_check_layers`).
     """
     check_trainable(params)
     shapes = shapes_by_path(params)
@@ -270,10 +251,7 @@ class FragmentView:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group of fragments to which every leaf belongs, by path.
-
-    The result is empty if fragments are slices, as then every fragment has rows
-    of every leaf.
+    """Returns the group of every leaf by path; {} if fragments are slices.
 
     Args:
       shapes: Leaf shapes by path.
@@ -293,12 +271,12 @@ class FragmentView:
 
 
 def _register_with_flax() -> None:
-  """Tells `flax.serialization` to store nothing for a `FragmentView`.
+  """Tells `flax.serialization`, if imported, to store nothing for a view.
 
-  A view has no arrays. Nothing is done if flax is not imported yet: most
-  programs do without flax, so this function does not import it. A program that
-  stores states with flax has to import flax before it makes the transform.
+  A program that stores states with flax has to import flax before it makes the
+  transform.
   """
+  # Most programs do without flax, so this function does not import it.
   serialization = sys.modules.get("flax.serialization")
   if serialization is None:
     return
@@ -313,11 +291,8 @@ def _register_with_flax() -> None:
 def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
   """Raises ValueError if a tree cannot be divided into layers and a rest.
 
-  Args:
-    shapes: Leaf shapes by path. Those below "blocks" must begin with the number
-      of layers. At least one leaf below "blocks" and at least one other leaf
-      must have a value.
-    fragments: The division into layers, with P > 1.
+  Leaves below "blocks" must begin with the number of layers. There must be at
+  least one value below "blocks", and one elsewhere.
   """
   count = fragments.num_fragments
   depth = fragments.num_layers
@@ -346,14 +321,9 @@ def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
 def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
   """Pads a leaf with zeros, and reshapes it so that slices have an axis.
 
-  Args:
-    path: Key path of the leaf.
-    leaf: The whole leaf.
-    fragments: The division into slices.
-
   Returns:
-    The leaf reshaped to [..., parts, P, rows of a part, ...]
-    (`Fragments.slices`), and the index of the axis `parts`.
+    The leaf reshaped to [..., parts, P, rows of a part, ...], and the index of
+    the axis `parts`.
   """
   shape, axis = fragments.slices(path_name(path), leaf.shape)
   leaf = leaf.reshape(leaf.shape or (1,))
@@ -366,10 +336,7 @@ def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
 def _whole(rows: Array, axis: int, shape: Shape) -> Array:
   """Puts the slices of a leaf together, without padding; undoes `_in_slices`.
 
-  Args:
-    rows: The leaf with an axis of slices, [..., parts, P, rows of a part, ...].
-    axis: Index of the axis `parts`.
-    shape: Shape of the leaf.
+  `rows` is [..., parts, P, rows of a part, ...]; `axis` is the axis of parts.
   """
   rows = _joined(rows, axis, 3)
   num_rows = shape[axis] if shape else 1
@@ -377,13 +344,7 @@ def _whole(rows: Array, axis: int, shape: Shape) -> Array:
 
 
 def _joined(array: Array, axis: int, num_axes: int) -> Array:
-  """Reshapes an array so that neighboring axes become one.
-
-  Args:
-    array: The array, which may have no values.
-    axis: Index of the first of these axes.
-    num_axes: Number of these axes.
-  """
+  """Reshapes `num_axes` axes of an array, from `axis` on, into one."""
   end = axis + num_axes
   size = math.prod(array.shape[axis:end])
   return array.reshape(*array.shape[:axis], size, *array.shape[end:])

@@ -1,11 +1,9 @@
 """Takes the outer step of a fragment in three parts: measure, exchange, apply.
 
-In optax an update is a single call. On a slow link an outer update lasts for
+A fragment is a part of the parameters. On a slow link an outer update lasts for
 several inner steps, so `OuterStep` splits it into three calls at different
-inner steps. The calls are written for one replica and one fragment (a part of
-the parameters, as a tree), and use collectives over the axis "replica". Any
-optax optimizer or chain can take the outer step: its gradient is the averaged
-pseudo-gradient.
+inner steps. The calls are the code of one replica and one fragment. Any optax
+optimizer can take the outer step: its gradient is the averaged pseudo-gradient.
 
 Example in one dimension, with H = 4 steps a round, a delay of tau = 2 steps,
 rule `continue`, outer learning rate 1 and two replicas. The outer parameter is
@@ -47,8 +45,7 @@ class FragmentState(NamedTuple):
     params: Outer parameters of the fragment. All replicas share them, unless
       each replica has its own (`OuterStep.is_shared`).
     optimizer: State of the outer optimizer, shared like `params`.
-    exchange: State of the aggregator. The part of the codec in it is the same
-      on all replicas. Each replica has its own residual of error feedback.
+    exchange: State of the aggregator, e.g. residuals of error feedback.
     in_flight: This replica's pseudo-gradients that were sent and whose mean is
       not applied yet, the oldest first.
   """
@@ -64,13 +61,8 @@ class OuterStep:
   """Takes the outer step of a fragment: `measure`, `exchange`, `apply`.
 
   The methods are the code of one replica, and use collectives over the axis
-  `axis_name`. A fragment is a part of the parameters.
-
-  If the pseudo-gradient of a replica is not finite, every aggregator leaves
-  this replica out of the mean, so that the other replicas stay finite. The host
-  notices the problem in `Drift.own_squared` of this replica, which is then not
-  finite, or 0 with `norm_filter`. The replica's parameters would not show the
-  problem under a rule that replaces them by finite outer parameters.
+  `axis_name`. A fragment is a part of the parameters. A replica whose
+  pseudo-gradient is not finite is left out of the mean.
 
   Attributes:
     method: The schedule and the apply rule.
@@ -80,9 +72,8 @@ class OuterStep:
     axis_name: Axis over which replicas are mapped.
 
   Raises:
-    ValueError: One line, if the function registered for the rule does not
-      return an `ApplyRule`, or if the rule applies at the first send and tau is
-      not H.
+    ValueError: If the function registered for the rule does not return an
+      `ApplyRule`, or if the rule applies at the first send and tau is not H.
   """
 
   method: Method
@@ -116,9 +107,7 @@ class OuterStep:
   def is_shared(self) -> bool:
     """Whether all replicas have the same outer parameters.
 
-    Each replica has its own outer parameters if the rule says so
-    (`ApplyRule.is_shared`), or if the exchange gives each replica a mean of its
-    own (`Aggregator.is_shared`).
+    Otherwise the rule or the aggregator gives each replica its own.
     """
     return self.rule.is_shared and self.aggregator.is_shared
 
@@ -126,8 +115,7 @@ class OuterStep:
   def axes(self) -> FragmentState:
     """Replica axis of every part of the state, for `in_axes` of `jax.vmap`.
 
-    It is 0 where each replica has its own values, and None where all replicas
-    share them.
+    The axis is None for a part that all replicas share, else 0.
     """
     shared: Any = None if self.is_shared else 0
     per_replica: Any = 0
@@ -136,12 +124,8 @@ class OuterStep:
   def init(self, params: Tree) -> FragmentState:
     """Returns the first state of a fragment, of which nothing was sent yet.
 
-    Args:
-      params: Parameters of the fragment.
-
     Raises:
-      ValueError: If the optimizer keeps an average of its parameters that
-        `outer.average.check_outermost` refuses.
+      ValueError: If `outer.average.check_outermost` refuses the optimizer.
     """
     optimizer = self.optimizer.init(params)
     check_outermost(optimizer)
@@ -168,17 +152,15 @@ class OuterStep:
     pseudo_gradient: Tree,
     weight: Scalar | None = None,
   ) -> tuple[ExchangeResult, Tree]:
-    """Averages a pseudo-gradient over replicas.
-
-    This is the only operation that uses the slow link.
+    """Averages a pseudo-gradient over replicas, through the slow link.
 
     Args:
       state: State of the fragment.
       pseudo_gradient: This replica's pseudo-gradient, a tree like the fragment.
-      weight: Factor by which the pseudo-gradient is multiplied, a float scalar;
-        0 leaves the replica out. The mean divides by the number of replicas
-        that are not left out, so their factors should have the mean 1. None:
-        all replicas have the same weight.
+      weight: Factor of the pseudo-gradient, a float scalar; 0 leaves the
+        replica out. The mean divides by the number of replicas that are not
+        left out, so their factors should have the mean 1. None: all weights are
+        equal.
 
     Returns:
       The result, and the new state of the aggregator.
@@ -199,10 +181,10 @@ class OuterStep:
       weight: Factor of the pseudo-gradient in the mean, as in `exchange`.
 
     Returns:
-      A coroutine. It yields arrays before and after each collective, and the
-      caller sends them back (`Aggregator`). Through a mailbox it yields each
-      message instead, and gets the reply (`MailboxMean.reduce`). At the end it
-      returns the result of `exchange`.
+      A coroutine with the result of `exchange`. It yields arrays before and
+      after each collective, which the caller sends back (`Aggregator`). Through
+      a mailbox (a shared folder or bucket) it yields each message instead, and
+      gets the reply.
     """
     values = pseudo_gradient
     if weight is not None:
@@ -232,9 +214,8 @@ class OuterStep:
       state: State of the fragment.
       inner: The replica's own parameters of the fragment.
       result: Result of `exchange`.
-      fresh: Pseudo-gradient that was measured after the inner step after which
-        `result` is applied; zeros if none was. Of the rules of this package
-        only "eager" reads it.
+      fresh: Pseudo-gradient measured after the same inner step as this apply;
+        zeros if none was. Of the rules of this package only "eager" reads it.
 
     Returns:
       The new state and the replica's new parameters of the fragment.
@@ -243,8 +224,6 @@ class OuterStep:
       ValueError: If a part of the pseudo-gradient was not sent and stays with
         the replica (`keep_unsent=True`), but the method does not allow this
         (`Method.can_keep_unsent`).
-      AssertionError: If the rule's gradient has other shapes or dtypes than the
-        outer parameters.
     """
     old = state.params
     gradient = self.rule.gradient(result, fresh)
@@ -267,31 +246,26 @@ class OuterStep:
     return state, inner
 
   def first_correction(self, params: Tree) -> Tree | None:
-    """Returns zeros as the first correction; None if the rule has none.
+    """Returns zeros like `params`; None if the rule has no correction.
 
     A correction is added to a replica's parameters after each inner step
     (`ApplyRule.correct`).
-
-    Args:
-      params: Parameters of one replica.
     """
     if self.rule.correct is None:
       return None
     return jax.tree.map(jnp.zeros_like, params)
 
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
-    """Returns what is added to a replica's fragment after each inner step.
+    """Returns the new correction, which is added after each inner step.
 
-    The rule computes this correction (`ApplyRule.correct`). It stays as it was
-    if what this replica sent is not finite or zero. So it stays whenever this
-    replica's pseudo-gradient is not in the mean (`Drift.own_squared`): then the
-    result does not say how far the replica is from the other replicas.
+    If this replica is not in the mean, its correction stays as it was.
 
     Args:
       correction: The correction before, a tree like the fragment.
       result: Result of `exchange`.
     """
     assert self.rule.correct is not None, "the rule corrects nothing"
+    # Without this replica, the mean does not say how far it is from the others.
     norm = squared_norm(result.sent)
     is_in_mean = jnp.isfinite(norm) & (norm > 0)
     return jax.tree.map(
@@ -302,26 +276,15 @@ class OuterStep:
 
 
 def zero_result(params: Tree) -> ExchangeResult:
-  """Returns an exchange result of zeros, for the time before the first one.
-
-  Args:
-    params: Outer parameters of the fragment. The trees of the result have their
-      shapes.
-  """
+  """Returns an exchange result of zeros with the shapes of `params`."""
   zeros = jax.tree.map(jnp.zeros_like, params)
   return ExchangeResult(mean=zeros, own=zeros, sent=zeros)
 
 
 def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
-  """Scales a pseudo-gradient by a weight; a weight of 0 makes it NaN.
-
-  NaN leaves a replica out: every aggregator excludes a replica with values that
-  are not finite from the mean, and sets its residual of error feedback to zero.
-
-  Args:
-    pseudo_gradient: Pseudo-gradient of one replica.
-    weight: Factor, 0 or more.
-  """
+  """Scales a pseudo-gradient by a weight; a weight of 0 makes it NaN."""
+  # NaN leaves the replica out: every aggregator excludes a replica with values
+  # that are not finite, and sets its residual of error feedback to zero.
   factor = jnp.where(weight > 0, weight, jnp.full_like(weight, jnp.nan))
   return jax.tree.map(
     lambda leaf: leaf * factor.astype(leaf.dtype), pseudo_gradient
@@ -329,13 +292,7 @@ def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
 
 
 def _unweighted(retained: Tree, weight: Scalar) -> Tree:
-  """Divides what stays with a replica by the replica's weight.
-
-  Args:
-    retained: The part of the weighted pseudo-gradient that was not sent.
-    weight: Factor by which the pseudo-gradient was scaled. With 0 the replica
-      was left out, and the result is zeros.
-  """
+  """Divides a tree by the replica's weight; returns zeros for a weight of 0."""
 
   def unscaled(leaf: Array) -> Array:
     part = leaf / weight.astype(leaf.dtype)

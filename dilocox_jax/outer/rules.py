@@ -1,10 +1,8 @@
 """Apply rules: what a replica does with an averaged pseudo-gradient.
 
 The papers differ mainly in these rules (docs/methods.md, "Apply rules"). A rule
-says how a replica measures its pseudo-gradient, which gradient the outer
-optimizer gets, and from which parameters the replica goes on. A rule consists
-of pure functions in the code of one replica. Their trees are those of one
-fragment, which is a part of the parameters.
+consists of pure functions in the code of one replica. Their trees are those of
+one fragment, which is a part of the parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +19,16 @@ class ExchangeResult(NamedTuple):
   """Result of averaging the pseudo-gradients of one fragment, for one replica.
 
   Attributes:
-    mean: Mean pseudo-gradient of the replicas (`Averaged.mean`).
+    mean: Mean pseudo-gradient of the replicas.
     own: Pseudo-gradient of this replica, as it was measured.
-    sent: Pseudo-gradient of this replica, as the other replicas decode it. It
-      differs from `own` if a codec loses something, error feedback adds a
-      residual, or the replica has a weight. If the replica was left out of the
-      mean, it is not finite or zeros (`Drift.own_squared`).
+    sent: Pseudo-gradient of this replica, as the other replicas decode it, e.g.
+      after rounding by a codec. It is zeros or not finite if the replica was
+      left out of the mean.
     retained: The part of `own` that was not sent and stays in the replica's
       parameters; None: nothing stays.
     observed: Arrays that the aggregator wants recorded, by name; None: none.
-    is_left_out: Whether a filter left this replica out of the mean
-      (`Averaged.is_left_out`); None: there is no filter.
+    is_left_out: Whether a filter left this replica out of the mean; None: there
+      is no filter.
   """
 
   mean: Tree
@@ -45,12 +42,8 @@ class ExchangeResult(NamedTuple):
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
   """Returns the pseudo-gradient of a replica: outer minus inner parameters.
 
-  An optimizer that takes it as a gradient subtracts it, and so moves the outer
-  parameters toward those of the replica.
-
-  Args:
-    outer: Outer parameters.
-    inner: Parameters of the replica, same structure and shapes.
+  An optimizer that takes it as a gradient moves the outer parameters toward
+  the parameters of the replica.
 
   Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 12.
   """
@@ -89,23 +82,18 @@ class ApplyRule(NamedTuple):
       not applied yet.
     gradient: Function (result, fresh) -> gradient for the outer optimizer.
       `result` is the `ExchangeResult` that is applied. `fresh` is the
-      pseudo-gradient that was measured after the inner step after which
-      `result` is applied, zeros if none was.
+      pseudo-gradient measured after the same inner step, or zeros.
     rejoin: Function (inner, old, new, own) -> the replica's parameters after
       the outer step. `inner` are its parameters before; `old` and `new` are the
       outer parameters before and after; `own` is `ExchangeResult.own`.
-    is_shared: Whether all replicas have the same outer parameters. False: a
-      replica may get a gradient of its own from `gradient`, so it has outer
-      parameters and an outer optimizer's state of its own.
-    correct: Function (correction, result) -> new correction, a tree like the
-      fragment. The function is called at every outer step that applies a
-      result, and the correction is added to the replica's parameters after each
-      inner step. So a rule can correct the drift of replicas whose data differ.
-      The first correction is zeros. If this replica is not in the mean, its old
-      correction stays (`OuterStep.correct`). None: nothing is added.
+    is_shared: Whether all replicas have the same outer parameters. False: each
+      replica has its own, and its own outer optimizer's state.
+    correct: Function (correction, result) -> new correction, called at every
+      outer step that applies a result. The correction, at first zeros, is added
+      to the replica's parameters after each inner step. None: nothing is added.
     applies_at_first_send: Whether the outer step is also taken at the first
-      send of a fragment, when no mean has arrived yet. `result` is then all
-      zeros, so only `fresh` changes the parameters. This needs tau = H.
+      send of a fragment, before a mean has arrived. `result` is then all zeros,
+      so only `fresh` changes the parameters. This needs tau = H.
   """
 
   measure: Callable[[Tree, Tree, Tree], Tree] = _from_outer
@@ -119,10 +107,10 @@ class ApplyRule(NamedTuple):
 def reset_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica takes over the new outer parameters.
 
-  If the mean comes a round late (tau = H), the replica drops the progress of
-  this round from its parameters. The progress is not lost: it is measured just
-  before, so it comes back in the mean that is applied a round later. With tau
-  between 0 and H, the progress since the send is lost.
+  If the mean comes a round late (tau = H), the replica drops its progress in
+  this round. The progress was measured just before, so it comes back in the
+  mean that is applied a round later. With tau between 0 and H, the progress
+  since the send is lost.
 
   Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263 (tau =
   H), in one of the two ways in which that paper can be read.
@@ -139,9 +127,8 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica keeps what it learned since it sent.
 
   The outer parameters move from a to b. The replica at w makes the same move,
-  b - a. The move already contains the progress that the replica has sent, so
-  the replica takes this progress back by adding its pseudo-gradient d. It goes
-  on from w + (b - a) + d.
+  but takes back its own sent progress, which is already in this move, by adding
+  its pseudo-gradient d. It goes on from w + (b - a) + d.
 
   Example in one dimension, with outer learning rate 1: the outer parameter is
   a = 10. At the send the replica is at 8, so d = 10 - 8 = 2. The mean of all
@@ -150,9 +137,8 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   replica's progress of -0.5 since the send.
 
   With tau >= H the replica measures its next pseudo-gradient before this mean
-  is applied. The next one must leave out d, which is still in flight: at w =
-  7.5 it is (10 - 2) - 7.5 = 0.5. With tau = 0 there is no progress since the
-  send, and the rule is `reset_rule`.
+  is applied, and leaves out d: at w = 7.5 it is (10 - 2) - 7.5 = 0.5. With
+  tau = 0 the rule is `reset_rule`.
 
   Source: LOSCAR-SGD, Maziane et al., 2026, arXiv 2605.20866, with a proof of
   convergence: its "delay-corrected merge" of a shared subset of coordinates
@@ -211,9 +197,7 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
     g_m(t) = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 
   which is the mean of the round before, with the replica's own part replaced by
-  its newest one. The two terms in parentheses are never compressed, only the
-  mean is. So in the sum over many rounds they cancel, except for the first and
-  the last one.
+  its newest one. The two terms in parentheses are never compressed.
 
   Source: Kale et al., 2025, arXiv 2502.12996.
 

@@ -1,13 +1,12 @@
 """The states of this package's transforms, and the model that they contain.
 
 A transform trains the leaves of real floats in a caller's tree. Integers and
-booleans, such as a counter, have no gradient: each replica keeps its own values
-unchanged, no optimizer sees them, and they are not sent. Leaves of any other
-type are refused.
+booleans, such as a counter, are neither trained nor sent: each replica keeps
+its own values.
 
-The tree is divided into fragments, which are sent one by one. Each fragment has
-outer parameters and an outer optimizer's state of its own. `outer_params` puts
-the outer parameters of all fragments together into one tree.
+The tree is divided into fragments, which are sent one by one. Each has outer
+parameters and an outer optimizer's state of its own. `outer_params` puts the
+outer parameters of all fragments together into one tree.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,10 +36,10 @@ class StepState(NamedTuple):
   Attributes:
     step: Number of inner steps done (int32 scalar).
     inner: State of the inner optimizer.
-    fragments: Outer state of every group of fragments. Fragments of the same
-      shapes make a group (`FragmentView.groups`). A group of several fragments
-      has one state, whose leaves have an axis of fragments in front.
-    view: Cuts fragments out of the tree.
+    fragments: Outer state of every group of fragments with equal shapes
+      (`FragmentView.groups`). If a group has several fragments, the leaves of
+      its state have an axis of fragments in front.
+    view: Cuts fragments (parts of the parameters) out of the tree.
     correction: Tree like the parameters that is added to them after each inner
       step (`ApplyRule.correct`); None: nothing is added.
   """
@@ -67,9 +66,9 @@ class GradientState(NamedTuple):
 def outer_params(state: Tree, params: Tree) -> Tree:
   """Returns the model to evaluate and to keep: the outer parameters.
 
-  If the outer optimizer keeps an average of its parameters (`outer.average`),
-  this average is returned. A method that averages gradients has no outer
-  parameters: `params` are returned, or the average that its optimizer keeps.
+  If an optimizer keeps an average (`outer.average`), the average is returned
+  instead. A method that averages gradients has no outer parameters, so `params`
+  are returned if it has no average.
 
   Args:
     state: State of one replica, or of all replicas with a replica axis. It may
@@ -79,12 +78,9 @@ def outer_params(state: Tree, params: Tree) -> Tree:
       state has one.
 
   Returns:
-    A tree like `params`, with a replica axis if they have one. All replicas
-    have equal values if they share the outer parameters
-    (`OuterStep.is_shared`), which they do not under the rule "eager" or if
-    pairs exchange. Leaves that the transform does not train (integers,
-    booleans, and those that `trainable` or a wrapper hid) are copied from
-    `params`.
+    A tree like `params`, with a replica axis if they have one. Replicas have
+    equal values, except under the rule "eager" or if pairs exchange. Leaves
+    that the transform does not train are copied from `params`.
 
   Raises:
     ValueError: If `state` contains no state of a transform of this package.
@@ -112,15 +108,8 @@ def outer_params(state: Tree, params: Tree) -> Tree:
 def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
   """Returns the outer parameters, or their average, in one transform's state.
 
-  Args:
-    state: State of one replica, or of all replicas with a replica axis.
-    params: Parameters, with `optax.MaskedNode` for leaves that no transform
-      trains.
-
-  Returns:
-    A tree like `params`, which also has an `optax.MaskedNode` for each leaf
-    that this transform does not train. For a state of averaged gradients, it is
-    the average that the optimizer keeps, or else `params` itself.
+  The result is like `params`, with an `optax.MaskedNode` for each leaf that the
+  transform does not train. A `GradientState` gives its average, or `params`.
   """
   if isinstance(state, GradientState):
     has_average = isinstance(state.inner, AverageState)
@@ -162,6 +151,7 @@ def on_trained_leaves(
   """Hides untrained leaves from a transform, as `optax.masked` does.
 
   Untrained leaves are integers, booleans, and those that `trainable` excludes.
+  They get updates of zeros.
 
   Args:
     transform: A transform for trees in which `optax.MaskedNode()` stands for
@@ -170,9 +160,8 @@ def on_trained_leaves(
       "blocks/attention/query", to whether it is trained; None: each is.
 
   Returns:
-    A transform whose updates of hidden leaves are zeros. Its `init` raises
-    ValueError for a leaf that is neither a real float nor a count
-    (`trees.check_trainable`).
+    A transform whose `init` raises ValueError for a leaf that is neither a real
+    float nor an integer or boolean.
   """
 
   def init(params: Tree) -> Any:
@@ -203,9 +192,6 @@ def trained(
     params: Parameters. Integers and booleans are not trained.
     trainable: Function from the path of a leaf of real floats to whether it is
       trained; None: each is.
-
-  Returns:
-    `tree`, in which an `optax.MaskedNode` stands for each untrained leaf.
   """
 
   def mask_if_hidden(path: Any, param: Any, leaf: Any) -> Any:
@@ -222,10 +208,6 @@ def _zero_if_hidden(update: Any, param: Any) -> Any:
   """Returns the update of a leaf; zeros if the transform did not see the leaf.
 
   A leaf that the caller has masked already stays masked.
-
-  Args:
-    update: Update of the leaf, or an `optax.MaskedNode` if it was hidden.
-    param: The caller's leaf, which may be an `optax.MaskedNode` itself.
   """
   is_hidden = is_masked(update) and not is_masked(param)
   return jnp.zeros_like(param) if is_hidden else update

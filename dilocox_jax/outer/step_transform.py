@@ -1,16 +1,9 @@
 """DiLoCo and its relatives as an optax transform of one inner step.
 
 A fragment is a part of the parameters that is sent at once. Its mean is applied
-tau inner steps after the send. The state of the transform has everything: the
-inner optimizer's state, and for every fragment the outer parameters, the outer
-optimizer's state, and the pseudo-gradients in flight (sent, but their mean not
-applied yet).
-
-Most steps run the inner optimizer only. The exchange and the outer step are in
-branches of a `jax.lax.switch`, which run if a fragment is sent or applied after
-the step. If tau is a multiple of H, a fragment is applied after the same steps
-after which it is sent, so one switch does both. Otherwise there are two
-switches, first one for the applies and then one for the sends.
+tau inner steps after the send. Most steps run the inner optimizer only. If a
+fragment is sent or applied after the step, a branch of a `jax.lax.switch` does
+it.
 
 Fragments of the same shapes make a group (`fragment_view`). The states of a
 group's fragments are stacked, and a switch has one branch for each group.
@@ -36,7 +29,7 @@ from dilocox_jax.trees import Array, Index, Tree, has_values
 
 
 class Moves(NamedTuple):
-  """What is added to a replica's parameters, as trees like the parameters.
+  """Additions to a replica's parameters, as trees like the parameters.
 
   Attributes:
     updates: Added to the parameters after this inner step. They already contain
@@ -74,9 +67,7 @@ def pseudo_gradient_steps(
     if it does not get the parameters, or is not mapped.
 
   Raises:
-    ValueError: If the schedule's rounds never become alike, or only after about
-      a million steps, or if it sends or applies more than one fragment after an
-      inner step (`outer.event_tables`).
+    ValueError: If `outer.event_tables.event_table` refuses the schedule.
   """
   inner = optax.with_extra_args_support(inner)
   fragment_events = _FragmentEvents(outer, view)
@@ -133,12 +124,7 @@ class _FragmentEvents:
   """
 
   def __init__(self, outer: OuterStep, view: FragmentView):
-    """Looks up the schedule's sends and applies, and the groups of fragments.
-
-    Args:
-      outer: Measures, exchanges and applies a fragment.
-      view: Cuts fragments out of a tree like the parameters.
-    """
+    """Looks up the schedule's sends and applies, and groups the fragments."""
     self.outer = outer
     self.view = view
     self.schedule = outer.method.schedule
@@ -151,32 +137,16 @@ class _FragmentEvents:
     ]
 
   def init(self, params: Tree) -> tuple[FragmentState, ...]:
-    """Returns the first outer state of every group of fragments.
-
-    Args:
-      params: Parameters of one replica.
-
-    Raises:
-      ValueError: If the tree cannot be divided (`FragmentView.check`), or if
-        the outer optimizer keeps an average that is refused
-        (`outer.average.check_outermost`).
-    """
+    """Returns the first outer state of every group of fragments."""
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if jax.tree.leaves(params):
       self.view.check(params)
     return tuple(self._first_state(params, group) for group in self.members)
 
   def _first_state(self, params: Tree, members: list[int]) -> FragmentState:
-    """Returns the first outer state of a group of fragments.
+    """Returns the first outer state of a group's fragments, stacked if several.
 
-    If the group has several fragments, their states are stacked. The tuple
-    `in_flight` of a state always has `SyncSchedule.depth` pseudo-gradients, the
-    oldest first, which are zeros at the beginning. A send drops the first one
-    and appends the new one.
-
-    Args:
-      params: Parameters of one replica.
-      members: Numbers of the group's fragments.
+    `in_flight` has `SyncSchedule.depth` placeholders of zeros.
     """
 
     def first_state(index: Any) -> FragmentState:
@@ -191,15 +161,7 @@ class _FragmentEvents:
     return jax.vmap(first_state)(indices)
 
   def _indices(self, members: list[int]) -> Any:
-    """Returns what `FragmentView.extract` needs to find a group's fragments.
-
-    Args:
-      members: Numbers of the group's fragments.
-
-    Returns:
-      `FragmentView.index` of each fragment, stacked along a new first axis. The
-      index of a single fragment is returned as it is, and may be None.
-    """
+    """Returns `FragmentView.index` of some fragments, stacked if several."""
     indices: list[Any] = [self.view.index(fragment) for fragment in members]
     if len(indices) == 1:
       return indices[0]
@@ -212,13 +174,12 @@ class _FragmentEvents:
     moves: Moves,
     fragments: tuple[FragmentState, ...],
   ) -> Operand:
-    """Sends and applies what is due after an inner step.
+    """Sends and applies the fragments that are due after an inner step.
 
     Args:
       step: Number of inner steps done, including this one.
       params: Parameters before the inner step.
-      moves: The inner optimizer's updates, and the correction that the apply
-        rule adds after each inner step.
+      moves: The inner optimizer's updates, and the rule's correction.
       fragments: States of all groups of fragments.
 
     Returns:
@@ -238,16 +199,9 @@ class _FragmentEvents:
   ) -> Operand:
     """Sends or applies the fragment of a traced number, with `lax.switch`.
 
-    Args:
-      number: Number of the fragment (traced); -1: nothing happens.
-      event: Function (cut, moves, state of the fragment) -> (new moves, new
-        state), which sends or applies a fragment. A cut is the fragment's group
-        and its index in the group.
-      operand: A `Moves` and the states of all groups of fragments. The event
-        may change them.
-
-    Returns:
-      The changed operand; the same operand if nothing happens.
+    If `number` is -1, nothing happens. `event` is a function (cut, moves, state
+    of the fragment) -> (new moves, new state). A cut is the fragment's group,
+    and its index in the group.
     """
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
@@ -264,19 +218,7 @@ class _FragmentEvents:
   ) -> Operand:
     """Runs an event (a send or an apply) for one fragment of a group.
 
-    If the group has several fragments, their states are stacked.
-
-    Args:
-      event: Function (cut, moves, state of the fragment) -> (new moves, new
-        state), as for `_switch`.
-      group: Group of the fragment.
-      number: Number of the fragment (traced). In a branch that is not taken, it
-        may be the number of a fragment of another group.
-      operand: A `Moves` and the states of all groups of fragments. The event
-        may change them.
-
-    Returns:
-      The changed operand.
+    In a branch that is not taken, `number` may be a fragment of another group.
     """
     moves, fragments = operand
     members = self.members[group]
@@ -299,22 +241,11 @@ class _FragmentEvents:
   def _send(
     self, params: Tree, was_sent: Array, cut: Cut, moves: Moves, state: Any
   ) -> Changed:
-    """Measures and sends a fragment, and may apply an older send of it.
+    """Sends a fragment; if tau is a multiple of H, also applies a send of it.
 
-    It applies one if tau is a multiple of H, as the fragment is then applied
-    after the same steps after which it is sent. With tau = 0 this is the new
-    send itself.
-
-    Args:
-      params: Parameters before the inner step.
-      was_sent: Whether the oldest pseudo-gradient in flight was sent (boolean
-        scalar). Otherwise it is still the zeros of the first state.
-      cut: The fragment, as its group and its index in the group.
-      moves: What is added to `params` so far.
-      state: `FragmentState` of the fragment.
-
-    Returns:
-      What is added to `params` now, and the new state of the fragment.
+    With tau = 0 this is the new send, otherwise the oldest one in flight. If
+    `was_sent` is False, the oldest one is a placeholder of zeros. `moves` has
+    the additions to `params` so far.
     """
     in_flight = state.in_flight
     num_arrived = 1
@@ -339,20 +270,12 @@ class _FragmentEvents:
     return moves, state
 
   def _apply(self, params: Tree, cut: Cut, moves: Moves, state: Any) -> Changed:
-    """Averages and applies a fragment after a step at which it is not sent.
+    """Averages and applies the fragment's oldest pseudo-gradient in flight.
 
-    The oldest pseudo-gradient in flight is averaged over replicas. It stays in
-    the state until the next send removes it.
-
-    Args:
-      params: Parameters before the inner step.
-      cut: The fragment, as its group and its index in the group.
-      moves: What is added to `params` so far.
-      state: `FragmentState` of the fragment.
-
-    Returns:
-      What is added to `params` now, and the new state of the fragment.
+    This serves a step after which the fragment is not sent. `moves` has the
+    additions to `params` so far.
     """
+    # The pseudo-gradient stays in the state until the next send removes it.
     arrived = self.outer.exchange(state, state.in_flight[0])
     state, inner, result = events.apply_arrived(self.outer, arrived)(
       state,
@@ -367,14 +290,9 @@ class _FragmentEvents:
   def _apply_at_once(
     self, params: Tree, moves: Moves, cut: Cut
   ) -> events.Apply:
-    """Returns a function for `events.measure_apply_send` if tau = 0.
+    """Returns a function that averages pseudo-gradients and applies the mean.
 
-    The function averages the new pseudo-gradient, and applies the mean at once.
-
-    Args:
-      params: Parameters before the inner step.
-      moves: What is added to `params` so far.
-      cut: The fragment, as its group and its index in the group.
+    `events.measure_apply_send` calls the function if tau = 0.
     """
 
     def apply(state: Any, inner: Tree, fresh: Tree) -> Any:
@@ -387,18 +305,10 @@ class _FragmentEvents:
   def _apply_oldest(
     self, params: Tree, moves: Moves, cut: Cut, was_sent: Array
   ) -> events.Apply:
-    """Returns a function for `events.measure_apply_send` if tau is H, 2 H, ...
+    """Returns a function that averages the oldest send, and applies the mean.
 
-    The function averages the oldest pseudo-gradient in flight, and applies its
-    mean. In the first rounds there is none yet, and the rule decides what to do
-    (`events.apply_nothing_yet`).
-
-    Args:
-      params: Parameters before the inner step.
-      moves: What is added to `params` so far.
-      cut: The fragment, as its group and its index in the group.
-      was_sent: Whether the oldest pseudo-gradient in flight was sent (boolean
-        scalar). Otherwise it is still the zeros of the first state.
+    `events.measure_apply_send` calls the function if tau is H, 2 H, ... If
+    `was_sent` is False, nothing was sent yet, and the rule decides what to do.
     """
 
     def apply(state: Any, inner: Tree, fresh: Tree) -> Any:
@@ -437,15 +347,10 @@ class _FragmentEvents:
     cut: Cut,
     result: ExchangeResult | None,
   ) -> Moves:
-    """Returns what has to be added so that a fragment gets new parameters.
+    """Returns the additions that give a fragment the parameters `inner`.
 
-    Args:
-      inner: The replica's new parameters of the fragment.
-      params: Parameters before the inner step.
-      moves: What is added to `params` so far. The updates of the fragment are
-        replaced, and its correction is computed anew from `result`.
-      cut: The fragment, as its group and its index in the group.
-      result: Result of the exchange that was applied; None if none was.
+    They are `moves` with new updates of this fragment, and a new correction if
+    `result` is not None.
     """
     # Updates may have a wider dtype than the parameters.
     old = self.view.extract(params, *cut)
@@ -461,13 +366,7 @@ class _FragmentEvents:
     return Moves(updates, correction)
 
   def _inner_params(self, params: Tree, updates: Tree, cut: Cut) -> Tree:
-    """Returns the replica's parameters of a fragment, after the inner step.
-
-    Args:
-      params: Parameters before the inner step.
-      updates: What is added to `params` so far.
-      cut: The fragment, as its group and its index in the group.
-    """
+    """Returns the replica's parameters of a fragment, after the inner step."""
     return optax.apply_updates(
       self.view.extract(params, *cut), self.view.extract(updates, *cut)
     )
@@ -486,13 +385,7 @@ def check_axis(axis_name: str) -> None:
 
 
 def _check_is_mapped(step: Array, axis_name: str) -> None:
-  """Raises ValueError unless the update is mapped over the replicas.
-
-  Args:
-    step: The step counter of the state. It has an axis if the state of all
-      replicas was passed without `jax.vmap` or `jax.shard_map`.
-    axis_name: Axis over which replicas are mapped.
-  """
+  """Raises ValueError unless the update is mapped over the replicas."""
   if step.ndim:
     raise ValueError(
       "the state has a replica axis: map the step with jax.vmap(step, "
@@ -509,13 +402,8 @@ def _unchanged(operand: Operand) -> Operand:
 def _varying_like_operand(function: Callable) -> Callable:
   """Wraps a branch so that its results have the same types as its argument.
 
-  In `jax.shard_map`, the type of a value says over which mesh axes the value
-  may differ ("varying"), and all branches of a conditional must have results of
-  one type. A mean over replicas is the same on all devices, but the value that
-  it replaces may differ among them. So the mean is marked as varying.
-
-  Args:
-    function: A branch that takes a tree and returns one of equal shapes.
+  In `jax.shard_map` a type says over which mesh axes a value may differ
+  ("varying"), and all branches of a conditional need the same types.
   """
 
   def run(operand):
@@ -533,23 +421,16 @@ def _varying_like_operand(function: Callable) -> Callable:
 
 @custom_vmap
 def _same_for_all(step: Index) -> Index:
-  """Returns the step counter as a value that `jax.vmap` does not batch.
-
-  Under `jax.vmap`, a conditional on a batched value runs all of its branches.
-  The counter has a replica axis like the rest of the state, although its
-  entries are equal. So the rule below takes the first entry for all replicas.
-  If one `jax.vmap` runs inside another, as for replicas of several runs, the
-  outer one applies the same rule to that entry.
-
-  Args:
-    step: Number of inner steps done (int32 scalar).
-  """
+  """Returns the step counter as a value that `jax.vmap` does not batch."""
   return step
 
 
 @_same_for_all.def_vmap
 def _(axis_size, in_batched, step):
   """Returns the first entry of the counter, and False: it is not batched."""
+  # Under `jax.vmap`, a conditional on a batched value runs all of its branches.
+  # All replicas have the same count, so the first entry stands for all. A
+  # `jax.vmap` around this one applies this rule again.
   del axis_size
   is_batched = in_batched[0]
   step = _same_for_all(step[0]) if is_batched else step

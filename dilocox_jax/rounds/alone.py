@@ -1,15 +1,11 @@
 """Refuses collectives between replicas that meet in a store.
 
-Replicas that exchange through a store, i.e. a folder or a bucket
-(`mailbox_protocol`), are separate processes that share no JAX runtime, and
-therefore no axis. A collective over the axis "replica" in an inner step, as in
-SCAFFOLD, cannot reach the other replicas. On an axis of length 1 the collective
-would return its own argument, and the run would silently train by another
-method. So such a replica is mapped over an axis with another name
-(`distributed.replicas.ALONE_AXIS`). JAX then raises a NameError when it traces
-the collective, and this module turns the NameError into one line that says what
-to do. The same holds for `axis_index` and `axis_size`, which would say that
-there is one replica.
+Replicas that exchange through a store (a folder or a bucket) are separate
+processes without a common JAX runtime, so a collective over the axis "replica"
+cannot reach the other replicas. On an axis of length 1 it would return its own
+argument, and the run would silently train by another method. So such a replica
+is mapped over an axis with another name (`ALONE_AXIS`). JAX then raises a
+NameError, and this module turns the NameError into one clear line.
 """
 
 import contextlib
@@ -38,8 +34,8 @@ def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
     replicas: The replicas of this process.
 
   Raises:
-    ValueError: One line, if the code uses the replica axis although the other
-      replicas are other processes that meet in a store.
+    ValueError: If the code uses the replica axis although the other replicas
+      are other processes that meet in a store (a folder or a bucket).
   """
   try:
     yield
@@ -59,13 +55,7 @@ def refusing_collectives(
 ) -> Callable[..., Any]:
   """Wraps a function so that it runs inside `refuse_collectives`.
 
-  The wrapped function raises a ValueError of one line if it uses the replica
-  axis although the other replicas are other processes that meet in a store.
-
-  Args:
-    what: Name of the function, for the message.
-    function: Code of one replica.
-    replicas: The replicas of this process.
+  `what` names the function in the message of the error.
   """
 
   def guarded(*arguments: Any, **named: Any) -> Any:

@@ -1,12 +1,9 @@
 """Lets the processes of one replica share a mailbox.
 
-A mailbox is a folder or a bucket through which replicas exchange messages. A
-replica may consist of several processes. Only its process 0 reads and writes
-the mailbox, and sends what it has read (the answer) to the other processes. The
-answers travel between the hosts (`distributed.channel`) and never between the
-devices: an exchange runs in a thread beside the inner steps, and if two threads
-dispatched programs that communicate, their order would differ from process to
-process.
+A mailbox is a folder or a bucket through which replicas exchange messages. If a
+replica consists of several processes, only its process 0 uses the mailbox, and
+sends its answer to the other processes. The answers travel between the hosts
+(`distributed.channel`) and never between the devices.
 
 Before process 0 answers, it may ask the other processes for their parts of an
 array, e.g. to write a snapshot of the shared state:
@@ -60,6 +57,9 @@ class ClusterProcesses:
     """Makes the lock for sending. The channel is opened at its first use."""
     self._sending = threading.Lock()
 
+  # A channel does not use the devices: an exchange runs in a thread beside the
+  # inner steps. If two threads dispatched programs that communicate, the order
+  # of these programs would differ from process to process.
   @functools.cached_property
   def _channel(self) -> Channel:
     """The channel between the processes, which opens at the first use."""
@@ -89,12 +89,8 @@ class ClusterProcesses:
 
     Args:
       ask: Function that uses the mailbox. Only process 0 calls it.
-      shared: Function that returns arrays. While `ask` runs, process 0 may read
-        the parts of these arrays that this process has (`collected`). None:
-        process 0 reads none.
-
-    Returns:
-      The result of `ask`.
+      shared: Function that returns arrays of which process 0 may read this
+        process's parts while `ask` runs (`collected`). None: it reads none.
 
     Raises:
       Exception: The error of `ask`, in every process. Outside process 0, an
@@ -105,15 +101,7 @@ class ClusterProcesses:
     return _result(in_thread(self._heard, shared))
 
   def _ask_and_tell(self, ask: Callable[[], Any]) -> Any:
-    """Calls a function in process 0, and sends its result to the others.
-
-    Args:
-      ask: Function that uses the mailbox. If it raises, the other processes get
-        the error too, and this function raises it.
-
-    Returns:
-      The result of `ask`.
-    """
+    """Calls `ask` in process 0, and sends its result or error to the others."""
     try:
       answer = ask()
     except Exception as error:
@@ -129,38 +117,22 @@ class ClusterProcesses:
     return answer
 
   def _tell(self, kind: str, value: Any, *, waits: bool = True) -> None:
-    """Sends a message to all other processes, and holds the lock meanwhile.
+    """Sends a message of a kind, e.g. `_ANSWER`, to all other processes.
 
-    Args:
-      kind: Kind of the message: `_ANSWER`, `_ERROR` or `_WANTED`.
-      value: Content of the message, which JSON can store.
-      waits: Whether to wait until the others have read the message.
+    If `waits` is True, it waits until the others have read the message.
     """
     with self._sending:
       self._tell_locked(kind, value, waits=waits)
 
   def _tell_locked(self, kind: str, value: Any, *, waits: bool = True) -> None:
-    """Sends a message to all other processes. The caller holds the lock.
-
-    Args:
-      kind: Kind of the message: `_ANSWER`, `_ERROR` or `_WANTED`.
-      value: Content of the message, which JSON can store.
-      waits: Whether to wait until the others have read the message.
-    """
+    """Does the work of `_tell`. The caller holds the lock."""
     content = json.dumps([kind, value]).encode()
     self._channel.send(content, self._channel.others, waits=waits)
 
   def _heard(self, shared: TakeArrays | None) -> Any:
-    """Waits for what process 0 sends as its result, and returns it.
+    """Waits for process 0's result, and returns it or raises its error.
 
     Meanwhile this process sends its parts of every array that process 0 wants.
-
-    Args:
-      shared: Function that returns the arrays of which process 0 may want
-        parts. None: process 0 wants none.
-
-    Raises:
-      Exception: The error of process 0, if it could not get an answer.
     """
     arrays: Sequence[Any] | None = None
     while True:
@@ -181,11 +153,7 @@ class ClusterProcesses:
     return decode_answer(answer, received)
 
   def _send_parts(self, array: jax.Array) -> None:
-    """Sends this process's parts of an array to process 0.
-
-    Args:
-      array: An array that is divided among the devices of all processes.
-    """
+    """Sends this process's parts of an array to process 0."""
     parts = coordinator_store.parts_to_send(array)
     bounds = [_bounds(shard.index, array.shape) for shard in parts]
     self._channel.send(json.dumps(bounds).encode(), [MAIN])
@@ -201,8 +169,7 @@ class ClusterProcesses:
         same order.
 
     Returns:
-      A `CollectedArray` for each array. When numpy reads it, it fetches the
-      array's parts from all processes. Only process 0 may read it, and only
+      A `CollectedArray` for each array. Only process 0 may read it, and only
       inside `from_main`.
     """
     return [
@@ -213,12 +180,7 @@ class ClusterProcesses:
   def _collect(self, number: int, array: jax.Array) -> np.ndarray:
     """Returns the whole array, in process 0.
 
-    If the array is divided, it asks the other processes for their parts.
-
-    Args:
-      number: Position of the array in the arrays of `collected`. The other
-        processes get the same arrays in the same order (`shared`).
-      array: The array, of which process 0 has only its own parts.
+    `number` is the array's position in the arrays of `collected`.
     """
     if not coordinator_store.is_divided(array):
       return np.asarray(jax.device_get(array))
@@ -245,38 +207,20 @@ class CollectedArray:
   """
 
   def __init__(self, array: jax.Array, collect: Callable[[], np.ndarray]):
-    """Stores the function that fetches the array, and the array's size.
-
-    Nothing is fetched before numpy reads this object.
-
-    Args:
-      array: The array, of which several processes have parts. Only its size is
-        read.
-      collect: Function that fetches the parts and returns the whole array.
-    """
+    """Stores the array's size and the function that fetches the whole array."""
     self.nbytes = array.nbytes
     self._collect = collect
 
   def __array__(
     self, dtype: np.dtype | None = None, copy: bool | None = None
   ) -> np.ndarray:
-    """Copies the parts from all processes, and returns the whole array.
-
-    Args:
-      dtype: Type of the result; None: the type of the parts.
-      copy: Not used.
-    """
+    """Copies the parts from all processes, and returns the whole array."""
     del copy
     return np.asarray(self._collect(), dtype)
 
 
 def _bounds(index: tuple[slice, ...], shape: Sequence[int]) -> _Bounds:
-  """Returns the start and the stop of an index on each axis.
-
-  Args:
-    index: A slice for each axis. Its start and stop may be None.
-    shape: Shape of the array that the index is for.
-  """
+  """Returns the start and the stop of an index on each axis, as numbers."""
   return [
     axis_slice.indices(length)[:2]
     for axis_slice, length in zip(index, shape, strict=True)
@@ -284,17 +228,7 @@ def _bounds(index: tuple[slice, ...], shape: Sequence[int]) -> _Bounds:
 
 
 def _result(future: Future) -> Any:
-  """Waits for a future in a way that Ctrl-C can interrupt.
-
-  Args:
-    future: The future, which another thread completes.
-
-  Returns:
-    The result of the future.
-
-  Raises:
-    Exception: The error of the future, if it has one.
-  """
+  """Returns a future's result or raises its error; Ctrl-C can interrupt it."""
   while wait([future], _LOOK_EVERY_S).not_done:
     pass
   return future.result()

@@ -1,9 +1,7 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
-AllReduce (the baseline) and the warm start of DiLoCo run these steps. They must
-give the same result as training one model on the batches of all replicas
-together. So the replicas exchange their gradients, never differences of
-parameters: in floating point a - (a - b) is not always b.
+AllReduce (the baseline) and the warm start of DiLoCo run these steps. The
+result is the same as training one model on the batches of all replicas.
 """
 
 import dataclasses
@@ -24,13 +22,11 @@ from dilocox_jax.trees import Tree, shardings_of
 class SharedState(NamedTuple):
   """State of data-parallel training, of all replicas.
 
-  All replicas share the parameters and the optimizer state.
-
   Attributes:
     params: Parameters, leaves [...] without a replica axis.
     optimizer: State of the inner optimizer, without a replica axis.
-    exchange: State of the aggregator that averages gradients. `Aggregator.axes`
-      says which of its leaves have a replica axis.
+    exchange: State of the aggregator that averages gradients. Only some of its
+      leaves have a replica axis (`Aggregator.axes`).
   """
 
   params: Tree
@@ -61,38 +57,22 @@ class StepPrograms:
   def axes(self) -> SharedState:
     """Replica axis of each part of a `SharedState`, as a prefix of its tree.
 
-    0: the arrays of this part have an axis [M] in front. None: they have no
-    such axis, because all replicas share them.
+    It is 0 for arrays [M, ...], and None for arrays that all replicas share.
     """
     return SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> SharedState:
-    """Returns the state before the first step, on the devices.
-
-    Args:
-      params: Parameters of the model, without a replica axis.
-    """
+    """Returns the state before the first step, on the devices."""
     places = shardings_of(self.abstract(params))
     return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> SharedState:
-    """Returns shapes, types and shardings of the state, and computes nothing.
-
-    Args:
-      params: Parameters of the model, or their shapes and types.
-    """
+    """Returns shapes, types and shardings of the state; computes nothing."""
     state = jax.eval_shape(self._start, params)
     return self.replicas.abstract(state, self.axes)
 
   def _start(self, params: Tree) -> SharedState:
-    """Returns the first state of all replicas.
-
-    Leaves of the aggregator's state that differ among replicas get an axis [M].
-    Parameters and optimizer state have no such axis.
-
-    Args:
-      params: Parameters of the model, without a replica axis.
-    """
+    """Returns the first state of all replicas from the model's parameters."""
     start = SharedState(
       params, self.optimizer.init(params), self.aggregator.init(params)
     )
@@ -103,14 +83,13 @@ class StepPrograms:
   ) -> tuple[SharedState, StepMetrics]:
     """Takes one step of data-parallel training for each batch.
 
-    The new state reuses the memory of the old one, so the caller must not read
-    the old state again.
+    The new state reuses the memory of the old one, which must not be read
+    again.
 
     Args:
       state: State before the first of the steps.
       batches: Leaves [M, num_steps, ...]: a batch for every replica and step.
-        Where there are several processes, each passes the batches of its own
-        replicas (`Replicas.own`).
+        Each process passes the batches of its own replicas (`Replicas.own`).
 
     Returns:
       The new state, and the metrics: the losses of each replica and the norms
@@ -123,9 +102,7 @@ class StepPrograms:
   def compiled(self):
     """The jitted program (state, batches, frozen) -> (state, metrics).
 
-    It takes a step for each batch, and reuses the memory of the state. Batches
-    have leaves [M, num_steps, ...]. `frozen` has the parameters that are not
-    trained, or is None.
+    It takes a step for each batch, and reuses the memory of the state.
     """
 
     def replica_program(
@@ -147,15 +124,11 @@ class StepPrograms:
   ) -> tuple[SharedState, StepMetrics]:
     """Takes one data-parallel step, in the code of one replica.
 
-    Args:
-      gradient: Function (params, batch) -> (loss, gradients).
-      state: State of the training, as one replica sees it.
-      batch: Batch of this replica, leaves [...].
-
     Returns:
-      The new state; the loss of this replica and the norm of the mean gradient,
-      float32 scalars.
+      The new state; this replica's loss and the norm of the mean gradient.
     """
+    # Replicas exchange gradients, never differences of parameters: in floating
+    # point a - (a - b) is not always b.
     params = state.params
     loss, gradients = gradient(params, batch)
     mean, exchange = self.aggregator.update(gradients, state.exchange, params)

@@ -1,11 +1,9 @@
 """Compiles the averaging of a pseudo-gradient as a program of its own.
 
-A window is some inner steps with a send or an apply after them. Usually one
-program runs a whole window. If an exchange is a program of its own, it and the
-rest of the window call the same functions with the same values as the single
-program would. So the results have the same bits, with one exception: on CPUs
-with a fused multiply-add, the compiler rounds a * b + c only once where both
-operations are in one program. The results then differ by about 1e-7 relative.
+Usually one program runs the inner steps, the exchange, and the apply and the
+send of a fragment. If the exchange is a program of its own, the results have
+the same bits, except on CPUs with a fused multiply-add: there they differ by
+about 1e-7 relative.
 """
 
 from collections.abc import Callable
@@ -27,12 +25,8 @@ Exchange = Callable[[Tree, FragmentState, Tree], Arrived]
 def arrived_axes(outer: OuterStep) -> Arrived:
   """Returns which parts of an exchange's result have a replica axis.
 
-  Args:
-    outer: Exchanges pseudo-gradients.
-
-  Returns:
-    A tree prefix of the result and of the aggregator's new state: 0 where
-    leaves have a replica axis, None where all replicas share them.
+  The result is a tree prefix of an `Arrived`: 0 where leaves have a replica
+  axis, None where all replicas share them.
   """
   shared: Any = None
   per_replica: Any = 0
@@ -50,14 +44,7 @@ def arrived_axes(outer: OuterStep) -> Arrived:
 def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
   """Returns the jitted program that averages a pseudo-gradient over replicas.
 
-  Args:
-    outer: Exchanges pseudo-gradients.
-    replicas: Number of replicas, and their devices.
-
-  Returns:
-    Function (aggregator's state, fragment's state with `exchange` = None,
-    pseudo-gradient) -> (result, aggregator's new state). It reuses the memory
-    of its first argument.
+  The program is an `Exchange`. It reuses the memory of its first argument.
   """
 
   def replica_program(
@@ -76,18 +63,9 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
 def divided_arrived(
   replicas: Replicas, result: ExchangeResult, exchange: Tree
 ) -> Arrived:
-  """Divides the result of an exchange among a replica's devices.
+  """Divides an exchange's result and state among a replica's devices.
 
-  The aggregator's state is divided, too. The arrays in `result.observed`, which
-  are only recorded, are not.
-
-  Args:
-    replicas: Number of replicas, and their devices.
-    result: Result of the exchange.
-    exchange: New state of the aggregator.
-
-  Returns:
-    The result and the new state, with the same values.
+  The arrays in `result.observed`, which are only recorded, are not divided.
   """
   trees = replicas.divided(result._replace(observed={}))
   result = trees._replace(observed=result.observed)

@@ -1,8 +1,7 @@
 """A second thread dispatches exchanges beside the inner steps.
 
-XLA's CPU backend cannot run a transfer beside inner steps. A collective blocks
-the thread that runs its program, and programs that one thread dispatches run
-one after the other. So a second thread dispatches the exchange of a window:
+On XLA's CPU backend, a collective blocks the thread that runs its program, so a
+second thread dispatches the exchange:
 
     main thread      | inner steps             | wait | apply, measure, send
     exchange thread  | exchange (slow link)           |
@@ -29,28 +28,21 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and records when inner steps had to wait for them.
-
-  A record is a pair (begin, end) in seconds, on the clock of
-  `time.perf_counter`.
-  """
+  """Waits for exchanges, and records when inner steps had to wait for them."""
 
   def __init__(self):
     """Starts with an empty record."""
     self._waits: Waits = []
 
   def result(self, exchange: Future, beside: Tree) -> Any:
-    """Waits for inner steps, and then for an exchange that runs beside them.
+    """Waits for inner steps, then for an exchange, and returns its result.
 
-    The second wait is recorded: it begins when the steps have ended, and ends
-    with the exchange.
+    The second wait, from the end of the steps to that of the exchange, is
+    recorded.
 
     Args:
       exchange: An exchange that runs in a thread.
       beside: Results of the inner steps that run at the same time.
-
-    Returns:
-      The result of the exchange.
     """
     jax.block_until_ready(beside)
     start_s = time.perf_counter()
@@ -59,11 +51,9 @@ class WaitingTimes:
     return result
 
   def take(self) -> Waits:
-    """Returns the spans of time in which inner steps waited for exchanges.
+    """Returns the waits since the last call, and forgets them.
 
-    Returns:
-      Pairs (begin, end) since the last call, in seconds on the clock of
-      `time.perf_counter`. They are then forgotten.
+    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """
     waits = self._waits
     self._waits = []
@@ -95,13 +85,11 @@ def beside_steps(
 class InThread:
   """Dispatches exchanges in a second thread, where inner steps can hide them.
 
-  It is a `Runtime`, which explains the attributes.
-
   Attributes:
-    splits_windows: False, so that a window's inner steps run beside its
-      exchange.
-    reuses_states: True, because nothing else reads the states.
-    waits_for_exchanges: True, because the host waits for the thread.
+    splits_windows: False: a window (some inner steps, then an apply or a send)
+      is run as a whole, so that its steps run beside its exchange.
+    reuses_states: True: programs may reuse the memory of the states.
+    waits_for_exchanges: True: the host waits for the thread.
   """
 
   splits_windows = False
@@ -109,12 +97,7 @@ class InThread:
   waits_for_exchanges = True
 
   def __init__(self, outer: OuterStep, replicas: Replicas):
-    """Stores the arguments. Each exchange starts a thread of its own later.
-
-    Args:
-      outer: Exchanges pseudo-gradients.
-      replicas: Number of replicas, and their devices.
-    """
+    """Stores the arguments. Each exchange starts a thread of its own later."""
     self._outer = outer
     self._replicas = replicas
     self._waiting = WaitingTimes()
@@ -125,26 +108,21 @@ class InThread:
     return exchange_program(self._outer, self._replicas)
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Accepts every outer step, because all replicas are in this JAX runtime.
-
-    Args:
-      trace_outer_step: Not used.
-    """
+    """Accepts every outer step, as all replicas are in this JAX runtime."""
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs a window's exchange in a thread, and its inner steps meanwhile.
 
-    In three cases this function runs nothing, and the window's own program
-    exchanges and takes the steps: nothing that was sent is to be averaged in
-    this window, there are no inner steps, or the replicas may take different
-    numbers of steps.
+    A window is some inner steps, then an apply or a send. If nothing is to be
+    averaged, there are no steps, or replicas may take different numbers of
+    steps, this method runs nothing: the window's own program does it.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
       The replicas after the inner steps, and the result of the exchange with
-      the aggregator's new state. In the three cases: the replicas before the
+      the aggregator's new state. If nothing was run: the replicas before the
       window, and None.
     """
     given = work.given
@@ -160,10 +138,8 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns the spans of time in which inner steps waited for exchanges.
+    """Returns the times since the last call when steps waited for an exchange.
 
-    Returns:
-      Pairs (begin, end) since the last call, in seconds on the clock of
-      `time.perf_counter`.
+    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """
     return self._waiting.take()

@@ -2,8 +2,8 @@
 
 If all replicas are in one JAX runtime, they share an axis, over which an
 aggregator averages (`LocalExchange`). If each replica has a runtime of its own,
-there is no such axis: the replicas exchange through a folder or a bucket
-(`MailboxExchange`, docs/mailbox/how_to.md).
+they exchange through a folder or a bucket (`MailboxExchange`,
+docs/mailbox/how_to.md).
 """
 
 import dataclasses
@@ -49,8 +49,7 @@ class LocalExchange:
 
   Attributes:
     aggregator: Averages over the axis of the replicas.
-    in_thread: Whether a second thread dispatches the exchanges
-      (`rounds.exchange_thread`).
+    in_thread: Whether a second thread dispatches the exchanges.
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -59,25 +58,13 @@ class LocalExchange:
   axis_name: str = REPLICA_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Does nothing, because no other JAX runtime belongs to the run.
-
-    In contrast, `MailboxExchange.enter` joins a run of several runtimes.
-
-    Args:
-      method: Not read.
-      num_replicas: Not read.
-    """
+    """Does nothing, because no other JAX runtime belongs to the run."""
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that dispatches the exchanges.
 
-    Args:
-      outer: Exchanges pseudo-gradients.
-      replicas: Number of replicas, and their devices.
-
-    Returns:
-      A runtime with a thread of its own for exchanges if `in_thread` is True;
-      otherwise a runtime that exchanges in the program of the inner steps.
+    A second thread dispatches them if `in_thread` is True; otherwise the
+    program of the inner steps exchanges.
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -94,7 +81,7 @@ class MailboxExchange:
     aggregator: Averages the messages that the mailbox brings.
     client: Client of the mailbox. It also counts the exchanges that are done.
     is_in_rows: Whether messages do not depend on how a replica is divided among
-      devices (`aggregators.message_groups`).
+      devices.
     axis_name: Axis over which the one replica is mapped.
   """
 
@@ -111,10 +98,9 @@ class MailboxExchange:
       num_replicas: Number of replicas in this JAX runtime; must be 1.
 
     Raises:
-      ValueError: If this JAX runtime has several replicas; if the run was
-        started with other values of settings that must be equal in all
-        replicas; or if the name, the secret or the store cannot be used
-        (`Mailbox`).
+      ValueError: If `num_replicas` is not 1; if the run was started with other
+        values of settings that must be equal in all replicas; or if the name,
+        the secret or the store cannot be used.
     """
     require(
       num_replicas == 1,
@@ -124,18 +110,10 @@ class MailboxExchange:
     self.client.enter({"method": dataclasses.asdict(method)})
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that sends and receives the mailbox's messages.
-
-    If the encoder is not a `Quantizer` (e.g. top-k), a replica that is divided
-    among devices encodes each leaf by itself, but a replica on one device
-    encodes several leaves together. So their messages do not match. In this
-    case, the client of a divided replica compares one more term of the run, so
-    that a run which mixes divided and undivided replicas is refused.
-
-    Args:
-      outer: Exchanges pseudo-gradients.
-      replicas: The one replica, and its devices.
-    """
+    """Returns the object that sends and receives the mailbox's messages."""
+    # With e.g. top-k, a divided replica encodes each leaf by itself, but one on
+    # a single device encodes several leaves together. Their messages do not
+    # match, so this term refuses a run that mixes both.
     if replicas.is_divided and not self.is_in_rows:
       self.client.terms_of_devices = {"groups_of_leaves": "one leaf each"}
     return MailboxRuntime(outer, replicas, self.client)
@@ -178,11 +156,10 @@ def mailbox(
     codec: Codec that encodes the pseudo-gradients, or the codec as text, e.g.
       "int(bits=4)".
     step_weight: Weight of one inner step of this replica in the mean, e.g. its
-      number of sequences. The weight of a message is `step_weight` times the
-      number of inner steps since the fragment was measured last.
-    config: All other settings on which the result depends and which must be
-      equal in all replicas, e.g. the inner learning rate, as nested mappings of
-      JSON. None: no others.
+      number of sequences. A message's weight is `step_weight` times the number
+      of inner steps since the fragment was measured last.
+    config: All other settings that must be equal in all replicas, e.g. the
+      inner learning rate, as nested mappings of JSON. None: no others.
     text_digest: Digest of the training text, which must be equal in all
       replicas; "" if there is none.
     rules: Rules of the exchange, such as how long to wait for a replica.
@@ -201,7 +178,7 @@ def mailbox(
     The exchange. It reads and writes nothing before `make_rounds` gets it.
 
   Raises:
-    ValueError: One line that names the argument that does not fit.
+    ValueError: If an argument does not fit; the message names it.
   """
   within_limits("step_weight", step_weight, above=0)
   codec_name = str(codec)
@@ -256,9 +233,7 @@ def mailbox(
 def _replica_processes() -> ReplicaProcesses:
   """Returns the object with which a replica's processes share a mailbox.
 
-  Returns:
-    `OneProcess` if JAX runs one process; otherwise `ClusterProcesses`, whose
-    methods all processes of this JAX runtime must call together.
+  All processes of this JAX runtime must call its methods together.
   """
   if jax.process_count() == 1:
     return OneProcess()

@@ -1,7 +1,7 @@
 """The runtime in which one program takes inner steps and exchanges.
 
 It is the program of a window: some inner steps, then a send or an apply of a
-fragment.
+fragment (a part of the parameters).
 """
 
 import dataclasses
@@ -18,13 +18,12 @@ class InProgram:
   """Leaves the exchange to the program that takes the inner steps.
 
   XLA overlaps transfers with inner steps on TPUs and GPUs. On one device
-  nothing is sent over a link, so there is nothing to overlap. The class is a
-  `Runtime`, which explains the attributes.
+  nothing is sent over a link, so there is nothing to overlap.
 
   Attributes:
     replicas: Number of replicas, and their devices.
-    reuses_states: True, because nothing else reads the states.
-    waits_for_exchanges: False, because only the devices wait, not the host.
+    reuses_states: True: programs may reuse the memory of the states.
+    waits_for_exchanges: False: only the devices wait, not the host.
   """
 
   replicas: Replicas
@@ -35,8 +34,7 @@ class InProgram:
   def splits_windows(self) -> bool:
     """Whether inner steps, sends and applies are separate programs.
 
-    They are separate if there is no link between the replicas: all replicas are
-    on the same device, or there is only one replica.
+    They are if all replicas are on one device, or there is only one replica.
     """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1
@@ -44,17 +42,10 @@ class InProgram:
     return not has_links
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Accepts every outer step, because all replicas are in this JAX runtime.
-
-    Args:
-      trace_outer_step: Not used.
-    """
+    """Accepts every outer step, as all replicas are in this JAX runtime."""
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs nothing: the window's own program takes the steps and exchanges.
-
-    Args:
-      work: The window, and the arguments of its program.
 
     Returns:
       The replicas before the window, and None instead of a result.

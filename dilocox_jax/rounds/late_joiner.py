@@ -1,13 +1,11 @@
 """Lets a replica join a run of a mailbox late, or join it again.
 
 The replicas of such a run are separate programs, which exchange through a
-folder or a bucket. An *event* is one exchange of the run's schedule; events are
-numbered from 0. An event is *settled* when the replicas have agreed on the
-messages that it averages. A *window* is some inner steps with a send or an
-apply of a fragment after them. The newcomer loads the newest snapshot of the
-state that all replicas share. Then it applies the settled events since the
-snapshot, without inner steps, until its own next measurement comes early enough
-to be averaged.
+folder or a bucket. An *event* is one exchange of the run's schedule. An event
+is *settled* when the replicas have agreed on the messages that it averages. The
+newcomer loads the newest snapshot of the state that all replicas share. Then it
+applies the settled events since the snapshot, without inner steps, until its
+own next measurement comes early enough to be averaged.
 
 For example, take P = 1 fragment and H = tau = 4 steps. Event k applies after
 step 4 k + 8 what was measured after step 4 k + 4. There is a snapshot before
@@ -52,19 +50,14 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
       moved on to the `step` of the result.
 
   Returns:
-    The state of this replica. Its `step` is the number of inner steps of the
-    schedule that count as done: 0 at the start of a run, more if the other
-    replicas have begun already.
+    The state of this replica. Its `step` is 0 at the start of a run, and more
+    if the other replicas have begun already.
 
   Raises:
-    ValueError: If the rounds have no mailbox, or `Rounds.init` raises it, e.g.
-      because the outer step communicates over the replica axis, which replicas
-      of a mailbox do not have (`rounds.alone`).
-    ReplicaStaleError: If the other replicas have deleted the messages of an
-      exchange that this replica has to apply, or if this replica's state
-      differs from theirs (`Mailbox.exchange`). Call this function again.
-    StoppedError: If to call again would not help (`Mailbox.newest`,
-      `Mailbox.exchange`).
+    ValueError: If the rounds have no mailbox, or `Rounds.init` raises it.
+    ReplicaStaleError: If the other replicas have deleted messages that this
+      replica needs, or its state differs from theirs. Call this function again.
+    StoppedError: If to call again would not help.
   """
   require(
     isinstance(rounds.runtime, MailboxRuntime),
@@ -79,11 +72,9 @@ def join(
   """Brings this replica from its first state to where a mailbox's run is now.
 
   Args:
-    rounds: Rounds that exchange through a mailbox.
+    rounds: Rounds that exchange through a mailbox (a folder or a bucket).
     state: The first state (`Rounds.init`). A call that returns has reused its
-      memory. A call that raises has not, so the same state can be passed again:
-      with a mailbox, windows without inner steps leave the memory of their
-      arguments alone (`MailboxRuntime.reuses_states`).
+      memory; a call that raises has not.
     last_step: Number of inner steps of the whole run; None: the run has no end.
 
   Returns:
@@ -92,11 +83,9 @@ def join(
     after its last exchange.
 
   Raises:
-    ReplicaStaleError: If the other replicas have deleted the messages of an
-      exchange that this replica has to apply, or if this replica's state
-      differs from theirs (`Mailbox.exchange`). Call this function again.
-    StoppedError: If to call again would not help (`Mailbox.newest`,
-      `Mailbox.exchange`).
+    ReplicaStaleError: If the other replicas have deleted messages that this
+      replica needs, or its state differs from theirs. Call this function again.
+    StoppedError: If to call again would not help.
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
   client = rounds.runtime.client
@@ -117,6 +106,8 @@ def join(
     # The window has no inner steps, or the others have already settled the
     # event that would average them. So it is run without inner steps.
     without_steps = dataclasses.replace(walk.window, num_steps=0)
+    # This leaves the memory of its arguments alone, so that the caller can pass
+    # the same state again if it raises (`MailboxRuntime.reuses_states`).
     state = rounds.replay(state, [without_steps])
     walk.go_on()
   has_ended = walk.window is None
@@ -145,13 +136,7 @@ class _Walk:
   def __init__(
     self, schedule: SyncSchedule, num_fragments: int, last_step: int | None
   ):
-    """Begins at the first window.
-
-    Args:
-      schedule: Says after which inner steps fragments are sent and applied.
-      num_fragments: Number of fragments of the schedule, P.
-      last_step: Last inner step of the run; None: the run has no end.
-    """
+    """Begins at the first window; a `last_step` of None means no end."""
     self._windows = _windows_with_events(schedule, last_step)
     self.step = 0
     self.in_flight = [0] * num_fragments
@@ -169,11 +154,7 @@ class _Walk:
     self.window = next(self._windows, None)
 
   def pass_events(self, count: int) -> None:
-    """Goes past the next applies, to the window after the last of them.
-
-    Args:
-      count: Number of applies to go past.
-    """
+    """Goes past windows, up to and including the next `count` applies."""
     while count:
       assert self.window is not None, "the others have gone on for longer"
       if self.window.applied:
@@ -191,14 +172,12 @@ def skip_windows(
 ) -> RoundState:
   """Runs the sends and applies of windows, but none of their inner steps.
 
-  A replica that has fallen behind follows the other replicas in this way. It
-  measures pseudo-gradients and applies means as in any window. If the other
-  replicas have already agreed on a mean without its pseudo-gradient, the
-  pseudo-gradient is treated like a message that came too late
-  (`rounds.mailbox_runtime`).
+  A replica that has fallen behind follows the other replicas in this way. If
+  they have agreed on a mean without its pseudo-gradient, the pseudo-gradient is
+  treated like a message that came too late.
 
   Args:
-    rounds: Rounds that exchange through a mailbox.
+    rounds: Rounds that exchange through a mailbox (a folder or a bucket).
     state: State of the replica before these windows.
     windows: Windows of the schedule, with their inner steps.
     num_steps: Number of inner steps of these windows together.
@@ -209,7 +188,7 @@ def skip_windows(
 
   Raises:
     ReplicaStaleError: If the replica must join again (`join`).
-    StoppedError: If to join again would not help (`Mailbox.exchange`).
+    StoppedError: If to join again would not help.
   """
   steps_done = int(jax.device_get(state.step))
   without_steps = [
@@ -225,13 +204,10 @@ def skip_windows(
 def _windows_with_events(
   schedule: SyncSchedule, last_step: int | None
 ) -> Iterator[Window]:
-  """Yields the windows of a schedule, in order, up to the last send or apply.
+  """Yields the windows of a schedule up to the last send or apply, in order.
 
-  A window is some inner steps with a send or an apply of a fragment after them.
-
-  Args:
-    schedule: Says after which inner steps fragments are sent and applied.
-    last_step: Last inner step of the run; None: the run has no end.
+  A window is some inner steps, then a send or an apply of a fragment. If
+  `last_step` is None, the windows never end.
   """
   last_event_step = 0
   for round_end in itertools.count(
@@ -256,12 +232,11 @@ def _from_snapshot(
 
   Args:
     rounds: Rounds that exchange through a mailbox.
-    state: The first state. Its inner optimizer stays, and so does what error
-      feedback holds back, which is zeros.
+    state: The first state. Its inner optimizer stays.
     arrays: The snapshot: the leaves that all replicas share, of all fragments
-      in order (`rounds.mailbox_runtime.shared_leaves`).
+      in order.
     counts: Number of pseudo-gradients in flight of each fragment, [P]. The
-      result has so many, all of them zeros, because this replica has sent none.
+      result has so many, all of them zeros, as this replica has sent none.
 
   Returns:
     The state, whose parameters are the outer parameters of the snapshot.

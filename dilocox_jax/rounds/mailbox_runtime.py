@@ -1,26 +1,21 @@
 """Exchanges pseudo-gradients through a mailbox. The host sends the messages.
 
 A mailbox is a folder or a bucket in which replicas that are separate programs
-leave messages for each other. The messages of the other replicas come from
-outside the compiled program, so an exchange cannot be one compiled program. It
-consists of *turns*: in each turn every replica sends a message and reads the
-messages of the other replicas. An exchange with n turns is divided into n + 1
-stages, each a program of its own. The program of stage k gets the messages of
-the first k turns. It computes the exchange from its start to the next message,
-or to the result. The compiler removes computations whose values the stage does
-not use. For example, a low-rank codec has two turns:
+leave messages for each other. As messages come from outside the compiled
+program, an exchange consists of *turns*: in each turn every replica sends a
+message and reads the messages of the others. An exchange with n turns is
+divided into n + 1 *stages*, each a program of its own. Stage k gets the
+messages of the first k turns, and computes the exchange from its start to the
+next message, or to the result. For example, a low-rank codec has two turns:
 
     stage 0    ()               -> left factors, which the host sends
     stage 1    (left,)          -> right factors, which the host sends
     stage 2    (left, right)    -> the mean, and the new state
 
-If another number of replicas has sent a message, the shapes of the arguments
-change, and JAX compiles the stage again.
-
 A replica of one process runs the whole exchange in a thread beside the inner
-steps. If a replica has several processes, a stage communicates between them as
-the inner steps do, so all processes must dispatch both in the same order. The
-main thread then dispatches the stages, and the thread only carries messages:
+steps. If a replica has several processes, a stage communicates between them, so
+all processes must dispatch stages and inner steps in the same order. The main
+thread then dispatches the stages, and the thread only carries messages:
 
     main thread      stage 0 | inner steps       | wait | stage 1, its turn, ...
     exchange thread          | first turn               |
@@ -59,8 +54,7 @@ class Due(NamedTuple):
     fragment: Number of the fragment.
     num_steps: Number of inner steps that led to this replica's pseudo-gradient.
     state: State of the fragment.
-    values: The pseudo-gradient to average: the oldest one of the fragment that
-      is in flight (`WindowInput.due`).
+    values: The pseudo-gradient to average.
     fragments: States of all fragments.
   """
 
@@ -75,12 +69,11 @@ class MailboxRuntime:
   """Runs the exchanges of this program's only replica through a mailbox.
 
   A mailbox is a folder or a bucket through which replicas exchange messages.
-  The class is a `Runtime`, which explains the attributes.
 
   Attributes:
-    reuses_states: False, because a snapshot of the states may be written while
-      later programs run.
-    waits_for_exchanges: True, because the host waits for the messages.
+    reuses_states: False: a snapshot of the states may be written while later
+      programs run, so these may not reuse the memory of the states.
+    waits_for_exchanges: True: the host waits for the messages.
     client: Sends this replica's messages, and returns those that all replicas
       average. It also counts the exchanges so far.
   """
@@ -92,11 +85,6 @@ class MailboxRuntime:
     self, outer: OuterStep, replicas: Replicas, client: MailboxClient
   ):
     """Stores the arguments, and sends nothing yet.
-
-    Args:
-      outer: Measures, exchanges and applies pseudo-gradients.
-      replicas: The replica and its devices.
-      client: The client of the mailbox.
 
     Raises:
       ValueError: If the replicas would have outer parameters of their own.
@@ -114,45 +102,37 @@ class MailboxRuntime:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether inner steps, sends and applies are separate programs.
+    """Whether inner steps, sends and applies are separate programs: if tau = 0.
 
-    They are separate with tau = 0, where a mean is applied right after its
-    pseudo-gradients were measured, so no inner steps can hide the exchange.
+    A mean is then applied right after its pseudo-gradients are measured, so no
+    inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses outer steps that communicate over the axis of replicas.
-
-    A program with one replica has no such axis.
-
-    Args:
-      trace_outer_step: Function that traces the outer step.
-
-    Raises:
-      ValueError: If `trace_outer_step` raises it.
-    """
+    """Calls `trace_outer_step`, which refuses collectives between replicas."""
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns the spans of time in which inner steps waited for exchanges.
+    """Returns the times since the last call when steps waited for an exchange.
 
-    Returns:
-      Pairs (begin, end) since the last call, in seconds on the clock of
-      `time.perf_counter`.
+    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """
     return self._waiting.take()
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange of a window, and its inner steps meanwhile.
 
+    A window is some inner steps, then an apply or a send. If it applies
+    nothing, this method runs nothing.
+
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
       The replica after the inner steps, and the result of the exchange with the
-      aggregator's new state. If the window applies nothing, this method runs
-      nothing, and returns the replica before the window and None.
+      aggregator's new state. If nothing was run: the replica before the window,
+      and None.
     """
     steps = self.client.steps
     steps.add(work.window.num_steps)
@@ -174,17 +154,11 @@ class MailboxRuntime:
     return replicas.layout == "mesh" and replicas.mesh.is_multi_process
 
   def _take_due(self, work: WindowWork) -> Due | None:
-    """Returns the exchange whose mean a window applies; None if there is none.
-
-    Call this once for each window: the client remembers the number of inner
-    steps behind each pseudo-gradient, and forgets it when it is read here.
-
-    Args:
-      work: The window, and the arguments of its program.
-    """
+    """Returns the exchange whose mean a window applies, if there is one."""
     if work.window.applied is None:
       return None
     fragment = work.window.applied.fragment
+    # `steps.take` forgets the number that it returns.
     return Due(
       fragment=fragment,
       num_steps=self.client.steps.take(fragment),
@@ -194,14 +168,7 @@ class MailboxRuntime:
     )
 
   def _exchange(self, due: Due) -> Arrived:
-    """Runs a whole exchange, and waits for the other replicas.
-
-    Args:
-      due: The exchange.
-
-    Returns:
-      The result of the exchange, and the aggregator's new state.
-    """
+    """Runs a whole exchange, and waits for the other replicas."""
     take_fingerprint = self._dispatch_fingerprint(due)
     session = self._begin(due, take_fingerprint)
     return self._exchange_rest(due, session, ())
@@ -211,18 +178,8 @@ class MailboxRuntime:
   ) -> tuple[InnerProgress, Arrived]:
     """Runs an exchange if the replica's devices belong to several processes.
 
-    All processes dispatch the programs of the exchange in the main thread. The
-    first messages travel in a second thread beside the inner steps. If a codec
-    sends several messages one after the other, the later ones travel after the
-    steps.
-
-    Args:
-      due: The exchange.
-      take_steps: Takes the inner steps, and returns the replica after them.
-
-    Returns:
-      The replica after the inner steps, and the result of the exchange with the
-      aggregator's new state.
+    The method returns the replica after the inner steps, and the exchange's
+    result.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
     leaving, result = self._run_stage(due, ())
@@ -238,16 +195,10 @@ class MailboxRuntime:
     return progress, self._exchange_rest(due, session, (message,))
 
   def _dispatch_fingerprint(self, due: Due) -> Callable[[], Fingerprint]:
-    """Lets the devices compute a fingerprint of a fragment's state.
+    """Lets the devices compute the fingerprint of a fragment's shared state.
 
-    A fingerprint is a few random sums of the leaves that all replicas share, by
-    which replicas find out whether they still agree.
-
-    Args:
-      due: The exchange of the fragment.
-
-    Returns:
-      A function that waits for the devices, and returns the fingerprint.
+    A fingerprint is a few random sums, by which replicas find out whether they
+    still agree. The returned function waits for the fingerprint.
     """
     signs = self._replicas.place(self.client.signs(), None)
     return dispatch_fingerprint(shared_leaves(self._outer, due.state), signs)
@@ -255,13 +206,7 @@ class MailboxRuntime:
   def _begin(
     self, due: Due, take_fingerprint: Callable[[], Fingerprint]
   ) -> ExchangeSession:
-    """Begins the next exchange with the mailbox, and returns its session.
-
-    Args:
-      due: The exchange.
-      take_fingerprint: Function that returns the fingerprint of the fragment's
-        state (`_dispatch_fingerprint`).
-    """
+    """Begins the next exchange with the mailbox, and returns its session."""
     return self.client.exchange(due.fragment, due.num_steps, take_fingerprint)
 
   def _exchange_rest(
@@ -269,13 +214,7 @@ class MailboxRuntime:
   ) -> Arrived:
     """Sends the remaining messages of an exchange, and computes its result.
 
-    Args:
-      due: The exchange.
-      session: The session of the exchange, which sends and reads messages.
-      arrived: What has been read after each message that was sent already.
-
-    Returns:
-      The result of the exchange, and the aggregator's new state.
+    `arrived` has an entry for each message that was sent already.
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
@@ -295,14 +234,7 @@ class MailboxRuntime:
   ) -> tuple[Any, Arrived | None]:
     """Dispatches the program that computes the next message or the result.
 
-    Args:
-      due: The exchange.
-      arrived: What has been read after each message so far, in order.
-
-    Returns:
-      The next message to send (`leaving` of `_send`), and None. If there is no
-      more message: None, and the result of the exchange with the aggregator's
-      new state.
+    The method returns the next message and None, or None and the result.
     """
     rest = due.state._replace(exchange=None)
     placed = self._replicas.place(arrived, None)
@@ -311,19 +243,11 @@ class MailboxRuntime:
   def _send(self, due: Due, session: ExchangeSession, leaving: Any) -> Message:
     """Sends a message, and returns the messages that all replicas average.
 
-    This function dispatches no program, so any thread may call it.
-
-    Args:
-      due: The exchange.
-      session: The session of the exchange, which sends and reads messages.
-      leaving: The `EncodedMessage` to send, and whether its values are finite.
-        Their arrays have an axis of length 1 in front.
-
-    Returns:
-      The arrays of the replicas whose messages are averaged, the weights of
-      these replicas, and whether this replica is one of them
-      (`ExchangeSession.send`).
+    `leaving` is an `EncodedMessage`, and whether its values are finite. The
+    result has the arrays of the averaged replicas, their weights, and whether
+    this replica is one of them.
     """
+    # No program is dispatched here, so any thread may call this function.
     message, is_finite = leaving
     arrays = message.arrays
     if self.client.processes.is_main:
@@ -342,50 +266,29 @@ class MailboxRuntime:
     )
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
-    """Makes this replica lose the work in its message, as if it were averaged.
+    """Makes this replica lose what the mean lacks of its message.
 
-    Usually a replica keeps what the mean lacks of its message: as the residual
-    of error feedback, or in its parameters. Here both are set to zero. There
-    are two reasons to do this. If the message had wrong values, keeping them
-    would make the next message wrong, too. If an earlier process of this
-    replica has already sent the same work, the work would count twice.
-
-    Args:
-      result: The `ExchangeResult`.
-      exchange: State of the aggregator after the exchange.
-
-    Returns:
-      The changed result, and the changed state of the aggregator.
+    Usually a replica keeps this part: as the residual of error feedback, or in
+    its parameters. Here both are set to zero.
     """
+    # If the message had wrong values, keeping them would make the next message
+    # wrong, too. If an earlier process of this replica has already sent this
+    # work, it would count twice.
     if result.retained is not None:
       result = result._replace(retained=_zeros(0, result.retained))
     return result, _zeros(self._outer.axes.exchange, exchange)
 
   def _without_own_measurement(self, result: Any, exchange: Tree) -> Arrived:
-    """Sets this replica's own pseudo-gradient in a result to zero.
-
-    Under the rule "continue" a replica adds its own pseudo-gradient to its
-    parameters again, because the mean contains it. This mean does not contain
-    it, so zero must be added.
-
-    Args:
-      result: The `ExchangeResult`, whose mean does not contain this replica's
-        message.
-      exchange: State of the aggregator after the exchange; returned unchanged.
-
-    Returns:
-      The changed result, and the state of the aggregator.
-    """
+    """Sets this replica's own pseudo-gradient in a result to zero."""
+    # Under the rule "continue" a replica adds its own pseudo-gradient to its
+    # parameters again, because the mean contains it. This mean does not.
     return result._replace(own=_zeros(0, result.own)), exchange
 
   @functools.cached_property
   def _stage(self) -> Any:
     """The jitted `_until_more_is_needed`, mapped over the one replica.
 
-    It takes the aggregator's state, the rest of the fragment's state, the
-    pseudo-gradient and the messages so far. It returns the next message and
-    None, or None and the result. Values that belong to single replicas have an
-    axis of length 1 in front.
+    Values that belong to single replicas have an axis of length 1 in front.
     """
     rest = self._outer.axes._replace(exchange=None)
     arguments: Any = self._outer.axes.exchange, rest, 0, None
@@ -402,14 +305,7 @@ class MailboxRuntime:
     return jax.jit(program)
 
   def _whole(self, leaving: Any) -> Any:
-    """Gives every device the whole message, because process 0 needs all of it.
-
-    Args:
-      leaving: The message (`leaving` of `_send`); None at the end.
-
-    Returns:
-      The message, whose arrays are not divided among the devices.
-    """
+    """Gives every device the whole message, as process 0 needs all of it."""
     if self._replicas.layout == "stacked":
       return leaving
     return jax.lax.with_sharding_constraint(leaving, self._replicas.whole(None))
@@ -423,12 +319,11 @@ class MailboxRuntime:
       kept: State of the aggregator.
       rest: State of the fragment without the aggregator's state.
       due: The pseudo-gradient to average.
-      arrived: What has been read after each message so far, in order
-        (`ExchangeSession.send`).
+      arrived: What has been read after each message so far, in order.
 
     Returns:
-      The next message to send (`leaving` of `_send`), and None. At the end of
-      the exchange: None, and the result with the aggregator's new state.
+      The next message and None; at the end of the exchange, None and the result
+      with the aggregator's new state.
     """
     run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)
@@ -441,15 +336,7 @@ class MailboxRuntime:
     return leaving, None
 
   def _snapshot(self, due: Due) -> list[Any]:
-    """Returns what a snapshot contains: the leaves that all replicas share.
-
-    They are the `shared_leaves` of all fragments, in order. The leaves stay on
-    the devices, because a snapshot is rarely written.
-
-    Args:
-      due: The exchange. For the fragment that is exchanged, `due.state` takes
-        the place of its state in `due.fragments`.
-    """
+    """Returns the leaves that all replicas share, of all fragments in order."""
     states = list(due.fragments)
     states[due.fragment] = due.state
     leaves = [shared_leaves(self._outer, state) for state in states]
@@ -457,18 +344,10 @@ class MailboxRuntime:
 
 
 def _zeros(axes: Tree, tree: Tree) -> Tree:
-  """Sets the leaves that belong to single replicas to zero.
-
-  Leaves that all replicas share stay as they are. A compiled program makes the
-  zeros, because the trainer refuses transfers from the host while it
-  dispatches, and no process alone could make an array that is divided among
-  several processes.
-
-  Args:
-    axes: Tree prefix: 0 for leaves [M, ...] of single replicas, None for leaves
-      that all replicas share.
-    tree: Arrays on devices.
-  """
+  """Sets leaves to zero whose entry in the tree prefix `axes` is 0."""
+  # A compiled program makes the zeros: the trainer refuses transfers from the
+  # host while it dispatches, and no process alone could make an array that is
+  # divided among several processes.
   make = functools.partial(map_prefix, jnp.zeros_like, axes)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, tree)
   return jax.jit(make, out_shardings=shardings)(tree)
@@ -478,7 +357,7 @@ def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:
   """Returns the leaves of a fragment's state that all replicas share.
 
   Args:
-    outer: The outer step. Its `axes` say which leaves are shared.
+    outer: The outer step, whose `axes` say which leaves are shared.
     state: State of the fragment.
   """
   return jax.tree.leaves(map_prefix(lambda leaf: None, outer.axes, state))

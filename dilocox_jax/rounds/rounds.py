@@ -1,16 +1,12 @@
 """Runs a method's rounds for all replicas, window by window.
 
-A window is some inner steps, then at most one apply and one send of a fragment.
-The host goes through the windows of the schedule. The program of a window
-(`window.WindowProgram`) is mapped over the replica axis and compiled once for
-every kind of window; step counts and the numbers of fragments are data. The
-program gets the states of only those fragments that the window applies and
-sends. The flush, which averages what is left at the end of a run, uses the same
-programs without inner steps.
+A window is some inner steps, then at most one apply and one send of a fragment
+(a part of the parameters). The program of a window (`window.WindowProgram`) is
+mapped over the replica axis and compiled once for every kind of window; step
+counts and the numbers of fragments are data.
 
-On one device nothing is sent over a link, so there is no transfer that inner
-steps could hide. There the steps, the sends and the applies of a window are
-programs of their own, each compiled once.
+On one device nothing is sent over a link, so inner steps cannot hide any
+transfer. There the steps, the sends and the applies are separate programs.
 """
 
 import dataclasses
@@ -59,12 +55,7 @@ MakeRuntime = Callable[[OuterStep, Replicas], Runtime]
 
 
 def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
-  """Returns the runtime in which one program takes steps and exchanges.
-
-  Args:
-    outer: Not read.
-    replicas: Number of replicas, and their devices.
-  """
+  """Returns the runtime in which one program takes steps and exchanges."""
   del outer
   return InProgram(replicas)
 
@@ -74,9 +65,7 @@ class Rounds:
   """Runs the rounds of a method for all replicas: inner and outer steps.
 
   A round is a row of windows: some inner steps each, then at most one apply and
-  one send of a fragment. Windows of the same *kind* (`WindowKind`) differ only
-  in data, and run the same compiled program. If the apply rule has a
-  *correction*, it is added to a replica's parameters after each inner step.
+  one send of a fragment (a part of the parameters).
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -118,12 +107,9 @@ class Rounds:
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: One line, in any of these cases: the parameters have no
-        values; a leaf is no array of real floats; the fragments do not fit the
-        tree; the outer optimizer keeps an average that is refused
-        (`outer.average.check_outermost`); or the outer step communicates over
-        the replica axis although the other replicas are other processes that
-        meet in a store (`rounds.alone`).
+      ValueError: If `RoundStates.init` refuses the parameters or the outer
+        optimizer, or if the outer step communicates over the replica axis
+        although the other replicas are other processes that meet in a store.
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)
@@ -131,15 +117,9 @@ class Rounds:
   def outer_params(self, state: RoundState) -> Tree:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
-    If the outer optimizer keeps an average of its parameters (`outer.average`),
-    this average is returned. If every replica has its own outer parameters, the
-    mean over the replicas is returned.
-
-    Args:
-      state: State of all replicas.
-
-    Returns:
-      The parameters, without a replica axis.
+    They have no replica axis: if every replica has its own, the mean over the
+    replicas is returned. If the outer optimizer keeps an average of its
+    parameters (`outer.average`), the average takes their place.
     """
     return self.states.outer_params(state)
 
@@ -154,28 +134,23 @@ class Rounds:
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
     """Runs inner steps, and sends and applies fragments as the schedule says.
 
-    The new state reuses the memory of the old one, so the caller must not read
-    the old state again.
+    The new state reuses the memory of the old one, which must not be read
+    again.
 
     Args:
       state: State of all replicas.
       batches: Leaves [M, n, ...]: a batch for every replica and inner step.
-        Where there are several processes, each passes the batches of its own
-        replicas (`Replicas.own`).
+        Each process passes the batches of its own replicas (`Replicas.own`).
       windows: The n steps divided into windows: some inner steps each, then at
-        most one apply and one send. None: the windows that the schedule has for
-        the n steps after those that the state has done.
+        most one apply and one send. None: the schedule's next windows.
       participation: What each replica does in the windows; None: all do the
         same. A replica that takes h steps reads its first h batches.
       one_at_a_time: Whether a window is dispatched only after the window before
-        it has ended. Then no program runs while another one is compiled, so
-        compiling and running can be timed apart.
+        it has ended, so that compiling and running can be timed apart.
 
     Returns:
-      Three values: the new state; the losses and gradient norms, [M, n], with
-      zeros for the steps that a replica does not take; a `Drift` for each
-      apply, in order. `outer.drift.drift_axes` says which fields of a drift
-      have an axis [M].
+      The new state; the losses and gradient norms, [M, n], with zeros for the
+      steps that a replica does not take; a `Drift` for each apply, in order.
 
     Raises:
       ValueError: If `batches` has no leaf, or if a leaf does not begin with the
@@ -205,15 +180,7 @@ class Rounds:
     return state, progress.metrics, drifts
 
   def _num_steps(self, batches: Tree) -> int:
-    """Returns n, the number of batches for each replica of this process.
-
-    Args:
-      batches: Batches of the replicas of this process, leaves [M, n, ...].
-
-    Raises:
-      ValueError: If there is no leaf, if leaves do not begin with the same two
-        axes, or if the first axis is not the number of these replicas.
-    """
+    """Returns n of batches [M, n, ...]; raises ValueError for other axes."""
     first_axes = {
       path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
     }
@@ -233,8 +200,7 @@ class Rounds:
   ) -> tuple[RoundState, list[Drift]]:
     """Averages and applies all progress that is not in the outer parameters.
 
-    Without a flush at the end, the last pseudo-gradients of a run would still
-    be in flight, and a method would be judged on old parameters.
+    Call it at the end of a run, when the last pseudo-gradients are in flight.
 
     Args:
       state: State of all replicas. It stays valid after the call.
@@ -243,8 +209,8 @@ class Rounds:
 
     Returns:
       The flushed state, in which nothing is in flight and the replicas'
-      parameters are the outer parameters; the drift of every exchange, in the
-      order of `SyncSchedule.flush_windows`.
+      parameters are the outer parameters; the drift of every exchange, in
+      order.
     """
     step = int(jax.device_get(state.step))
     windows = self.outer.method.schedule.flush_windows(step)
@@ -263,16 +229,11 @@ class Rounds:
     return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Sends and applies fragments, without any inner step.
-
-    The counter `state.step` stays.
+    """Sends and applies fragments without inner steps; `state.step` stays.
 
     Args:
       state: State of all replicas, whose memory may be reused.
       windows: The sends and applies, as windows whose `num_steps` is 0.
-
-    Returns:
-      The state after these windows.
     """
     state, _, _ = self._windows(
       state, batches=None, num_steps=0, windows=windows, participation=None
@@ -291,23 +252,12 @@ class Rounds:
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
     """Runs windows one after the other.
 
-    A window is some inner steps, then at most one apply and one send of a
-    fragment.
-
-    Args:
-      state: State of all replicas, whose memory is reused.
-      batches: Batches on their devices, leaves [M, n, ...]; None: the windows
-        have no inner steps.
-      num_steps: Inner steps of all windows together, n.
-      windows: The windows, in order.
-      participation: What each replica does in them; None: all do the same.
-      one_at_a_time: Whether a window is dispatched only after the window before
-        it has ended.
+    `batches` are on their devices, leaves [M, n, ...] with n = `num_steps`;
+    None if the windows have no inner steps.
 
     Returns:
-      The new state, in which only the counter `step` is still the old one; the
-      replicas after the last window, with their metrics; a drift for each
-      apply, in order.
+      The new state, but with the old counter `step`; the replicas after the
+      last window, with their metrics; a drift for each apply, in order.
     """
     progress = self._first_progress(
       state.replica, num_steps, participation is not None
@@ -354,13 +304,10 @@ class Rounds:
   def _first_progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
   ) -> InnerProgress:
-    """Returns the replicas before the first step, with metrics of zeros.
+    """Returns the replicas before the first step, with metrics of zeros [M, n].
 
-    Args:
-      replica: State of all replicas.
-      num_steps: Number of inner steps to come, n. The metrics are [M, n].
-      differs: Whether replicas may take different numbers of steps. If True,
-        the counter of steps has an axis [M].
+    If replicas may take different numbers of steps (`differs`), the counter of
+    steps has an axis [M].
     """
     count = self.replicas.num_replicas
     zeros: Any = np.zeros((count, num_steps), np.float32)
@@ -375,11 +322,8 @@ class Rounds:
   ) -> WindowKind:
     """Returns the properties for which a window's program is compiled.
 
-    Windows with the same properties run the same program.
-
-    Args:
-      window: The window.
-      participation: What each replica does in it; None: all do the same.
+    Windows with equal properties run the same program. If all replicas do the
+    same in the window, `participation` is None.
     """
     return WindowKind(
       applied_group=self._group_of(window.applied),
@@ -391,15 +335,9 @@ class Rounds:
     )
 
   def _group_of(self, event: Event | None) -> int | None:
-    """Returns the number of the group to which an event's fragment belongs.
+    """Returns the group of an event's fragment; None if there is no event.
 
-    Fragments of one group have equal shapes (`outer.fragment_view`).
-
-    Args:
-      event: A send or an apply of a fragment; None if there is no event.
-
-    Returns:
-      The number of the group; None if there is no event.
+    Fragments of a group have equal shapes. An event is a send or an apply.
     """
     if event is None:
       return None
@@ -413,17 +351,7 @@ class Rounds:
     batches: Tree | None,
     fragments: Sequence[FragmentState],
   ) -> WindowInput:
-    """Returns the arguments of a window's program, for all replicas.
-
-    Args:
-      window: The window.
-      participation: What each replica does in it; None: all do the same.
-      progress: The replicas before the window, and how many batches they have
-        read.
-      batches: Batches of all windows of the call, leaves [M, n, ...]; None:
-        there are no inner steps.
-      fragments: States of all fragments before the window.
-    """
+    """Returns the arguments of a window's program, for all replicas."""
     count = self.states.number(window.num_steps)
     weight = None
     if participation:
@@ -448,23 +376,7 @@ class Rounds:
     given: WindowInput,
     fragments: Sequence[FragmentState],
   ) -> tuple:
-    """Runs a window: inner steps, exchange, apply and send.
-
-    The runtime may run the exchange in a thread, and the inner steps meanwhile.
-    Then the program of the window only applies and sends. Otherwise the program
-    does everything.
-
-    Args:
-      window: The window.
-      kind: The properties for which its program is compiled.
-      given: Arguments of its program.
-      fragments: States of all fragments before the window.
-
-    Returns:
-      The replicas after the window; the new states of the applied and of the
-      sent fragment; the drift of the applied exchange. Each of the last three
-      is None if the program has no such result (`WindowProgram.run`).
-    """
+    """Runs a window; returns `WindowProgram.run`'s results of all replicas."""
     work = WindowWork(
       window=window,
       kind=kind,
@@ -485,16 +397,7 @@ class Rounds:
     return self._run_program(kind, given)
 
   def _take_steps(self, kind: WindowKind, given: WindowInput) -> InnerProgress:
-    """Takes the inner steps of a window in a program of their own.
-
-    Args:
-      kind: The properties of the window.
-      given: Arguments of the window's program, for all replicas.
-
-    Returns:
-      The replicas after the steps; without steps, the replicas before the
-      window.
-    """
+    """Takes the inner steps of a window, if any, in a program of their own."""
     if not kind.has_steps:
       return given.progress
     steps = WindowInput(
@@ -504,24 +407,11 @@ class Rounds:
     return progress
 
   def _run_program(self, kind: WindowKind, given: WindowInput) -> tuple:
-    """Runs the program of a window.
-
-    A program without inner steps gets only the replicas' parameters and
-    corrections. Their optimizer states, step counters and metrics stay as they
-    are. If the program got the metrics [M, n], it would be compiled again for
-    every n.
-
-    Args:
-      kind: The properties for which the program is compiled.
-      given: Arguments of the program, for all replicas.
-
-    Returns:
-      The replicas after the window; the new states of the applied and of the
-      sent fragment; the drift of the applied exchange. Each of the last three
-      is None if the program has no such result (`WindowProgram.run`).
-    """
+    """Runs a program; returns `WindowProgram.run`'s results of all replicas."""
     if kind.has_steps:
       return self.program(kind)(*given)
+    # If the program got the metrics [M, n], it would be compiled again for each
+    # n. It does not change optimizer states and step counters either.
     none: Any = None
     before = given.progress
     without_optimizer = before.replica._replace(optimizer=none)
@@ -534,13 +424,9 @@ class Rounds:
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):
-    """Returns the jitted program of all windows of a kind.
+    """Returns `WindowProgram.run` for a kind of window, mapped and jitted.
 
-    The program is `WindowProgram.run`. It takes and returns the values of all
-    replicas.
-
-    Args:
-      kind: The properties for which the program is compiled.
+    It takes and returns the values of all replicas.
     """
     window = WindowProgram(self.outer, self.view, self._guarded_step, kind)
     run_window = refusing_collectives(OUTER_STEP, window.run, self.replicas)
@@ -563,19 +449,13 @@ class Rounds:
 
   @property
   def _guarded_step(self) -> InnerStep:
-    """The inner step, with a check for collectives that reach no replica.
-
-    While it is traced, it raises a ValueError of one line if it uses the
-    replica axis although the other replicas are other processes that meet in a
-    store (`rounds.alone`).
-    """
+    """The inner step; it refuses collectives that reach no replica."""
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
-    """Refuses steps with collectives between replicas that use a store.
+    """Refuses steps with collectives that cannot reach the other replicas.
 
-    The inner and the outer step are traced with shapes alone, so nothing is
-    computed or compiled.
+    The inner and the outer step are only traced.
 
     Args:
       params: Parameters of the model, or their shapes and types.
@@ -583,9 +463,9 @@ class Rounds:
       batch: Batch of one inner step, or its shapes and types, leaves [B, ...].
 
     Raises:
-      ValueError: One line, if a step uses the replica axis although the other
-        replicas are other processes that meet in a store (`rounds.alone`), or
-        if `OuterStep.apply` refuses `keep_unsent`.
+      ValueError: If a step uses the replica axis although the other replicas
+        are other processes that meet in a store (a folder or a bucket), or if
+        `OuterStep.apply` refuses `keep_unsent`.
     """
     self.states.check_outer(params)
     replica = self.states.abstract(params, optimizer).replica
@@ -603,13 +483,8 @@ class Rounds:
   def _program_axes(self, kind: WindowKind) -> tuple[Any, Any]:
     """Returns `in_axes` and `out_axes` of a window's program over replicas.
 
-    Args:
-      kind: The properties for which the program is compiled.
-
-    Returns:
-      Tree prefixes of the arguments (`WindowInput`) and of the results
-      (`WindowProgram.run`): 0 where leaves have a replica axis, None where all
-      replicas share them.
+    They are tree prefixes of a `WindowInput` and of `WindowProgram.run`'s
+    results: 0 where leaves have a replica axis, None where replicas share them.
     """
     per_replica: Any = 0
     # Number of steps, counter and weight of each replica, if they may differ.
@@ -643,8 +518,8 @@ class Rounds:
   ) -> jax.stages.Lowered:
     """Returns the program of a window, traced but not compiled yet.
 
-    It is the program for replicas that all take the same steps, and it also
-    runs the exchange of the window.
+    In this program all replicas take the same steps, and it also runs the
+    exchange of the window.
 
     Args:
       state: Shapes, types and shardings of the state before the window
@@ -690,19 +565,8 @@ class Rounds:
     """Adds the states and indices of a window's fragments to its arguments.
 
     The oldest pseudo-gradient in flight of the applied fragment becomes the
-    argument `due`, because its mean is applied. The newer pseudo-gradients in
-    flight stay in the fragment's state only if the window reads them. This is
-    so if it also sends the same fragment, or if the window before has sent it
-    at the same step.
-
-    Args:
-      given: Arguments of the program that have no fragments yet.
-      window: The window.
-      state_of: Function from the number of a fragment to its state.
-      index_of: Function from the number of a fragment to its index.
-
-    Returns:
-      The arguments with the states and indices of the fragments.
+    argument `due`. The newer ones stay in the fragment's state only if the
+    window reads them.
     """
     applied_index = None
     sent_index = None

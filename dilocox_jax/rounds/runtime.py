@@ -7,9 +7,6 @@ class in its own file:
     in_program        The program of the window also runs the exchange.
     exchange_thread   A second thread runs the exchange.
     mailbox_runtime   The host sends and reads the messages of a mailbox.
-
-For each window `Rounds` calls `Runtime.run`. This method runs the exchange and
-the inner steps, or leaves both to the window's program.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +22,11 @@ Waits = list[tuple[float, float]]
 
 
 class WindowWork(NamedTuple):
-  """What `Runtime.run` gets for a window.
+  """The arguments of `Runtime.run` for a window.
 
   Attributes:
-    window: The inner steps up to the next events, and these events: an apply, a
-      send or both (`sync_schedule.Window`).
-    kind: The properties for which the window's program is compiled; windows
-      with equal properties run the same program.
+    window: Some inner steps, and the apply, the send or both after them.
+    kind: The properties for which the window's program is compiled.
     given: Arguments of the window's program.
     fragments: States of all fragments before the window.
     take_steps: Function that takes the window's inner steps in a program of
@@ -48,17 +43,15 @@ class WindowWork(NamedTuple):
 class Runtime(Protocol):
   """Interface of the objects that dispatch exchanges beside inner steps.
 
-  The exchange of a window averages the fragment that the window applies. A
-  window is some inner steps, then a send or an apply of a fragment.
+  A window is some inner steps, then a send or an apply of a fragment. Its
+  exchange averages the fragment that the window applies.
   """
 
   @property
   def splits_windows(self) -> bool:
-    """Whether inner steps, sends and applies are separate programs.
+    """Whether a window's inner steps, apply and send are separate programs.
 
-    They are separate if the inner steps of a window cannot hide its exchange,
-    so that each of the three is compiled only once. Otherwise one program runs
-    the whole window.
+    They are if the inner steps of a window cannot hide its exchange.
     """
     ...
 
@@ -72,21 +65,16 @@ class Runtime(Protocol):
 
   @property
   def waits_for_exchanges(self) -> bool:
-    """Whether the host waits for the end of an exchange.
-
-    If so, it dispatches the program that applies the mean only then.
-    """
+    """Whether the host waits for an exchange before it dispatches the apply."""
     ...
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses outer steps that this runtime cannot run.
-
-    It is called before anything is compiled.
+    """Refuses outer steps that this runtime cannot run, before it compiles.
 
     Args:
-      trace_outer_step: Function that traces the outer step with shapes alone.
-        It raises ValueError if the step communicates over the replica axis
-        although the other replicas are other processes that meet in a store.
+      trace_outer_step: Function that traces the outer step with shapes alone,
+        and raises ValueError if the step communicates with replicas that are
+        other processes.
 
     Raises:
       ValueError: If `trace_outer_step` raises it.
@@ -108,12 +96,8 @@ class Runtime(Protocol):
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns the spans of time in which inner steps waited for exchanges.
+    """Returns the times since the last call when steps waited for an exchange.
 
-    A span begins when the inner steps have ended, and ends with the exchange
-    that ran beside them.
-
-    Returns:
-      Pairs (begin, end) since the last call, in seconds on the clock of
-      `time.perf_counter`. None if the runtime cannot know them.
+    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
+    None if the runtime cannot know them.
     """

@@ -1,11 +1,9 @@
 """Computes the fingerprint of a state on its devices.
 
-A fingerprint is a few random sums of the state that all replicas share. By
-these sums replicas find out whether they still agree (`reference.fingerprint`).
-The devices multiply the values of each chunk (4,096 values) by random signs and
-add them up to 32 sums. The host adds up the chunks in float64. So only one
-number for 128 values moves to the host, and the order in which a device adds
-has little influence.
+A fingerprint is a few random sums of the state that all replicas share, by
+which they find out whether they still agree (`reference.fingerprint`). The
+devices multiply each chunk of 4,096 values by random signs and add them up to
+32 sums in float32. The host adds up the chunks in float64.
 """
 
 import functools
@@ -45,15 +43,14 @@ def dispatch_fingerprint(
   """Lets the devices compute the fingerprint of a fragment's shared state.
 
   Args:
-    leaves: The leaves of the state. The devices add up leaves of floats. The
-      host reads leaves of integers as a whole, which are few and small, e.g. a
-      count of steps.
-    signs: Random signs, float32 [2^20], on all devices of the replica. All
-      replicas take the same ones.
+    leaves: The leaves of the state. The devices add up leaves of floats; the
+      host reads leaves of integers as a whole.
+    signs: Random signs, float32 [2^20], on all devices of the replica, equal in
+      all replicas.
 
   Returns:
-    A function that waits for the devices, and returns the fingerprint. It
-    dispatches no program, so any thread may call it.
+    A function that waits for the devices, and returns the fingerprint. Any
+    thread may call it.
   """
   floats = []
   exact_leaves = []
@@ -81,35 +78,21 @@ def dispatch_fingerprint(
 
 @functools.cache
 def _chunk_sums_program(sharding: Sharding) -> Callable:
-  """Returns the jitted `_chunk_sums`.
-
-  Args:
-    sharding: Sharding of the results, by which every device gets all of them.
-  """
+  """Returns the jitted `_chunk_sums`, whose results have the given sharding."""
   return jax.jit(_chunk_sums, out_shardings=sharding)
 
 
 def _chunk_sums(
   leaves: Sequence[Array], signs: Array
 ) -> list[tuple[Array, Array]]:
-  """Returns the sums of all chunks, leaf by leaf.
-
-  Args:
-    leaves: Arrays of floats.
-    signs: Random signs, float32 [2^20].
-
-  Returns:
-    The result of `_sums_of_leaf` for each leaf.
-  """
+  """Returns the result of `_sums_of_leaf` for each leaf."""
   return [_sums_of_leaf(leaf, signs) for leaf in leaves]
 
 
 def _sums_of_leaf(leaf: Array, signs: Array) -> tuple[Array, Array]:
   """Returns the sums of the chunks of one leaf.
 
-  The leaf is flattened and divided into B blocks of 2^20 values, and a block
-  into C chunks of 4,096 values. The last block is filled up with zeros, but a
-  leaf of a single block only to whole chunks.
+  The leaf is padded with zeros, and divided into B blocks of C chunks.
 
   Args:
     leaf: Array of floats.

@@ -1,9 +1,7 @@
 """Makes and changes the training state of all replicas.
 
-Every fragment (a part of the parameters) has an outer state of its own. So a
-program that sends or applies one fragment gets the state of this fragment
-alone, and the states of the other fragments may lie in the host's memory
-meanwhile.
+Every fragment (a part of the parameters) has an outer state of its own, so a
+program that sends or applies a fragment gets only this fragment's state.
 """
 
 import dataclasses
@@ -38,8 +36,7 @@ class RoundState(NamedTuple):
 
   Attributes:
     replica: Parameters and inner optimizer states, leaves [M, ...].
-    fragments: Outer state of every fragment (part of the parameters), P of
-      them.
+    fragments: Outer state of each of the P fragments (parts of the parameters).
     step: Inner steps of the schedule that are done (int32 scalar).
   """
 
@@ -52,13 +49,9 @@ class RoundState(NamedTuple):
 class RoundStates:
   """Makes and changes the states of all replicas.
 
-  A pseudo-gradient is *in flight* from its send until its mean is applied. A
-  *correction* is added to a replica's parameters after each inner step, if the
-  apply rule has one.
-
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
-    view: Cuts fragments out of the parameters.
+    view: Cuts fragments (parts of the parameters) out of a tree.
     replicas: Number of replicas, and their devices.
     outer_memory: Where the fragments' states are kept between their sends and
       applies: "device", or "pinned_host", the memory of the host.
@@ -73,8 +66,7 @@ class RoundStates:
   def axes(self) -> RoundState:
     """Replica axis of each part of a `RoundState`, as a prefix of its tree.
 
-    0: the arrays of this part have an axis [M] in front. None: they have no
-    such axis, because all replicas share them.
+    It is 0 for arrays [M, ...], and None for arrays that all replicas share.
     """
     per_replica: Any = 0
     shared: Any = None
@@ -91,9 +83,8 @@ class RoundStates:
 
     Raises:
       ValueError: If the parameters have no values, a leaf is no array of real
-        floats (a step counter belongs into the state of the optimizer), the
-        fragments do not fit the tree, or the outer optimizer keeps an average
-        that is refused (`outer.average.check_outermost`).
+        floats, the fragments do not fit the tree, or
+        `outer.average.check_outermost` refuses the outer optimizer.
     """
     require(
       has_values(params),
@@ -114,18 +105,17 @@ class RoundStates:
     return RoundState(replica, tuple(fragments), self.number(0))
 
   def check_outer(self, params: Tree) -> None:
-    """Refuses outer steps with collectives between replicas that use a store.
+    """Refuses outer steps with collectives that cannot reach other replicas.
 
-    The outer step is traced with shapes alone, so nothing is computed or
-    compiled.
+    The outer step is only traced.
 
     Args:
       params: Parameters of the model, or their shapes and types.
 
     Raises:
-      ValueError: One line, if the outer step uses the replica axis although the
-        other replicas are other processes that meet in a store
-        (`rounds.alone`), or if `OuterStep.apply` refuses `keep_unsent`.
+      ValueError: If the outer step uses the replica axis although the other
+        replicas are other processes that meet in a store (a folder or a
+        bucket), or if `OuterStep.apply` refuses `keep_unsent`.
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -134,17 +124,8 @@ class RoundStates:
       jax.eval_shape(mapped, self._abstract(params, fragment, 0))
 
   def _outer_step(self, state: FragmentState) -> FragmentState:
-    """Measures, exchanges and applies a fragment, as if no other replica sent.
-
-    This function is only traced, never run. The fragment's outer parameters
-    stand in for the replica's own parameters, which have the same shapes.
-
-    Args:
-      state: State of the fragment, as one replica sees it.
-
-    Returns:
-      The state of the fragment after the apply.
-    """
+    """Measures, exchanges and applies a fragment; only traced, never run."""
+    # The outer parameters stand in for the replica's own, of equal shapes.
     fresh = self.outer.measure(state, (), state.params)
     exchange = self.outer.exchange_coroutine(state, fresh)
     leaving = next(exchange)
@@ -157,41 +138,26 @@ class RoundStates:
     return self.outer.apply(state, state.params, result, fresh)[0]
 
   def _replicated(self, params: Tree, optimizer: Tree) -> ReplicaState:
-    """Returns M copies of one replica's first state, leaves [M, ...].
-
-    Args:
-      params: Parameters of the model, without a replica axis.
-      optimizer: Inner optimizer state of one replica.
-    """
+    """Returns M copies of one replica's first state, leaves [M, ...]."""
     correction = self.outer.first_correction(params)
     state = ReplicaState(params, optimizer, correction)
     return jax.tree.map(self.replicas.copies, state)
 
   def _jitted(self, function: Callable, *args: Any) -> Callable:
-    """Jits a function whose result is a part of the state.
+    """Jits a function that returns a part of the state, with its shardings.
 
-    Args:
-      function: Returns a `ReplicaState` or a `FragmentState`. The jitted
-        function divides it among the devices as `shardings` says.
-      *args: Arguments of the function, of which only the shapes are read.
-
-    Returns:
-      The jitted function.
+    The part is a `ReplicaState` or a `FragmentState`. Of `args` only the shapes
+    are read.
     """
     shardings = self.shardings(jax.eval_shape(function, *args))
     return jax.jit(function, out_shardings=shardings)
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def _first_fragment(self, group: int) -> Callable:
-    """Returns a function that makes the first state of a fragment.
+    """Returns a function that makes the first state of a fragment of a group.
 
-    Args:
-      group: Number of the group of fragments with equal shapes to which the
-        fragment belongs (`outer.fragment_view`).
-
-    Returns:
-      Function (parameters, index of the fragment in its group) -> first state
-      of the fragment, for all replicas.
+    Fragments of a group have equal shapes. The function takes the parameters
+    and the index of the fragment in its group.
     """
 
     def first(params: Tree, index: Any) -> FragmentState:
@@ -201,13 +167,9 @@ class RoundStates:
     return first
 
   def shardings(self, part: Any) -> Any:
-    """Returns how a part of the state is divided among the devices.
+    """Returns the sharding of each leaf of a part of the state.
 
-    Args:
-      part: A `ReplicaState` or a `FragmentState`, or their shapes.
-
-    Returns:
-      A tree like `part` with a sharding for each leaf.
+    The part is a `ReplicaState` or a `FragmentState`, or their shapes.
     """
     is_replica = isinstance(part, ReplicaState)
     axes = self.axes.replica if is_replica else self.outer.axes
@@ -238,10 +200,7 @@ class RoundStates:
   def _abstract(self, params: Tree, fragment: int, count: int) -> FragmentState:
     """Returns shapes, types and shardings of a fragment's state.
 
-    Args:
-      params: Shapes and types of the parameters, without a replica axis.
-      fragment: Number of the fragment.
-      count: Number of its pseudo-gradients in flight.
+    `count` is the number of its pseudo-gradients in flight.
     """
     group = self.view.groups[fragment]
     index = self.view.index(fragment)
@@ -260,77 +219,41 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - a few numbers.
   def number(self, value: int) -> Array:
-    """Puts a number on all devices.
-
-    Args:
-      value: The number.
-
-    Returns:
-      An int32 scalar. Later calls with the same number return the same array.
-    """
+    """Returns an int32 scalar on all devices; equal numbers share one array."""
     return self.replicas.place(np.asarray(value, np.int32), None)
 
   @functools.cache  # noqa: B019 - P small arrays.
   def index(self, fragment: int) -> Any:
-    """Puts the index of a fragment in its group on all devices.
+    """Returns `FragmentView.index` of a fragment as an array on all devices.
 
-    Fragments of equal shapes are a group, and share one program. The index says
-    which slice or which layers the program has to take.
-
-    Args:
-      fragment: Number of the fragment.
-
-    Returns:
-      The result of `FragmentView.index` as an array on all devices; None if it
-      is None.
+    The result is None if `FragmentView.index` is None.
     """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
 
   def on_device(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the devices' own memory.
-
-    Args:
-      state: State of a fragment, in the memory `outer_memory`. If that is the
-        devices' own memory, the state itself is returned.
-    """
+    """Returns a fragment's state, moved to the devices' memory if needed."""
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, host_memory.DEVICE)
 
   def in_outer_memory(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the memory `outer_memory`.
-
-    Args:
-      state: State of a fragment, in the devices' own memory. If `outer_memory`
-        is that memory, the state itself is returned.
-    """
+    """Returns a fragment's state, moved to `outer_memory` if needed."""
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, self.outer_memory)
 
   def with_step(self, state: RoundState, step: int) -> RoundState:
-    """Returns the state with another value of its counter `step`.
-
-    Args:
-      state: State of all replicas.
-      step: Number of inner steps of the schedule that count as done.
-    """
+    """Returns the state with another value of its counter `step`."""
     placed = self.replicas.place(np.asarray(step, np.int32), None)
     return state._replace(step=placed)
 
   def outer_params(self, state: RoundState) -> Tree:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
-    If the outer optimizer keeps an average of its parameters (`outer.average`),
-    this average is returned. If every replica has its own outer parameters, the
-    mean over the replicas is returned.
-
-    Args:
-      state: State of all replicas.
-
-    Returns:
-      A tree like the model's parameters, leaves [...] without a replica axis.
+    They have no replica axis: if every replica has its own, the mean over the
+    replicas is returned. If the outer optimizer keeps an average of its
+    parameters (`outer.average`), the average takes their place.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)
@@ -342,8 +265,6 @@ class RoundStates:
 
     It takes the parameters [M, ...] and the states of all fragments. If the
     outer optimizer keeps an average of its parameters, it returns this average.
-    The results have leaves [...] if all replicas share the outer parameters,
-    and leaves [M, ...] if each replica has its own.
     """
     out = None if self.outer.is_shared else 0
     return self._joining(
@@ -361,15 +282,11 @@ class RoundStates:
     return self._joining(lambda fragment: fragment.params, 0)
 
   def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
-    """Returns a jitted program that joins a part of each fragment's state.
+    """Returns a jitted program that joins `part` of each fragment's state.
 
     The program takes the parameters [M, ...] and the states of all fragments.
-    It returns a tree like the model's parameters.
-
-    Args:
-      part: Function from a fragment's state to its part of this tree.
-      out: 0: the leaves of the tree have a replica axis [M] in front. None: all
-        replicas have the same tree, which has no such axis.
+    The joined tree has leaves [M, ...] if `out` is 0, and leaves [...] that all
+    replicas share if it is None.
     """
 
     def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
@@ -386,16 +303,13 @@ class RoundStates:
 
     They get a copy of the source replica's inner optimizer state. Their
     residual of error feedback, their correction and every pseudo-gradient that
-    they have in flight become zeros.
+    they have in flight become zeros. The other replicas stay as they are.
 
     Args:
       state: State of all replicas, whose memory is reused.
       returning: Indices of the replicas that begin again.
       source_replica: Index of the replica whose optimizer state is copied; it
         may be one of them.
-
-    Returns:
-      The new state. The other replicas are as they were.
     """
     begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
     placed = self.replicas.place((begins, np.int32(source_replica)), None)
@@ -408,15 +322,7 @@ class RoundStates:
   ) -> RoundState:
     """Does the work of `rejoin`, as a function that can be compiled.
 
-    Only leaves with an axis [M] change; all replicas share the other leaves.
-
-    Args:
-      state: State of all replicas.
-      begins: Whether each replica begins again, booleans [M].
-      source_replica: Index of the replica whose optimizer state is copied.
-
-    Returns:
-      The state in which these replicas begin again.
+    `begins` [M] says whether each replica begins again.
     """
     source_optimizer = jax.tree.map(
       lambda leaf: leaf[source_replica], state.replica.optimizer
@@ -446,6 +352,7 @@ class RoundStates:
         return old
       return jax.tree.map(choose, old, new)
 
+    # Only leaves with an axis [M] change; all replicas share the other leaves.
     return jax.tree.map(
       choose_subtree, self.axes, state, start, is_leaf=is_none
     )
@@ -460,11 +367,8 @@ class RoundStates:
     Args:
       state: State of all replicas, whose memory is reused.
       num_steps: Number of inner steps by which the run has gone on.
-      taken: How many of these steps each replica has taken, [M] int32. Its
-        schedules have moved by these already. None: no replica took any.
-
-    Returns:
-      The new state, in which only the counts of the schedules differ.
+      taken: How many of these steps each replica has taken, [M] int32. None: no
+        replica took any.
     """
     if taken is None:
       zeros = np.zeros(self.replicas.num_replicas, np.int32)
@@ -474,11 +378,10 @@ class RoundStates:
 
   @functools.cached_property
   def _advance(self):
-    """The jitted program that moves the counters of learning-rate schedules on.
+    """The jitted program (replica, taken, num_steps) -> replica.
 
-    It is a function (replica, taken, num_steps) -> replica. A replica that took
-    `taken` steps gets the counters of one that took all `num_steps` steps.
-    `taken` has an entry for each replica, [M].
+    It moves learning-rate schedules on by the `num_steps` - `taken` [M] steps
+    that each replica missed.
     """
 
     def replica_program(replica: ReplicaState, taken: Index, num_steps: Index):
@@ -493,15 +396,8 @@ class RoundStates:
 def _arrived_alone(leaving: Tree) -> Tree:
   """Returns what an exchange would receive if no other replica had sent.
 
-  Args:
-    leaving: What the exchange yields to be sent. An exchange through a mailbox
-      (a folder or a bucket) yields an `EncodedMessage` and whether its values
-      are finite. Any other exchange may yield any tree.
-
-  Returns:
-    For a mailbox: the arrays with an axis of one replica in front, the weights
-    [1], and whether this replica's message counts. Any other tree comes back as
-    it is.
+  It differs from `leaving` only if the exchange is through a mailbox (a folder
+  or a bucket).
   """
   if not isinstance(leaving, tuple):
     return leaving
@@ -514,12 +410,5 @@ def _arrived_alone(leaving: Tree) -> Tree:
 
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
-  """Returns the mean of each leaf over all replicas.
-
-  Args:
-    tree: Tree with leaves [M, ...].
-
-  Returns:
-    Tree with leaves [...].
-  """
+  """Returns the mean of each leaf [M, ...] over all replicas."""
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)

@@ -1,6 +1,6 @@
 """Runs one window for one replica: inner steps, then a send and an apply.
 
-The host goes from window to window (`rounds`). In a window a replica
+In a window a replica
 
   1. takes inner steps,
   2. measures the pseudo-gradient of the fragment that is sent,
@@ -9,10 +9,7 @@ The host goes from window to window (`rounds`). In a window a replica
   4. keeps the new pseudo-gradient in flight, until it is due itself.
 
 The due pseudo-gradient is averaged over replicas while the inner steps run. The
-steps are divided into stretches, one for each message of this exchange. A
-message leaves before its stretch and arrives after it. The loop over the steps
-and the message have no data in common, so the compiler may run them side by
-side.
+steps are divided into stretches, one for each message of this exchange.
 
 For example, take H = 4 steps a round, P = 1 fragment and a delay of tau = 4
 steps. In the second round, the pseudo-gradient of step 4 is exchanged while
@@ -81,8 +78,8 @@ class InnerProgress(NamedTuple):
 
   Attributes:
     replica: Parameters and inner optimizer of the replica.
-    step: Number of batches of `WindowInput.batches` that are read, which is
-      also the index of the next batch (int32 scalar).
+    step: Number of batches that are read, which is also the index of the next
+      batch in `WindowInput.batches` (int32 scalar).
     metrics: Metrics of these steps, and zeros for the steps to come.
   """
 
@@ -103,13 +100,11 @@ class WindowKind:
   """The properties of a window for which its program is compiled.
 
   A window is some inner steps, then at most one apply and one send of a
-  fragment. Windows of one kind run the same compiled program. Everything else,
-  such as the number of inner steps, is data of the program.
+  fragment. Everything else, such as the number of inner steps, is data.
 
   Attributes:
     applied_group: Number of the group of the fragment that is applied; None if
-      no fragment is. Fragments of a group have equal shapes
-      (`outer.fragment_view`).
+      no fragment is. Fragments of a group have equal shapes.
     sent_group: Number of the group of the fragment that is sent; None if no
       fragment is.
     is_same: Whether the same fragment is applied and sent.
@@ -131,12 +126,13 @@ class WindowKind:
   differs: bool = False
 
 
+# The fields have the type Any, because `Rounds` also puts the replica axis of
+# each argument in its place.
 class WindowInput(NamedTuple):
   """The arguments of the program of a window, for one replica.
 
   A window is some inner steps, then at most one apply and one send of a
-  fragment. The fields have the type Any, because `Rounds` also puts the replica
-  axis of each argument in its place.
+  fragment.
 
   Attributes:
     progress: The replica before the window, an `InnerProgress`.
@@ -144,19 +140,17 @@ class WindowInput(NamedTuple):
       `progress.step`. None if there are no inner steps.
     num_steps: Number of inner steps of the window, int32 scalar.
     applied: `FragmentState` of the fragment that is applied, without the
-      pseudo-gradient `due`; None if no fragment is applied. It has the newer
-      pseudo-gradients in flight only if the window reads them, and the state of
-      the aggregator only if the window exchanges.
+      pseudo-gradient `due` and without parts that the window does not read;
+      None if no fragment is applied.
     due: The oldest pseudo-gradient in flight of that fragment, whose mean is
       applied; None if no fragment is applied, or if the window itself measures
-      what it applies (tau = 0).
+      what it applies.
     sent: `FragmentState` of the fragment that is sent; None if no fragment is
       sent, or if it is the applied fragment.
     indices: Indices (`FragmentView.index`) of the applied fragment and of the
-      fragment `sent`, each in its group; None if there is no such fragment, or
-      if it has no index.
+      fragment `sent`, each in its group; or None.
     weight: Factor of this replica in the mean, float32 scalar
-      (`OuterStep.exchange`); None: all replicas have the same.
+      (`OuterStep.exchange`); None: all weights are equal.
     arrived: Result of the exchange and new state of the aggregator, if another
       program has exchanged `due`; None: this window exchanges it.
     frozen: Parameters that inner steps read but do not train; None: there are
@@ -195,7 +189,7 @@ class WindowProgram:
 
   @property
   def _exchanges_at_once(self) -> bool:
-    """Whether a pseudo-gradient is averaged and applied at once (tau = 0)."""
+    """Whether the window applies the mean of what it measures (tau = 0)."""
     return self.kind.is_same and not self.outer.method.schedule.depth
 
   def run(
@@ -238,17 +232,12 @@ class WindowProgram:
   ) -> tuple[InnerProgress, Arrived | None]:
     """Takes the inner steps, and averages `given.due` over replicas meanwhile.
 
-    Without inner steps the exchange runs by itself. Nothing is exchanged here
-    in three cases: the window applies nothing, another program has exchanged
-    already (`given.arrived`), or tau is 0, and the pseudo-gradient will be
-    measured only after the steps.
-
-    Args:
-      given: Arguments of the window's program.
+    If another program has averaged it (`given.arrived`), only the steps are
+    taken.
 
     Returns:
       The replica after the steps; the result of the exchange with the
-      aggregator's new state, or None if there is no result yet.
+      aggregator's new state, or None if nothing was due.
     """
     run_steps = self._run_steps(given.batches, given.frozen)
     must_exchange = (
@@ -273,17 +262,7 @@ class WindowProgram:
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
-    """Returns the function that takes the inner steps of the window.
-
-    Args:
-      batches: Batches of the round, leaves [n, ...]; None: there are no steps.
-      frozen: Parameters that inner steps read but do not train; None: there are
-        none.
-
-    Returns:
-      Function (replica, number of steps) -> replica after the steps. If the
-      window has no inner steps, it returns its first argument.
-    """
+    """Returns the function that takes the inner steps of the window, if any."""
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -293,13 +272,7 @@ class WindowProgram:
   ) -> tuple[ReplicaState, FragmentState, Drift]:
     """Applies the mean of a fragment that is not sent in this window.
 
-    Args:
-      replica: The replica after the inner steps.
-      given: Arguments of the window's program.
-      arrived: Result of the exchange, and the aggregator's new state.
-
-    Returns:
-      The replica and the state of the fragment after the apply, and the drift.
+    The method returns the new replica, the fragment's new state, and the drift.
     """
     state = given.applied
     group = self._applied_group
@@ -319,21 +292,11 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies and sends the same fragment.
+    """Applies a mean of a fragment, and sends the same fragment.
 
-    The new pseudo-gradient is measured first. Then the mean of an earlier one
-    is applied. Then the new one is in flight. Exception: with tau = 0 the new
-    one is averaged and applied itself.
-
-    Args:
-      replica: The replica after the inner steps.
-      given: Arguments of the window's program.
-      arrived: Result of the exchange of `given.due`, and the aggregator's new
-        state. None if tau is 0.
-
-    Returns:
-      The replica and the state of the fragment after both; the drift of the
-      exchange.
+    If `arrived` is None, tau is 0, and the new pseudo-gradient is exchanged
+    here. The method returns the new replica, the fragment's new state, and the
+    drift.
     """
     group = self._applied_group
     index = given.indices[0]
@@ -360,16 +323,9 @@ class WindowProgram:
     inner: Tree,
     result: ExchangeResult,
   ) -> ReplicaState:
-    """Puts the new parameters of the applied fragment into the replica.
+    """Puts the new parameters `inner` of the applied fragment into the replica.
 
-    If the rule has a correction, the correction of the fragment is computed
-    anew.
-
-    Args:
-      replica: The replica before the apply.
-      index: Index of the applied fragment in its group.
-      inner: The replica's new parameters of the fragment.
-      result: Result of the fragment's exchange.
+    The fragment's correction, if any, is computed anew from `result`.
     """
     group = self._applied_group
     correction = replica.correction
@@ -386,14 +342,8 @@ class WindowProgram:
   ) -> tuple[ReplicaState, FragmentState]:
     """Measures the pseudo-gradient of a fragment, and puts it in flight.
 
-    Args:
-      replica: The replica after the inner steps and the apply.
-      state: State of the fragment.
-      index: Index of the fragment in its group.
-
-    Returns:
-      The replica, whose parameters change only under a rule that applies at the
-      first send; the new state of the fragment.
+    The replica's parameters change only under a rule that applies at the first
+    send.
     """
     assert self.kind.sent_group is not None, "nothing is sent"
     group = self.kind.sent_group
@@ -414,12 +364,8 @@ class WindowProgram:
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
     """Returns the function that a send without an apply calls in its place.
 
-    The function applies nothing, with one exception: at the first send, under a
-    rule that applies at the first send, it applies a mean of zeros
+    It changes nothing, except perhaps at the first send
     (`events.apply_nothing_yet`).
-
-    Args:
-      state: State of the fragment that is sent.
     """
     if state.in_flight:
       return lambda state, inner, fresh: (state, inner, None)
@@ -449,8 +395,7 @@ def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
       batch with the index `InnerProgress.step`.
 
   Returns:
-    Function (progress, count) -> progress. Both are `InnerProgress`, before and
-    after `count` inner steps.
+    Function (progress, count) -> progress after `count` more inner steps.
   """
 
   def body(_, progress: InnerProgress) -> InnerProgress:
@@ -492,12 +437,6 @@ def exchange_behind_steps(
   the left factors, make it orthonormal, send the right factor, run the other
   steps, receive the mean of the right factors.
 
-  Left to itself, the compiler may end a transfer before the loop over the
-  steps, or start it after the loop. Two barriers prevent this. The first one
-  ties the message that leaves to the step counter that the loop begins with.
-  The second one ties the message that arrives to the counter that the loop ends
-  with.
-
   Args:
     outer: Exchanges pseudo-gradients.
     run_steps: Function (progress, count) -> progress, which takes `count` inner
@@ -507,8 +446,8 @@ def exchange_behind_steps(
     state: State of the fragment.
     pseudo_gradient: This replica's pseudo-gradient of the fragment.
     num_steps: Number of inner steps that run meanwhile.
-    weight: Factor of this replica in the mean, float scalar; None: all replicas
-      have the same.
+    weight: Factor of this replica in the mean, float scalar; None: all weights
+      are equal.
 
   Returns:
     The replica after the steps, and the result of the exchange with the
@@ -523,6 +462,9 @@ def exchange_behind_steps(
     ends = outer.aggregator.stretch_ends(state.params)
   exchange = outer.exchange_coroutine(state, pseudo_gradient, weight)
   leaving = next(exchange)
+  # Left to itself, the compiler may end a transfer before the loop over the
+  # steps, or start it after the loop. The barriers tie a message that leaves to
+  # the counter with which the loop begins, and one that arrives to its end.
   for turn, count in enumerate(stretches(num_steps, ends)):
     leaving, step = jax.lax.optimization_barrier((leaving, progress.step))
     arriving = exchange.send(leaving)
