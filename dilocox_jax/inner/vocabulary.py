@@ -118,5 +118,5 @@ def _gathered(tree: Tree) -> Tree:
 
 
 def _scattered(rows: Array) -> Array:
-  """Sums rows [U, ...] over the shards, and returns this shard's own [T, ...]."""
+  """Sums rows [U, ...] over the shards; returns this shard's rows [T, ...]."""
   return jax.lax.psum_scatter(rows, DATA_AXIS, tiled=True)

@@ -106,7 +106,7 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
 
 
 def _head_kernel(params: Params, shape: ModelShape) -> Array:
-  """Returns the kernel [D, V] of the head; if tied, the embedding's transpose."""
+  """Returns the kernel [D, V] of the head; a tied head is the embedding."""
   if shape.tied_head:
     return params["embed"]["embedding"].T
   return params["head"]["kernel"]
