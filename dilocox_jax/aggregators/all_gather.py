@@ -25,15 +25,7 @@ class AllGatherMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-gather of the codes and of each sender's flag.
-
-    The flag says whether the sender participates.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Not used.
-    """
+    """Returns one all-gather of codes and flags (who participates)."""
     del num_replicas
     return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 

@@ -21,10 +21,9 @@ class AllReduceMean(Collective):
   """Averages fp32 values by one all-reduce, which also counts participants."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses every codec but float32.
+    """Refuses every codec but float32, because codes cannot be added.
 
-    An all-reduce adds up what is sent, and codes cannot be added. The result is
-    the reason, or "" for float32.
+    Returns the reason, or "" for float32.
     """
     if codec.encoder == Float():
       return ""
@@ -35,13 +34,7 @@ class AllReduceMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-reduce of the values and the number of participants.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Not used.
-    """
+    """Returns one all-reduce of the values and the number of participants."""
     del num_replicas
     return [AllReduce(encoded_bytes(encoder, shapes) + COUNT_BYTES)]
 

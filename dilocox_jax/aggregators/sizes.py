@@ -1,8 +1,7 @@
 """Computes the sizes of encoded messages in bytes, from the shapes of leaves.
 
-A size is the number of bytes of the arrays that the codec's `encode` returns.
-JAX derives the shapes of these arrays without computing a value
-(`jax.eval_shape`). The trainer, the report and the simulator use these sizes.
+JAX derives the shapes of encoded arrays without computing a value
+(`jax.eval_shape`).
 """
 
 import functools
@@ -35,9 +34,6 @@ def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
 
   A leaf outside the stack of layers gets num_layers = 1. Empty leaves are left
   out.
-
-  Args:
-    shapes: Shapes of the leaves by path.
   """
   return tuple(
     stacked_shape(path, shape)
@@ -52,9 +48,7 @@ def message_shapes(
 ) -> tuple[tuple[Shape, ...], ...]:
   """Returns the shapes of the arrays in each message, before they are encoded.
 
-  For example, `LowRank` sends two messages: the left factors, and then the
-  right factors. A codec that is only an encoder, such as `Int`, sends one
-  message, with the leaves themselves.
+  For example, `LowRank` sends two messages: left factors, then right factors.
 
   Args:
     codec: The codec.
@@ -84,7 +78,7 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 
   Args:
     encoder: The encoder.
-    shapes: Shape of each leaf, [num_layers, ...].
+    shapes: Shape of each leaf, (num_layers, *shape).
   """
   arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)
@@ -94,16 +88,12 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the sizes of what a reduce-scatter and an all-gather send (bytes).
+  """Returns the bytes of all encoded slices, and of the encoded means.
 
   Args:
     encoder: The encoder of the values, a `Quantizer`.
     shapes: Shape of each leaf, (num_layers, *shape).
     num_slices: Number of slices, one for each replica.
-
-  Returns:
-    A tuple (values, means): the bytes of all encoded slices of one replica's
-    values, and the bytes of the encoded means of all slices.
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)
