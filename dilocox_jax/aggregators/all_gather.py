@@ -32,15 +32,9 @@ class AllGatherMean(Collective):
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages the leaves of one message over the replicas that participate.
+    """Encodes the leaves, gathers all messages, and averages them.
 
-    Args:
-      encoder: Encoder of the leaves.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends one message and returns `codecs.base.Reduced`.
+    `Collective.reduce` has the arguments and the result.
     """
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]

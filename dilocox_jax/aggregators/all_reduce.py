@@ -41,15 +41,9 @@ class AllReduceMean(Collective):
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages the leaves of one message over the replicas that participate.
+    """Sums the leaves over the replicas, and divides by the participants.
 
-    Args:
-      encoder: Encoder of the leaves, `Float()`.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends one message and returns `codecs.base.Reduced`.
+    `Collective.reduce` has the arguments and the result.
     """
     values = [encoder.code(leaf)[0] for leaf in leaves]
     # The first `yield` comes before the message leaves, the second one before

@@ -120,14 +120,8 @@ def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
 def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   """Does an all-gather or an all-to-all by permutes, one to each other replica.
 
-  Args:
-    same_for_all: Whether all replicas get the same bytes (all-gather).
-    axis_name: Name of the axis over which replicas are mapped.
-    raw: Bytes uint8 [N] if all replicas get the same, else [M, N] with a row
-      for each receiver.
-
-  Returns:
-    Bytes uint8 [N] from every sender, in the order of the replicas.
+  `raw` is uint8 [N] if `same_for_all` (all-gather), else [M, N] with a row for
+  each receiver. Returns the [N] of every sender, in the order of the replicas.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   replica = jax.lax.axis_index(axis_name)
@@ -146,7 +140,7 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
 
 
 def _select_row(rows: Sequence[Array], number: Index) -> Array:
-  """Returns row `number` modulo the number of rows, known only at run time."""
+  """Returns row `number % len(rows)`, where the number may be traced."""
   # The compiler for TPUs takes minutes to index bytes [M, N] with N of about
   # 10^7, but seconds to select.
   return jax.lax.select_n(number % len(rows), *rows)

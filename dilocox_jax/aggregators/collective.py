@@ -5,7 +5,7 @@ all-reduce can add up values in fp32, but not the codes of a codec. There are
 two ways to average codes:
 
 - `all_gather`: every replica receives the codes of all replicas and decodes
-them. Each replica sends its message M - 1 times.
+  them. Each replica sends its message M - 1 times.
 - `reduce_scatter`: each replica decodes and averages one slice, and encodes the
   mean of the slice once more. Each replica sends (M - 1) / M of a message and
   (M - 1) / M of the encoded means. So values are rounded twice, but the bytes
@@ -15,7 +15,7 @@ Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-Messages of a codec that chooses other values on each replica, such as the
+Messages of a codec that chooses different values on each replica, such as the
 largest ones, are always gathered.
 """
 

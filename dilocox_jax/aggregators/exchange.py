@@ -304,15 +304,9 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages finite values, message by message.
 
-    Args:
-      values: Values of this replica; zeros if it does not participate.
-      participates: Whether this replica counts in the mean (boolean scalar).
-      state: State that the previous exchange returned, or the initial state.
-
-    Returns:
-      A coroutine that returns a tuple: the mean, this replica's values as the
-      others decode them (both float32 trees like the values), and the new state
-      of the codec by path.
+    Returns a coroutine that returns a tuple: the mean, this replica's values as
+    the others decode them (both float32 trees like the values), and the new
+    state of the codec by path.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), state.count)
     makes_up_for_own_loss = self.keep_unsent or (
@@ -353,12 +347,14 @@ class CompressedMean:
   def _sends_parameters(self) -> bool:
     """Whether outer parameters are averaged together with the values.
 
-    Let a be the replica's outer parameters and w its own parameters, so the
-    pseudo-gradient is d = a - w. If this property is True, the replica sends d
-    - a = -w, and adds a to the mean of the messages. The result is a - mean(w)
-    = mean(d) + (a - mean(a)): the mean pseudo-gradient, plus the distance of a
-    from the mean of all a. This takes no extra bytes, and is done only without
-    a codec.
+    Let a be the replica's outer parameters and w its own, so the
+    pseudo-gradient is d = a - w. The replica then sends -w, and adds a to the
+    mean of the messages. The result is the mean pseudo-gradient, plus the
+    distance of a from the mean of all a:
+
+        a - mean(w) = mean(d) + (a - mean(a))
+
+    This takes no extra bytes, and is done only without a codec.
     """
     # A codec would have to encode whole parameters.
     # "auto" never chooses a collective that averages parameters, so the number
@@ -367,9 +363,9 @@ class CompressedMean:
     return collective.averages_parameters and self.codec == Float()
 
   def observe(self, state: ExchangeState) -> dict[str, Array]:
-    """Returns the Gram matrices (`codecs.low_rank.grams`) that are recorded.
+    """Returns Gram matrices of the last averaged update, to be recorded.
 
-    They belong to the last averaged update, by path; {} if the codec is not
+    They are those of `codecs.low_rank.grams`, by path; {} if the codec is not
     low-rank.
     """
     if not isinstance(self.codec, LowRank):

@@ -125,11 +125,6 @@ class MailboxMean(Collective):
     else a `StoreObject`. Its size is that of encoded leaves, header and
     signature. A `StoreShares` counts residuals for every codec that loses
     something.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Number of replicas, M.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)

@@ -32,7 +32,7 @@ def summed(
 
 
 def mean_of_participants(total: Array, count: Scalar) -> Array:
-  """Divides a sum by the number of participants; 0 counts as 1."""
+  """Divides a sum by the number of participants, or by 1 if there are none."""
   return total / jnp.maximum(count, 1).astype(total.dtype)
 
 

@@ -22,10 +22,10 @@ def norm_filter(
   """Wraps an aggregator, and leaves out replicas with too large a norm.
 
   The norm of a replica's values is compared with the usual norm: the lower
-  median of all replicas' norms that are finite and not 0. If it is too large or
-  not finite, the replica is left out of the mean, its `Averaged.sent` and
-  `Averaged.retained` are zeros, and `Averaged.is_left_out` is True. A norm of 0
-  is never too large.
+  median of all replicas' norms that are finite and not 0. If the replica's norm
+  is too large or not finite, the replica is left out of the mean, its
+  `Averaged.sent` and `Averaged.retained` are zeros, and `Averaged.is_left_out`
+  is True. A norm of 0 is never too large.
 
   Wire: each replica sends the norm of its values, 4 bytes, to all others before
   the messages of the wrapped aggregator. All wait for the norms.

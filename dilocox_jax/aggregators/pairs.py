@@ -2,8 +2,8 @@
 
 No replica waits for all others, and the bytes that a replica sends do not grow
 with the number of replicas, M. The pairs of an exchange are one round of a
-round-robin tournament, drawn with a key that is equal on all replicas. For M =
-4 the tournament has the rounds
+round-robin tournament, drawn with a key that is equal on all replicas. For
+M = 4 the tournament has the rounds
 
     round 0   0-3  1-2
     round 1   1-3  2-0
@@ -103,16 +103,9 @@ class PairMean(Collective):
   ) -> Coroutine:
     """Averages the leaves of one message over a pair of replicas.
 
-    If only one of the two participates, or the replica has no partner, the mean
-    is one decoded message; if no one participates, zeros.
-
-    Args:
-      encoder: Encoder of the leaves.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends one message and returns `codecs.base.Reduced`.
+    If only one of the two participates, or a replica has no partner, the mean
+    is that one's decoded message; if no one participates, zeros.
+    `Collective.reduce` has the arguments and the result.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)

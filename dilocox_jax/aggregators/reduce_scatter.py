@@ -78,16 +78,9 @@ class ReduceScatterMean(Collective):
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages the leaves of one message over the replicas that participate.
+    """Averages the leaves by two messages, one after the other (see the class).
 
-    Args:
-      encoder: Encoder of the leaves, a `Quantizer`.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends two messages, one after the other, and returns
-      `codecs.base.Reduced`.
+    `Collective.reduce` has the arguments and the result.
     """
     num_replicas = jax.lax.axis_size(sender.axis_name)
     replica = jax.lax.axis_index(sender.axis_name)

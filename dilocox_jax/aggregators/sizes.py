@@ -19,11 +19,9 @@ from dilocox_jax.trees import Array
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
-  """Returns the size of all messages with which a replica sends a tree (bytes).
+  """Returns the bytes of all messages with which a replica sends a tree.
 
-  Args:
-    codec: Codec of the exchange.
-    shapes: Shapes of the tree's leaves by path.
+  `shapes` are those of the tree's leaves, by path.
   """
   messages = message_shapes(codec, stacked_shapes(shapes))
   return sum(encoded_bytes(codec.encoder, leaves) for leaves in messages)
@@ -49,10 +47,7 @@ def message_shapes(
   """Returns the shapes of the arrays in each message, before they are encoded.
 
   For example, `LowRank` sends two messages: left factors, then right factors.
-
-  Args:
-    codec: The codec.
-    shapes: Shape of each leaf, (num_layers, *shape).
+  The shapes of the leaves are (num_layers, *shape).
   """
 
   def run(leaves: list[Array], key: Array) -> list[list[Array]]:
@@ -74,12 +69,7 @@ def message_shapes(
 
 @functools.cache
 def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
-  """Returns the size of the arrays in which leaves are sent (bytes).
-
-  Args:
-    encoder: The encoder.
-    shapes: Shape of each leaf, (num_layers, *shape).
-  """
+  """Returns the bytes of encoded leaves of the shapes (num_layers, *shape)."""
   arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)
 
@@ -90,10 +80,8 @@ def scattered_bytes(
 ) -> tuple[int, int]:
   """Returns the bytes of all encoded slices, and of the encoded means.
 
-  Args:
-    encoder: The encoder of the values, a `Quantizer`.
-    shapes: Shape of each leaf, (num_layers, *shape).
-    num_slices: Number of slices, one for each replica.
+  There are `num_slices` slices, one for each replica, of leaves of the shapes
+  (num_layers, *shape).
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)

@@ -67,7 +67,7 @@ class Codec:
   def __post_init__(self):
     """Raises ValueError if a field has a wrong type or value.
 
-    `then` must be an `Encoder`.
+    If there is a field `then`, it must be an `Encoder`.
     """
     for field in dataclasses.fields(self):  # pyright: ignore
       if field.name != "then":
@@ -247,11 +247,8 @@ class Quantizer(Encoder):
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the arrays to send for some leaves.
 
-    Leaves with the same row width are a group, whose rows are coded together.
-    The arrays of the first group come first.
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
+    Small leaves with the same row width are a group, whose rows are coded
+    together. The arrays of the first group come first.
     """
     layout = self.layout([leaf.shape for leaf in leaves])
     return self.coded(layout.rows(leaves))
@@ -259,23 +256,13 @@ class Quantizer(Encoder):
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into float32 rows for each group of leaves.
-
-    Args:
-      arrays: Arrays that `encode` returned.
-      shapes: Shape of each leaf, (num_layers, *shape).
-    """
+    """Decodes a message into a float32 array of rows for each group of leaves."""
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(
     self, concatenated: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Splits the rows of all groups into the leaves, [num_layers, *shape] each.
-
-    Args:
-      concatenated: Rows that `concatenated` returned, or their means.
-      shapes: Shape of each leaf, (num_layers, *shape).
-    """
+    """Splits the rows of all groups into the leaves [num_layers, *shape]."""
     return self.layout(shapes).leaves(concatenated)
 
   def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> RowLayout:
@@ -295,20 +282,11 @@ class Quantizer(Encoder):
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
   def coded(self, rows: Arrays) -> list[Array]:
-    """Returns the arrays to send, first those of the first group of leaves.
-
-    Args:
-      rows: float32 rows of each group (`RowLayout.rows`).
-    """
+    """Returns the arrays to send for the rows of all groups, group by group."""
     return [array for group_rows in rows for array in self.code(group_rows)]
 
   def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:
-    """Decodes arrays that `coded` returned into float32 rows of each group.
-
-    Args:
-      layout: How the values of the leaves are divided into rows.
-      arrays: The arrays.
-    """
+    """Decodes arrays that `coded` returned into float32 rows of each group."""
     arrays_per_group = len(arrays) // len(layout.groups)
     rows = []
     for index, group in enumerate(layout.groups):
@@ -322,13 +300,9 @@ def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
   """Returns the width of a leaf's rows if they are divided into slices.
 
   Slices have equally many rows, so up to num_slices - 1 rows of zeros are
-  added. So that they have less than a 16th of the leaf's values, a row has at
-  most a 16th of a slice. But rows of up to 128 values are always allowed.
-
-  Args:
-    shape: Shape of the leaf, (num_layers, *shape).
-    width: Width of the rows without slices, which is never exceeded.
-    num_slices: Number of slices.
+  added. So that the zeros have less than a 16th of the leaf's values, a row has
+  at most a 16th of a slice. But rows of up to 128 values are always allowed.
+  `width` is never exceeded.
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))
   return min(width, block_width(math.prod(shape[1:]), longest))

@@ -55,7 +55,7 @@ class RowLayout:
     return group_by_shape(self.shapes, self.widths)
 
   def rows(self, leaves: Arrays) -> list[Array]:
-    """Returns the rows of every group as one float32 array (see the class).
+    """Returns one float32 array of rows for each group (see the class).
 
     Args:
       leaves: All leaves, [num_layers, *shape] each.

@@ -61,8 +61,8 @@ class Factors(NamedTuple):
   """State that `LowRank` keeps for a leaf. It is equal on all replicas.
 
   Attributes:
-    right: Averaged right factor of the last exchange, float32 [num_layers,
-      columns, r], where `columns` is the last axis of the leaf and r is the
+    right: Averaged right factor of the last exchange, float32
+      [num_layers, columns, r], where `columns` is the last axis of the leaf and r is the
       larger of `LowRank.rank` and `LowRank.max_rank`. It is zero before the
       first exchange, and if the leaf was sent whole.
   """
@@ -217,13 +217,8 @@ class LowRank(Projection):
   ) -> list[Tree]:
     """Returns the state of every leaf with its new right factor.
 
-    Columns beyond `rank` stay, and a leaf that was sent whole gets zeros.
-
-    Args:
-      state: State of every leaf before this exchange.
-      factors: New right factors of each group, [layers, columns, rank].
-      groups: Indices of the leaves of each group.
-      shapes: Shape of each leaf, (num_layers, *shape).
+    `factors` has those of each group. Columns beyond `rank` stay, and a leaf
+    that was sent whole gets zeros.
     """
     right = batching.split_layers(factors, groups, shapes)
     new_state = [jax.tree.map(jnp.zeros_like, old) for old in state]
@@ -257,11 +252,7 @@ class LocalLowRank(Encoder):
   then: Encoder = Float()
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Returns left factors, right factors and whole leaves, coded by `then`.
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-    """
+    """Returns left factors, right factors and whole leaves, coded by `then`."""
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
     pairs = [
       self._factorized(m) for m in batching.concat_layers(leaves, groups)
@@ -272,12 +263,7 @@ class LocalLowRank(Encoder):
     return self.then.encode([*left, *right, *sent_whole])
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Decodes the arrays that `encode` returned into float32 leaves.
-
-    Args:
-      arrays: Arrays of a message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-    """
+    """Decodes the arrays that `encode` returned into float32 leaves."""
     groups, whole = matrices_of(shapes, self.rank)
     left_shapes = []
     right_shapes = []
@@ -414,9 +400,11 @@ def orthonormal(matrix: Array) -> Array:
 def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   """Makes a few columns orthonormal to a basis and to each other.
 
+  It makes three passes, for accuracy.
+
   Source: Fukaya et al., 2020, "Shifted Cholesky QR for computing the QR
   factorization of ill-conditioned matrices".
-  Differs: columns are scaled to length 1 first, the second time has a shift,
+  Differs: columns are scaled to length 1 first, the second pass has a shift,
   too, and dependent columns are left out.
 
   Args:
@@ -588,14 +576,9 @@ def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
   """Returns pseudo-random float32 values between -1 and 1.
 
   Each value is a hash of its indices and the key, so devices can divide the
-  computation.
+  computation. `layers` has a number for each layer (`batching.layer_numbers`).
 
   Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
-
-  Args:
-    shape: Shape of the result, (num_layers, a, b).
-    layers: A number for each layer (`batching.layer_numbers`).
-    key: Random key of the exchange, equal on all replicas.
   """
   # On CPUs, `jax.random` would take a second to compile.
   seed = jax.random.key_data(key)[-1]

@@ -71,8 +71,8 @@ class Float(Quantizer):
 class Int(Quantizer):
   """Sends a code of 8, 4, 2 or 1 bits for each value, and a scale for each row.
 
-  With 8 and 4 bits the code is q = round(x / s), where the scale s is max|x| /
-  (2^(bits-1) - 1) over the row. For example, with 4 bits and max|x| = 1.4, s is
+  With 8 and 4 bits the code is q = round(x / s), where the scale of the row is
+  s = max|x| / (2^(bits-1) - 1). For example, with 4 bits and max|x| = 1.4, s is
   0.2, and 0.6 has the code q = 3. For N(0, 1) in blocks of 128, the mean
   squared error is 0.0139 with 4 bits and 4.2e-5 with 8 bits.
 
@@ -144,7 +144,10 @@ class Int(Quantizer):
 
   @property
   def of_means(self) -> "Int":
-    """The quantizer of means in a reduce-scatter: 2 bits instead of 1."""
+    """The quantizer of means in a reduce-scatter.
+
+    It is `self`, but with 1 bit a copy with 2 bits.
+    """
     if self.bits == 1:
       return dataclasses.replace(self, bits=2)
     return self
@@ -308,9 +311,9 @@ def pack(codes: Array, bits: int) -> Array:
   """Packs codes of few bits into bytes.
 
   The codes of a row are divided into 8 / bits parts, and each byte has one code
-  of every part. For example, the 6 codes a to f of 4 bits have the parts (a b
-  c) and (d e f), so the 3 bytes are a + 16 d, b + 16 e, c + 16 f. Zeros fill
-  the last part.
+  of every part. For example, the 6 codes a to f of 4 bits have the parts
+  (a b c) and (d e f), so the 3 bytes are a + 16 d, b + 16 e, c + 16 f. Zeros
+  fill the last part.
 
   Args:
     codes: uint8 codes [..., N], below 2^bits.

@@ -28,8 +28,9 @@ class TopK(Encoder):
 
   The other values decode to zero. Magnitudes are compared after rounding to
   bfloat16; among equal magnitudes, the values that come first in the block are
-  sent. If `then` encodes the k values without loss, the error is ||x - C(x)||^2
-  <= (1 - (1 - 2^-6) k / n) ||x||^2.
+  sent. If `then` encodes the k values without loss, the error is
+
+      ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2
 
   Wire: for each block the indices of the sent values, then the sent values as
   `then` encodes them. Indices are packed in ceil(log2(n)) bits each, or a
@@ -57,14 +58,9 @@ class TopK(Encoder):
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the arrays to send for some leaves.
 
-    Leaves whose layers have equally many values are coded together as a group.
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-
-    Returns:
-      The coded indices of each group, uint8 [layers, blocks, bytes], and then
-      the arrays in which `then` encodes the sent values of all groups.
+    They are the coded indices of each group, uint8 [layers, blocks, bytes], and
+    then the sent values of all groups, encoded by `then`. Small leaves whose
+    layers have equally many values are a group.
     """
     shapes = [leaf.shape for leaf in leaves]
     coded_indices = []
@@ -83,10 +79,6 @@ class TopK(Encoder):
     """Decodes arrays that `encode` returned into float32 leaves.
 
     Values that were not sent are zero.
-
-    Args:
-      arrays: Arrays of a message.
-      shapes: Shape of each leaf, (num_layers, *shape).
     """
     groups = _same_size(shapes)
     # One array [layers, blocks, bytes] for each group.
@@ -153,7 +145,7 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
-  """Groups leaves whose layers have equally many values (`group_by_shape`)."""
+  """Groups small leaves whose layers have equally many values."""
   return batching.group_by_shape(
     shapes, [math.prod(shape[1:]) for shape in shapes]
   )
@@ -220,12 +212,6 @@ def _running_count(words: Array) -> Array:
 
   The bit itself is included. Example with words of 2 bits: the row 01 11 (with
   the lowest bits first: 1 0, 1 1) has the counts 1 1, 2 3.
-
-  Args:
-    words: uint32 [..., words]. The lowest bit of a word comes first.
-
-  Returns:
-    int32 counts [..., words, 32].
   """
   inside = _count_inside(words).astype(jnp.int32)
   before = jnp.cumsum(inside[..., -1], -1, jnp.int32) - inside[..., -1]
@@ -329,12 +315,7 @@ def _overlapping(index: int, length: int, other_length: int) -> range:
   """Returns which pieces of one length have bits of a piece of another length.
 
   Example: in bytes, the number 1 of 12 bits has the bits 12 to 23, so it has
-  bits in the bytes 1 and 2.
-
-  Args:
-    index: Index of the piece.
-    length: Length of the piece (bits).
-    other_length: Length of the other pieces (bits).
+  bits in the bytes 1 and 2. Lengths are in bits.
   """
   first_bit = index * length
   last_bit = first_bit + length - 1

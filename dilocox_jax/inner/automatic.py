@@ -41,8 +41,8 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
   `distributed.replicas.Replicas.map` maps.
 
   Args:
-    loss: Function (params, batch) -> mean loss, where the batch has leaves [B,
-      ...].
+    loss: Function (params, batch) -> mean loss, where the batch has leaves
+      [B, ...].
     division: How a replica's arrays are divided among its devices.
   """
 
@@ -53,12 +53,12 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
 
 
 def with_whole_tables(division: Division, params: Tree) -> Tree:
-  """Gathers small parameters over data shards, if there are tensor shards too.
+  """Gathers parameters of one or two dimensions over the data shards.
 
-  This works around a fault: XLA's partitioner (JAX 0.10 and 0.12) aborts if
-  tokens look up rows of a table, data shards divide both the tokens and the
-  table, and the partitioner also divides a second mesh axis. All parameters of
-  one or two dimensions are gathered, because any of them may be a table. The
+  This is done only if there are tensor shards, too. It works around a fault:
+  XLA's partitioner (JAX 0.10 and 0.12) aborts if tokens look up rows of a
+  table, data shards divide both the tokens and the table, and the partitioner
+  also divides a second mesh axis. Any of these parameters may be a table. The
   fault remains if tensor shards divide the rows of a table.
 
   Args:
@@ -84,13 +84,8 @@ def with_whole_tables(division: Division, params: Tree) -> Tree:
 def divided_rows(batch: Tree) -> Tree:
   """Tells JAX to divide the rows of a batch among the data shards.
 
-  A leaf whose rows cannot be divided evenly stays as it is.
-
-  Args:
-    batch: Batch of one replica, leaves [B, ...].
-
-  Returns:
-    The batch, with sharding constraints.
+  Leaves are [B, ...]. A leaf whose rows cannot be divided evenly stays as it
+  is.
   """
   num_shards = current_division().num_data_shards
   if num_shards == 1:

@@ -126,8 +126,8 @@ class StageState(NamedTuple):
   """The arrays that a stage holds between two ticks (steps of the timetable).
 
   Attributes:
-    activations: Output of this stage's last layer in its newest forward, [T,
-      D].
+    activations: Output of this stage's last layer in its newest forward,
+      [T, D].
     gradients: Gradient of the input of this stage's first layer in its newest
       backward, [T, D].
     activations_arrived: `activations` that the stage before has sent, [T, D].
@@ -163,15 +163,10 @@ class TrainingStage(Stage):
   passes: LayerPasses
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Runs the stage's layers on a micro-batch.
+    """Runs the stage's layers on the micro-batch of this tick, `at`.
 
-    Args:
-      at: The stage's entries of the timetable in this tick.
-      state: State before the action.
-
-    Returns:
-      The state with new `activations`, also in the micro-batch's slot of
-      `outputs`, and with new arrays in its slot of `saved`.
+    The returned state has new `activations`, also in the micro-batch's slot of
+    `outputs`, and new arrays in its slot of `saved`.
     """
     context = self.context(at.micro_batch)
 
@@ -196,15 +191,9 @@ class TrainingStage(Stage):
     """Computes the gradients of a micro-batch, from its loss to its input.
 
     The last stage begins with the loss, every other stage with the gradient
-    that the next stage has sent. The first stage ends with the embedding.
-
-    Args:
-      at: The stage's entries of the timetable in this tick.
-      state: State before the action.
-
-    Returns:
-      The state with new `gradients`, and with the loss and the gradients of the
-      micro-batch added to the sums.
+    that the next stage has sent. The first stage ends with the embedding. The
+    returned state has new `gradients`, and the micro-batch's loss and gradients
+    are added to the sums.
     """
     last_row = self.count - 1
 
@@ -285,11 +274,7 @@ def _first_state(
 ) -> StageState:
   """Returns the state before the first tick: empty buffers and zero sums.
 
-  Args:
-    pipeline: The timetable of micro-batches.
-    training: The stage that this device runs.
-    x_TxD: Shape and dtype of the stream, [T, D].
-    params: This stage's layers, leaves [K, ...], and all other parameters.
+  `params` is a tuple: this stage's layers, and all other parameters.
   """
 
   def buffers(tree: Tree, *slots: int) -> Tree:

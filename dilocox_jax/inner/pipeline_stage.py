@@ -158,14 +158,9 @@ class Stage:
     return when(self.number == 0, "embed", embed, batch, arrived)
 
   def loop(self, body: Callable, start: Tree) -> Tree:
-    """Runs a loop over the stage's layers.
+    """Runs `body` (row of the layer, carry) -> carry for the stage's layers.
 
-    Args:
-      body: Function (index of a layer in the stage, carry) -> carry.
-      start: The carry before the first layer.
-
-    Returns:
-      The carry after the last layer.
+    Returns the carry after the last layer.
     """
     return jax.lax.fori_loop(np.int32(0), self.count, body, start)
 
@@ -272,7 +267,7 @@ def when(
   """Runs an action on a state if a condition holds.
 
   The result is that of `jax.lax.cond`, but the state is updated in place. With
-  `cond`, XLA copies every buffer in each tick.
+  `cond`, XLA copies every buffer in each step of the timetable.
 
   Args:
     condition: Whether to run the action, a boolean scalar.

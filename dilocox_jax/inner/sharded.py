@@ -341,12 +341,8 @@ def _to_stages(
 ) -> Array:
   """Gathers this stage's layers of one leaf, [K, ...].
 
-  Args:
-    stage_layers: Which layers each stage has.
-    gather: Whether to gather the layers from the data shards ("stage"), or to
-      leave them divided ("layer").
-    leaf: This device's part of a leaf of the blocks.
-    spec: For each dimension of the leaf, the mesh axes that divide it.
+  `leaf` is this device's part of the leaf, and `spec` says which mesh axes
+  divide it. If `gather` is "layer", data shards still divide the result.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
@@ -368,12 +364,8 @@ def _from_stages(
 ) -> Array:
   """Sums gradients of one leaf over data shards, and gives devices their parts.
 
-  Args:
-    stage_layers: Which layers each stage has.
-    gather: "stage" or "layer". With "layer", leaves that data shards divide are
-      already summed over the data shards.
-    leaf: Gradients of this stage's layers, [K, ...].
-    spec: For each dimension of the leaf, the mesh axes that divide it.
+  `leaf` has the gradients of this stage's layers, [K, ...]. If `gather` is
+  "layer" and data shards divide the leaf, they are already summed.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
@@ -396,12 +388,8 @@ def _from_stages(
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:
   """Sums gradients over data shards, and gives each device its part of a leaf.
 
-  Args:
-    leaf: Gradients of this stage's n layers, [n, ...].
-    dimension: Dimension that is divided by data shards and then by stages.
-
-  Returns:
-    Gradients of all layers, for this device's part of the dimension.
+  `leaf` has this stage's layers. The result has all layers, but of `dimension`,
+  which data shards and then stages divide, only this device's part.
   """
   # The dimension gets an axis for data shards and an axis for stages. Otherwise
   # the compiler for TPUs would sum the whole leaf on every device: 7.5 GiB for

@@ -1,8 +1,8 @@
 """Builds the inner step: one optimizer step of one replica.
 
 An inner step calls the optimizer once, with a gradient that may be accumulated
-over several micro-batches. A round, from one exchange between the replicas to
-the next, has H inner steps.
+over several micro-batches. A round, the period of the exchanges between
+replicas, has H inner steps.
 """
 
 from collections.abc import Callable

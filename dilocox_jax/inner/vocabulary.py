@@ -18,8 +18,8 @@ devices divide the vocabulary.
 Differs: rows are gathered here; in the paper all devices have the same rows.
 
 Letters in names: B sequences of L tokens each, T = B L tokens of a shard, N
-data shards, U = N T tokens of all shards, D width of the residual stream, W = V
-/ N tokens of a shard's part of the vocabulary.
+data shards, U = N T tokens of all shards, D width of the residual stream,
+W = V / N tokens of a shard's part of the vocabulary.
 """
 
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def _rows_in_part(tokens: Array, size: int) -> tuple[Array, Array]:
 
 
 def _gathered(tree: Tree) -> Tree:
-  """Concatenates the rows of all shards, leaves [rows, ...]."""
+  """Gathers the rows of all shards, in order: [rows, ...] to [N rows, ...]."""
   return jax.tree.map(
     lambda rows: jax.lax.all_gather(rows, DATA_AXIS, tiled=True), tree
   )

@@ -49,11 +49,11 @@ class Adaptation:
   Attributes:
     init: (key) -> trained leaves. The key draws adapters; leaves of the model
       itself keep their values.
-    frozen: Frozen leaves, each an array of the host or a `LazyArray`.
+    frozen: Frozen leaves, each an array or a `LazyArray`.
     join: (trained, frozen) -> parameters of the model. Adapters lie beside
       their kernels, already scaled (`split_layer`).
-    fold: (trained, frozen) -> the same model without adapters: their product,
-      scaled, is added to the kernel. Lazy frozen leaves are read.
+    fold: (trained, frozen) -> parameters of an equal model without adapters:
+      each scaled product of adapters is added to its kernel.
   """
 
   init: Callable[[Array], Tree]

@@ -36,9 +36,9 @@ def rotate(
 ) -> Float[Array, "B L N K"]:
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
-  Features i and i + K/2 are a pair, for i < K/2. Their angle is position *
-  base^(-2 i / K). So the dot product of a query and a key depends only on the
-  distance between their positions.
+  Features i and i + K/2 are a pair, for i < K/2. Their angle is the position
+  times base^(-2 i / K). So the dot product of a query and a key depends only on
+  the distance between their positions.
 
   Example with K = 4 and base 10,000: features 0 and 2 are rotated by 1 radian
   per position, features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3
@@ -164,15 +164,12 @@ def attend(
 
 
 def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
-  """Writes the keys and values of new positions into a cache.
+  """Returns a cache in which `new` replaces the positions from `start` on.
 
   Args:
     cache: Keys and values of S positions, [B, S, G, K] each.
     new: Keys and values of L positions, [B, L, G, K] each.
     start: First of the L positions.
-
-  Returns:
-    A copy of the cache with positions `start` to `start` + L - 1 replaced.
   """
   return {
     name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
@@ -183,15 +180,11 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
 def segment_ids(
   tokens_BxL: Int[Array, "B L"], end_of_text: int
 ) -> Int[Array, "B L"]:
-  """Numbers the segment of each token in its sequence, from 0.
+  """Returns the number of each token's segment, counted from 0.
 
   A segment is the part of a sequence that belongs to one document. Example: if
-  token 0 ends a document, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments
+  token 0 is `end_of_text`, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments
   [0, 0, 1, 1, 1, 2, 2].
-
-  Args:
-    tokens_BxL: Tokens that a model reads.
-    end_of_text: Token that ends a document. It begins the next segment.
   """
   return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)
 

@@ -29,14 +29,10 @@ ModelLoss = Callable[..., Array]
 
 
 def cross_entropy(model: Callable, tokens_BxS: Int[Array, "B S"]) -> Array:
-  """Computes the mean cross-entropy of each token given the ones before it.
+  """Returns the mean cross-entropy of all tokens but the first, in nats.
 
-  Args:
-    model: Function from tokens [B, L] to logits [B, L, V].
-    tokens_BxS: Sequences of S = L + 1 tokens.
-
-  Returns:
-    The mean over all B * L predicted tokens, in nats.
+  `model` maps the first S - 1 tokens [B, S - 1] to logits [B, S - 1, V], which
+  predict the last S - 1 tokens.
   """
   logits = model(tokens_BxS[:, :-1])
   logits = logits.astype(np.promote_types(np.float32, logits.dtype))
@@ -160,12 +156,9 @@ def _of_module(
 def _bound_loss_model(
   loss: ModelLoss, init: Callable, module: Callable[[Tree], Any]
 ) -> LossModel:
-  """Makes a `LossModel` from a loss that takes a module, not parameters.
+  """Makes a `LossModel` from a loss (module, batch) -> scalar.
 
-  Args:
-    loss: Function (module, batch) -> mean loss, a scalar.
-    init: Function (key) -> parameters.
-    module: Function (parameters) -> module that holds these parameters.
+  `module` is a function from parameters to a module that holds them.
   """
 
   def bound_loss(params: Any, batch: Any) -> Array:

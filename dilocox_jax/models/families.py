@@ -260,14 +260,10 @@ def _rope_factor(rope: Mapping[str, Any]) -> float:
 
 
 def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
-  """Returns the fields of `ModelShape` that `family.size_keys` names.
+  """Reads the fields of `ModelShape` that `family.size_keys` names.
 
-  Args:
-    values: Values of config.json, by key.
-    family: The family of the model.
-
-  Raises:
-    ValueError: One line, if a size is missing or of a wrong type.
+  `values` are those of config.json. Raises ValueError if a size is missing or
+  of a wrong type.
   """
   defaults = _DEFAULT_SIZES | {"tied_head": family.ties_head}
   needed_keys = {
@@ -293,12 +289,7 @@ def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
-  """Returns the values of config.json for a model; reverses `shape_of`.
-
-  Args:
-    shape: Sizes of the model.
-    family_name: Name of its family, one of `FAMILIES`.
-  """
+  """Returns the values of config.json for a model; reverses `shape_of`."""
   family = FAMILIES[family_name]
   config = {
     key: getattr(shape, field) for field, key in family.size_keys.items()
@@ -385,12 +376,8 @@ def tensor_shape(
 def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
   """Yields the names of a leaf's tensors in a checkpoint.
 
-  A leaf of the blocks has one tensor per layer; other leaves have one tensor.
-
-  Args:
-    path: Path of the leaf, e.g. "blocks/mlp/up/kernel".
-    shape: Sizes of the model.
-    family: The family of the checkpoint.
+  A leaf of the blocks, e.g. "blocks/mlp/up/kernel", has one tensor per layer;
+  other leaves have one tensor.
   """
   # Names come one by one, because a damaged config may claim a billion layers.
   num_tensors = shape.num_layers if is_stacked(path) else 1
@@ -401,10 +388,7 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
 def tensor_name(path: str, layer: int, family: Family) -> str:
   """Returns the name of the tensor that holds a leaf in a checkpoint.
 
-  Args:
-    path: Path of the leaf in the built-in decoder.
-    layer: Number of the layer; ignored for a leaf outside the blocks.
-    family: The family of the checkpoint.
+  `layer` is the number of the layer; ignored for a leaf outside the blocks.
   """
   module_path, _, last_key = path.rpartition("/")
   # The two tables of "embed" are different modules in a checkpoint, so they
@@ -430,7 +414,7 @@ def leaves_of(
     family_name: Name of the family, one of `FAMILIES`.
 
   Returns:
-    Copies of the values by path, in the sorted order of the paths' keys.
+    Copies of the values by path, sorted by the keys of the paths.
   """
   family = FAMILIES[family_name]
   leaves = {}

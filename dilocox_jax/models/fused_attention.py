@@ -43,7 +43,7 @@ _SPLASH_BLOCKS = (512, 256, SPLASH_LENGTH)
 
 
 def named_attention(name: str) -> Attention:
-  """Returns the attention function with a name.
+  """Returns the attention function for a name.
 
   Args:
     name: "plain" (`models.attention.attend`), "blockwise", "cudnn" or "splash".

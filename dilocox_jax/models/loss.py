@@ -30,8 +30,8 @@ class LossModel(NamedTuple):
 
   Attributes:
     init: (key) -> parameters, any tree of floating-point arrays.
-    loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens [B,
-      L + 1], the model reads the first L and predicts the last L.
+    loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens
+      [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters. Without a
       module it returns the parameters.
     logits: (parameters, tokens [B, L]) -> logits [B, L, V]. None: the loss is
@@ -59,9 +59,9 @@ def token_loss(
   """Computes the mean cross-entropy of tokens, plus a z-loss.
 
   Example: V = 2 and logits [0, 0] give log Z = log 2 = 0.693, so the loss of
-  either token is 0.693 nats. With z_loss = 1e-4 it is larger by 1e-4 * 0.693^2
-  = 0.00005. Logits [50, 50] give the same cross-entropy, but log Z = 50.7 and a
-  z-loss of 0.257, which pulls the logits back.
+  either token is 0.693 nats. With z_loss = 1e-4 it is larger by
+  1e-4 * 0.693^2 = 0.00005. Logits [50, 50] give the same cross-entropy, but
+  log Z = 50.7 and a z-loss of 0.257, which pulls the logits back.
 
   Args:
     logits_TxV: Logits.
@@ -93,8 +93,9 @@ def token_scores_of_columns(
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
   """Computes `token_scores` of logits whose columns are divided among devices.
 
-  JAX's partitioner divides these sums over columns among the devices. To index
-  columns, as `token_scores` does, it would gather all logits on every device.
+  It sums over columns, because JAX's partitioner divides a sum among the
+  devices. For a lookup of the target's column, as in `token_scores`, it would
+  gather all logits on every device.
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   columns_V = jnp.arange(logits_TxV.shape[1], dtype=targets_T.dtype)

@@ -104,11 +104,7 @@ class _Attention(nnx.Module):
   ):
     """Makes the norms, and draws the kernels of the four projections.
 
-    Args:
-      shape: Sizes of the model.
-      dtype: Compute dtype.
-      rngs: Random numbers for the parameters.
-      mix: Attention of whole sequences (`models.fused_attention`).
+    `mix` is the attention of whole sequences (`models.fused_attention`).
     """
     self.shape = shape
     self.mix = mix
@@ -241,7 +237,10 @@ class _Block(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the attention and the MLP of the layer (`_Attention.__init__`)."""
+    """Builds the attention and the MLP of the layer.
+
+    `mix` is the attention of whole sequences (`models.fused_attention`).
+    """
     self.attention = _Attention(shape, dtype, rngs=rngs, mix=mix)
     self.mlp = _Mlp(shape, dtype, rngs)
 
@@ -330,11 +329,7 @@ class Decoder(nnx.Module):
   ):
     """Builds the modules, and draws all parameters.
 
-    Args:
-      shape: Sizes of the model.
-      dtype: Compute dtype.
-      rngs: Random numbers for the parameters.
-      mix: Attention of whole sequences (`models.fused_attention`).
+    `mix` is the attention of whole sequences (`models.fused_attention`).
     """
     # Another order of these modules would give other parameters for a seed.
     self.embed = _Embed(shape, dtype, rngs)

@@ -113,13 +113,10 @@ class StoredTensor:
 def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
   """Checks the files of a checkpoint, and returns its tensors by name.
 
-  Args:
-    folder: Folder of the checkpoint.
-
   Raises:
     ValueError: One line, if a file is missing or damaged, if a tensor has a
-      type that numpy lacks, if the folder has files of several checkpoints, or
-      if the extra `weights` is not installed.
+      type that numpy lacks, if it is not clear which files belong to the
+      checkpoint, or if the extra `weights` is not installed.
   """
   weight_map = _weight_map(folder)
   if weight_map is None:
@@ -255,7 +252,7 @@ def _tensor_digest(
   shape: tuple[int, ...],
   parts: Iterable[np.ndarray],
 ) -> bytes:
-  """Returns two SHA-256: of name, type and shape, then of the values."""
+  """Returns a SHA-256 of name, type and shape, then one of the values."""
   description = f"{key} {dtype} {shape} "
   values_digest = hashlib.sha256()
   for part in parts:
@@ -324,12 +321,7 @@ def divided_among_files(
 def write_index(
   folder: pathlib.Path, tensors_by_file: Mapping[str, list[TensorShape]]
 ) -> None:
-  """Writes the index, which says in which file each tensor is.
-
-  Args:
-    folder: Folder of the checkpoint.
-    tensors_by_file: The tensors of each file, by name of the file.
-  """
+  """Writes the index, which names the file of each tensor."""
   weight_map = {}
   total_bytes = 0
   for file_name, tensors in tensors_by_file.items():

@@ -78,10 +78,8 @@ def token_limits(
 def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
   """Yields the number of rows of each table in which a jaxpr looks up tokens.
 
-  Args:
-    jaxpr: The program, as JAX has traced it.
-    ids: Variables that hold token ids. Further variables are added while the
-      function follows the ids through the program.
+  `ids` are the variables that hold token ids. Variables to which the program
+  moves ids are added to it.
   """
   for equation in jaxpr.eqns:
     # A literal is not a variable, and cannot be in a set.

@@ -42,9 +42,6 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
 
   The family may be one that this module cannot read.
 
-  Args:
-    folder: The folder.
-
   Raises:
     ValueError: One line, if config.json is there but cannot be read.
   """
@@ -101,13 +98,10 @@ class StoredCheckpoint:
   def _read(
     self, path: str, layer: int, slices: list[slice], part: np.ndarray
   ) -> None:
-    """Reads a part of one tensor into an array.
+    """Reads a part of one tensor into the array `part`.
 
-    Args:
-      path: Path of the parameter.
-      layer: Number of the layer; 0 if the parameter is not one of the blocks.
-      slices: Slice of every axis of the parameter, without the layers.
-      part: Array of the part, which gets the values.
+    `slices` select the part, without the layer axis. `layer` is 0 if the
+    parameter has no such axis.
     """
     family = families.FAMILIES[self.family_name]
     name = families.tensor_name(path, layer, family)
@@ -169,9 +163,6 @@ class StoredLeaf(LazyArray):
 def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
   """Opens a checkpoint, and checks that its tensors fit its model.
 
-  Args:
-    folder: Folder with config.json and .safetensors files.
-
   Raises:
     ValueError: One line, if a file is missing or damaged, if the built-in
       decoder cannot compute the model, or if a tensor is missing, has another
@@ -187,9 +178,6 @@ def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
 
 def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
   """Reads a whole checkpoint into the memory of the host.
-
-  Args:
-    folder: Folder with config.json and .safetensors files.
 
   Returns:
     Sizes of the model, and its parameters as a nested dict of fp32 arrays.
@@ -259,7 +247,7 @@ def write_checkpoint(
 def _check_replaceable(config_path: pathlib.Path) -> None:
   """Raises ValueError if config.json exists and is not that of a checkpoint.
 
-  Runs of this package and other programs have a config.json, too.
+  Runs of this package and other programs keep their settings in such a file.
   """
   if not config_path.exists():
     return
