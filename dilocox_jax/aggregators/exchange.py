@@ -14,11 +14,9 @@ codec. Its new residual is
 
     e <- feedback * (d + e - R)
 
-There are two choices of R in the literature:
-
 - With `against="own"`, R is C(d + e) as the other replicas decode it. So the
-  residual is exactly the replica's own loss. If the replica also rounds the
-  mean of a slice (`aggregators.reduce_scatter`), R includes this second loss.
+  residual is the replica's own loss. If the replica also rounds the mean of a
+  slice (`aggregators.reduce_scatter`), R includes this second loss.
 - With `against="mean"`, R is the mean over all replicas. So the residual also
   holds the difference between this replica and the mean.
 

@@ -76,18 +76,11 @@ def row_codec(encoder: Encoder) -> RowCodec | None:
 def message_tables(
   encoder: Encoder, shapes: Sequence[Shape], makes_up_for_loss: bool
 ) -> Tables | None:
-  """Returns how a message is encoded, so that its mean can be made in shares.
+  """Returns how a message is encoded, or None if `row_codec` returns None.
 
-  In shares means that each replica averages one slice of all messages.
-
-  Args:
-    encoder: The encoder of the message.
-    shapes: Shape of each leaf, (num_layers, *shape).
-    makes_up_for_loss: Whether the exchange makes up for a codec's loss. Then
-      each share of the mean has a residual: the loss of its encoding.
-
-  Returns:
-    The tables of encoded rows; None if `row_codec` returns None.
+  The tables are needed to make the mean in shares (each replica averages one
+  slice of all messages). If `makes_up_for_loss`, each share of the mean has a
+  residual: the loss of its encoding, unless the codec has none.
   """
   codec = row_codec(encoder)
   if codec is None:

@@ -256,7 +256,7 @@ class Quantizer(Encoder):
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into a float32 array of rows for each group of leaves."""
+    """Decodes a message into one float32 array of rows for each group."""
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(

@@ -62,9 +62,9 @@ class Factors(NamedTuple):
 
   Attributes:
     right: Averaged right factor of the last exchange, float32
-      [num_layers, columns, r], where `columns` is the last axis of the leaf and r is the
-      larger of `LowRank.rank` and `LowRank.max_rank`. It is zero before the
-      first exchange, and if the leaf was sent whole.
+      [num_layers, columns, r], where `columns` is the last axis of the leaf and
+      r is the larger of `LowRank.rank` and `LowRank.max_rank`. It is zero
+      before the first exchange, and if the leaf was sent whole.
   """
 
   right: Array
@@ -319,16 +319,16 @@ def with_rank(codec: Codec, rank: int) -> Codec:
 def matrices_of(
   shapes: Sequence[Shape], rank: int
 ) -> tuple[list[list[int]], list[int]]:
-  """Says which leaves are sent as factors, and which ones are sent whole.
+  """Divides leaves into groups that are sent as factors, and whole leaves.
+
+  A group has leaves with matrices of one shape.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
 
   Returns:
-    A tuple (groups, whole): for each group of leaves with matrices of one shape
-    the indices of its leaves, and the indices of the leaves that are sent
-    whole.
+    Indices of the leaves of each group, and indices of the whole leaves.
   """
   matrix_shapes = [
     shape[1:] if factorizes(shape, rank) else () for shape in shapes
@@ -438,6 +438,9 @@ def looped_gram_schmidt(
 ) -> tuple[Array, Array]:
   """Makes columns orthonormal, given their dot products: a column in each step.
 
+  Columns that are only rounding errors become zero. `length` is returned times
+  the factors by which this call has shortened the columns.
+
   Args:
     shift: Number that is added to the squared lengths of the columns, which are
       1 before.
@@ -445,10 +448,6 @@ def looped_gram_schmidt(
     gram: Their dot products [num_layers, width, width].
     length: Factors by which earlier calls have shortened the columns,
       [num_layers, width].
-
-  Returns:
-    The columns, with zeros for columns that are only rounding errors; and
-    `length` times the factors of this call.
   """
   panel, gram, sizes = _with_length_1(panel, gram)
   length = length * sizes

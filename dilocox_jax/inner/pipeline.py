@@ -56,9 +56,7 @@ def pipelined_gradient(
     model: The model, cut into embedding, layers and loss.
     pipeline: The timetable of micro-batches.
     layer_counts: Number of layers of each stage, [stages].
-    remat: What a layer's forward saves for its backward: "none" (everything
-      that the backward reads), "dots" (results of matrix products) or "full"
-      (only the input).
+    remat: What a layer's forward saves (`models.transformer.remat_wrapper`).
 
   Returns:
     Function (blocks, rest, tokens, transfer) -> (loss, block gradients, rest

@@ -100,9 +100,7 @@ def layer_passes(
     layer: Shapes and dtypes of one layer's parameters.
     x_TxD: Shape and dtype of the layer's input and output, [T, D].
     length: Number of tokens in a sequence, L.
-    remat: What a forward saves for its backward: "none" (everything that the
-      backward reads), "dots" (results of matrix products) or "full" (only the
-      input). The backward computes the rest again.
+    remat: What a forward saves (`models.transformer.remat_wrapper`).
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
@@ -134,19 +132,17 @@ def layer_passes(
 def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
   """Replaces the arguments that a result of `jax.vjp` has saved.
 
-  JAX keeps the residuals that are arguments of the differentiated function in
-  the list `args_res` of the result. `LayerPasses` empties this list in a
-  forward, and fills it again in the backward. Otherwise 8 waiting micro-batches
-  would store every parameter 8 times. JAX does not document the attribute; the
-  versions that `constraints/` pins have it.
+  JAX keeps those residuals that are arguments of the function in a list of
+  their own, the undocumented attribute `args_res`. `LayerPasses.forward`
+  empties the list, so that parameters are not stored for each micro-batch, and
+  `LayerPasses.backward` fills it again.
 
   Args:
-    pullback: Second result of `jax.vjp` for a function of two arguments. It is
-      changed in place.
+    pullback: Second result of `jax.vjp`; it is changed in place.
     arguments: New content of the list: a flat list of arrays, or an empty list.
 
   Returns:
-    The old list. It has an entry for each argument, or is empty.
+    The old list: an entry for each of two arguments, or empty.
 
   Raises:
     RuntimeError: If the attribute is missing or has another form.

@@ -264,10 +264,10 @@ def when(
   at: Tree,
   state: Tree,
 ) -> Tree:
-  """Runs an action on a state if a condition holds.
+  """Runs an action on a state if a condition holds, like `jax.lax.cond`.
 
-  The result is that of `jax.lax.cond`, but the state is updated in place. With
-  `cond`, XLA copies every buffer in each step of the timetable.
+  But XLA updates the state in place. With `cond` it would copy every buffer in
+  each step of the timetable.
 
   Args:
     condition: Whether to run the action, a boolean scalar.
@@ -276,9 +276,6 @@ def when(
       indices from its first argument.
     at: An index, or a tree of indices, for the action.
     state: State before the action.
-
-  Returns:
-    The state after the action, or the unchanged state.
   """
 
   def body(iteration: Index, state: Tree) -> Tree:
@@ -298,15 +295,8 @@ def when(
 def get(tree: Tree, *indices: Index) -> Tree:
   """Reads each buffer of a tree at indices of its first axes.
 
-  Example: a leaf is [slots, K, T, D]. get(saved, 1, 3) reads leaf[1, 3], with
-  the shape [T, D].
-
-  Args:
-    tree: Buffers, leaves [N1, N2, ..., *shape].
-    *indices: An index for each of the axes N1, N2, ...
-
-  Returns:
-    Leaves [*shape].
+  Example: if a leaf of `saved` is [slots, K, T, D], get(saved, 1, 3) reads
+  leaf[1, 3], with the shape [T, D].
   """
 
   def read(buffer: Array) -> Array:
@@ -331,11 +321,6 @@ def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
   """Returns buffers with values written at indices of their first axes.
 
   `get` with the same indices reads the values.
-
-  Args:
-    tree: Buffers, leaves [N1, N2, ..., *shape].
-    new: The values to write, leaves [*shape].
-    *indices: An index for each of the axes N1, N2, ...
   """
 
   # A value that a layer saves may be a constant, which is not an `Array`.

@@ -188,16 +188,14 @@ def sharded_loss(
 def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   """Builds the loss function of a data shard if there are no stages.
 
-  A shard gathers one layer after the other, and the backward gathers each layer
-  again. But with `remat="none"`, the backward uses the whole layers that the
-  forward saves.
+  A shard gathers one layer after the other. The backward gathers each layer
+  again, but with `remat="none"` uses the whole layers that the forward saves.
 
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
   Args:
     model: The model, cut into embedding, layers and loss.
-    remat: What a layer's forward saves for its backward: "none" (everything),
-      "dots" (results of matrix products) or "full" (only the input).
+    remat: What a layer's forward saves (`models.transformer.remat_wrapper`).
 
   Returns:
     Function (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this
@@ -261,14 +259,9 @@ def _collected(
   """Returns the layers and the other leaves that this device needs, gathered.
 
   With `gather="layer"`, layers stay divided among the data shards. Without
-  stages, this device's parts of all layers and their specs are returned.
-
-  Args:
-    stage_layers: Which layers each stage has; None: there are no stages.
-    params: This device's parts of all parameters.
-    specs: The mesh axes that divide every leaf.
-    axes: Mesh axes over which each leaf outside the blocks is gathered.
-    gather: "stage" or "layer" (`sharded_gradient`).
+  stages, the first result is a tuple of this device's parts of all layers, and
+  their specs. `axes` are the mesh axes over which leaves outside the blocks are
+  gathered.
   """
   rest = jax.tree.map(
     _gather,

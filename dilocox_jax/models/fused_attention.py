@@ -226,14 +226,9 @@ def cudnn_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with NVIDIA's cuDNN.
 
-  Args:
-    query_BxLxNxK: Queries in bfloat16.
-    key_BxLxGxK: Keys in bfloat16. N is a multiple of G.
-    value_BxLxGxK: Values in bfloat16.
-    segments_BxL: Must be None: each sequence is one document.
-
-  Returns:
-    Weighted means of the values, [B, L, N, K].
+  Arguments and result are those of `blockwise_attention`, but queries, keys and
+  values must be bfloat16, and `segments_BxL` must be None: each sequence is one
+  document.
 
   Raises:
     ValueError: If there are segments, or the dtype is not bfloat16.
@@ -266,16 +261,8 @@ def splash_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with the Pallas kernel for TPUs.
 
-  Args:
-    query_BxLxNxK: Queries.
-    key_BxLxGxK: Keys. N is a multiple of G.
-    value_BxLxGxK: Values.
-    segments_BxL: Number of each token's document. A token reads only its own
-      document. None: a sequence is one document.
-    interpret: Whether to run the kernel step by step in JAX, on any device.
-
-  Returns:
-    Weighted means of the values, [B, L, N, K].
+  Arguments and result are those of `blockwise_attention`. With `interpret`, the
+  kernel runs step by step in JAX, on any device.
 
   Raises:
     ValueError: If the length is not a multiple of 128.

@@ -124,9 +124,9 @@ def chunked_token_loss(
 ) -> Float[Array, ""]:
   """Computes `token_loss`, with the logits of one chunk of tokens at a time.
 
-  If there are several chunks, the backward pass computes the logits of each
-  chunk again, so all logits [T, V] are never in memory at once. At T = 16,384
-  and V = 32,000 they would take 2.1 GB in fp32, and so would their gradient.
+  If there are several chunks, the backward pass computes their logits again, so
+  all logits [T, V] are never in memory at once. At T = 16,384 and V = 32,000
+  they would take 2.1 GB in fp32, and so would their gradient.
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].
@@ -136,9 +136,6 @@ def chunked_token_loss(
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
     scores: Function that computes `token_scores`, also if several devices
       divide the vocabulary (`inner.vocabulary`).
-
-  Returns:
-    Mean over T tokens in nats.
   """
   num_tokens = targets_T.size
   if not 0 < chunk_tokens < num_tokens:
