@@ -25,30 +25,16 @@ class AllGatherMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-gather of the codes and of each sender's flag.
-
-    The flag says whether the sender participates.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Not used.
-    """
+    """Returns one all-gather of codes and flags (who participates)."""
     del num_replicas
     return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages the leaves of one message over the replicas that participate.
+    """Encodes the leaves, gathers all messages, and averages them.
 
-    Args:
-      encoder: Encoder of the leaves.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends one message and returns `codecs.base.Reduced`.
+    `Collective.reduce` has the arguments and the result.
     """
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]

@@ -21,10 +21,9 @@ class AllReduceMean(Collective):
   """Averages fp32 values by one all-reduce, which also counts participants."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses every codec but float32.
+    """Refuses every codec but float32, because codes cannot be added.
 
-    An all-reduce adds up what is sent, and codes cannot be added. The result is
-    the reason, or "" for float32.
+    Returns the reason, or "" for float32.
     """
     if codec.encoder == Float():
       return ""
@@ -35,28 +34,16 @@ class AllReduceMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-reduce of the values and the number of participants.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Not used.
-    """
+    """Returns one all-reduce of the values and the number of participants."""
     del num_replicas
     return [AllReduce(encoded_bytes(encoder, shapes) + COUNT_BYTES)]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages the leaves of one message over the replicas that participate.
+    """Sums the leaves over the replicas, and divides by the participants.
 
-    Args:
-      encoder: Encoder of the leaves, `Float()`.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends one message and returns `codecs.base.Reduced`.
+    `Collective.reduce` has the arguments and the result.
     """
     values = [encoder.code(leaf)[0] for leaf in leaves]
     # The first `yield` comes before the message leaves, the second one before

@@ -1,15 +1,10 @@
 """Collectives of JAX that send several arrays as one message of bytes.
 
-All arrays of a message are put together as bytes in one array. So a slow link
-carries one message instead of one for each array.
-
 If a replica has several devices, each device sends its part of an array to the
-devices that hold the same part in the other replicas. So no device has to
-collect the parts first, and together the devices send as many bytes as one
-device would. Some arrays cannot be divided into equal parts. These arrays are
-put together as bytes, and the bytes are cut into one equal part for each
-device. The padding has fewer bytes than there are devices: 10 bytes on 4
-devices are 4 parts of 3 bytes.
+devices that hold the same part in the other replicas. Arrays that cannot be
+divided into equal parts are put together as bytes, and the bytes are cut into
+one equal part for each device, with padding: 10 bytes on 4 devices are 4 parts
+of 3 bytes.
 """
 
 import functools
@@ -40,9 +35,6 @@ def all_gathered(
   Args:
     arrays: Arrays [...] that this replica sends to all others.
     axis_name: Name of the axis over which replicas are mapped.
-
-  Returns:
-    For each array, the arrays of all replicas in their order, [M, ...].
   """
 
   def gather(raw: Array) -> Rows:
@@ -78,21 +70,16 @@ def swapped_in_pairs(
   number: Index,
   axis_name: str = REPLICA_AXIS,
 ) -> list[Array]:
-  """Swaps arrays between pairs of replicas.
-
-  There are several ways to form the pairs, and `number` chooses one of them.
+  """Swaps arrays between pairs of replicas, and returns the partner's arrays.
 
   Args:
     arrays: Arrays that this replica sends to its partner.
-    rounds: For each way, the partner of every replica, [rounds][M]
-      (`pairs.tournament`). A replica that is its own partner gets its own
-      arrays back.
+    rounds: Several ways to form pairs: for each way, the partner of every
+      replica, [rounds][M] (`pairs.tournament`). A replica that is its own
+      partner gets its own arrays back.
     number: Index of the chosen way in `rounds` (int32 scalar), equal on all
       replicas.
     axis_name: Name of the axis over which replicas are mapped.
-
-  Returns:
-    The arrays of the partner, with the same shapes.
   """
 
   def swap_in(partners: Sequence[int]) -> Callable[[Array], Array]:
@@ -119,18 +106,13 @@ Move = Callable[[Array], Rows]
 def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
   """Returns a function that sends by permutes on TPUs, else by a collective.
 
-  The compiler for TPUs turns an all-gather between TPU slices into a sum of
-  arrays that are mostly zeros, which sends more bytes. It leaves permutes as
-  they are.
-
-  Args:
-    collective: Function that sends bytes by one collective of JAX.
-    permute: Function that sends the same bytes by permutes.
-    axis_name: Name of the axis over which replicas are mapped.
+  Both arguments send the same bytes.
   """
   if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
     return collective  # All replicas are on one device.
 
+  # The compiler for TPUs turns an all-gather between TPU slices into a sum of
+  # arrays that are mostly zeros, which sends more bytes.
   choose: Any = jax.lax.platform_dependent
   return functools.partial(choose, tpu=permute, default=collective)
 
@@ -138,18 +120,8 @@ def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
 def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   """Does an all-gather or an all-to-all by permutes, one to each other replica.
 
-  The permutes do not depend on each other, so the same inner steps can hide all
-  of them.
-
-  Args:
-    same_for_all: Whether all replicas get the same bytes (all-gather).
-      Otherwise each receiver gets its own row (all-to-all).
-    axis_name: Name of the axis over which replicas are mapped.
-    raw: Bytes uint8 [N] if all replicas get the same, else [M, N] with a row
-      for each receiver.
-
-  Returns:
-    Bytes uint8 [N] from every sender, in the order of the replicas.
+  `raw` is uint8 [N] if `same_for_all` (all-gather), else [M, N] with a row for
+  each receiver. Returns the [N] of every sender, in the order of the replicas.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   replica = jax.lax.axis_index(axis_name)
@@ -168,16 +140,9 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
 
 
 def _select_row(rows: Sequence[Array], number: Index) -> Array:
-  """Returns one of several rows by a number that is only known at run time.
-
-  It uses `select_n`, because the compiler for TPUs takes minutes to index or
-  roll bytes [M, N] with N of the order of 10^7, but seconds to select.
-
-  Args:
-    rows: The rows, of one shape.
-    number: Number of the row (int32 scalar). It is taken modulo the number of
-      rows.
-  """
+  """Returns row `number % len(rows)`, where the number may be traced."""
+  # The compiler for TPUs takes minutes to index bytes [M, N] with N of about
+  # 10^7, but seconds to select.
   return jax.lax.select_n(number % len(rows), *rows)
 
 
@@ -232,15 +197,9 @@ def _over_devices(
 def _spec(
   division: Division, array: Array, num_leading: int
 ) -> PartitionSpec | None:
-  """Returns how a replica's devices divide an array into equal parts.
+  """Returns how a replica's devices divide an array; None if not equally.
 
-  Args:
-    division: Division of a replica among its devices.
-    array: The array.
-    num_leading: Number of leading axes (0 or 1) that are not divided.
-
-  Returns:
-    The partition; None if the array cannot be divided equally.
+  The first `num_leading` axes (0 or 1) are not divided.
   """
   spec = division.flat_spec(array.shape[num_leading:])
   if spec is None:
@@ -252,32 +211,16 @@ def _spec(
 def _send_as_bytes(
   arrays: Sequence[Array], num_leading: int, move: Move
 ) -> list[Array]:
-  """Sends arrays as one array of bytes, and returns the received arrays.
-
-  Args:
-    arrays: Arrays to send: [M, ...] with a row for each receiver, or [...] that
-      all receivers get.
-    num_leading: 1 if the first axis has a row for each receiver, otherwise 0.
-    move: Function that sends bytes.
-
-  Returns:
-    The received arrays, with a row from each sender: [M, ...], or [1, ...] in a
-    swap between pairs.
-  """
+  """Sends arrays as one array of bytes (see `_over_devices`)."""
   received = move(_bundled(arrays, num_leading))
   arrays_by_sender = [_unbundled(raw, arrays, num_leading) for raw in received]
   return [jnp.stack(parts) for parts in zip(*arrays_by_sender, strict=True)]
 
 
 def _bundled(arrays: Sequence[Array], num_leading: int) -> Array:
-  """Concatenates the bytes of several arrays.
+  """Concatenates the bytes of several arrays, uint8 [..., N].
 
-  Args:
-    arrays: The arrays.
-    num_leading: Number of leading axes that stay. They are equal in all arrays.
-
-  Returns:
-    Bytes uint8 [..., N], where ... are the leading axes.
+  The first `num_leading` axes, equal in all arrays, stay.
   """
 
   def as_bytes(array: Array) -> Array:
@@ -296,10 +239,9 @@ def _unbundled(
   """Makes arrays from their bytes. It reverses `_bundled`.
 
   Args:
-    raw: Bytes uint8 [..., N], where ... are any leading axes. Each result has
-      these axes.
+    raw: Bytes uint8 [..., N]. Each result has the leading axes of `raw`.
     like: Arrays with the shapes and dtypes of the arrays that were bundled.
-    num_leading: Number of leading axes in `like`. `raw` may have other ones.
+    num_leading: Number of leading axes in `like`, which are ignored.
   """
   start = 0
   arrays = []

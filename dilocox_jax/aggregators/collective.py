@@ -1,26 +1,22 @@
 """The base class of collectives, and the choice of one for a codec.
 
-A collective averages the messages of an exchange over the replicas. An
-all-reduce can add up values in fp32. The codes of a codec cannot be added.
-There are two ways to average codes:
+A collective averages the messages of an exchange over the M replicas. An
+all-reduce can add up values in fp32, but not the codes of a codec. There are
+two ways to average codes:
 
 - `all_gather`: every replica receives the codes of all replicas and decodes
   them. Each replica sends its message M - 1 times.
-- `reduce_scatter`: each replica decodes and adds up one slice, and encodes the
+- `reduce_scatter`: each replica decodes and averages one slice, and encodes the
   mean of the slice once more. Each replica sends (M - 1) / M of a message and
   (M - 1) / M of the encoded means. So values are rounded twice, but the bytes
-  hardly grow with the number of replicas.
+  hardly grow with M.
 
 Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-A codec that sends only some values, such as the largest ones, chooses other
-values on each replica. So its messages cannot be averaged slice by slice, and
-are always gathered.
-
-Each collective is a class in a file of its own. Users add others by
-`dilocox_jax.register_collective`.
+Messages of a codec that chooses different values on each replica, such as the
+largest ones, are always gathered.
 """
 
 from collections.abc import Sequence
@@ -42,7 +38,7 @@ FLAG_BYTES = 1
 
 
 class Sender(NamedTuple):
-  """What a collective knows of the replica on which it runs.
+  """Facts about the replica on which a collective runs.
 
   Attributes:
     participates: Whether the replica counts in the mean (boolean scalar). If
@@ -50,9 +46,8 @@ class Sender(NamedTuple):
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
     shares_add_up: Whether the `Reduced.own` of all replicas must add up to the
-      mean times the number of participants, also if the collective rounds the
-      mean once more (`aggregators.reduce_scatter`). Error feedback then makes
-      up for this rounding, too.
+      mean times the number of participants. Error feedback then also makes up
+      for the second rounding in a reduce-scatter.
   """
 
   participates: Boolean
@@ -66,9 +61,8 @@ class Collective:
 
   Attributes:
     is_shared: Whether all replicas get the same mean.
-    averages_parameters: Whether the exchange must also average the outer
-      parameters, to keep them close if replicas get different means. Only an
-      exchange in float32 does so (`CompressedMean._sends_parameters`).
+    averages_parameters: Whether an exchange in float32 must also average the
+      outer parameters, to keep them close if replicas get different means.
   """
 
   is_shared: ClassVar[bool] = True
@@ -77,14 +71,8 @@ class Collective:
   def refusal(self, codec: Codec) -> str:
     """Returns why this collective cannot average the messages of a codec.
 
-    This implementation returns "".
-
-    Args:
-      codec: The codec of the exchange.
-
-    Returns:
-      The end of an error message that begins with "collective='NAME' "; "" if
-      the collective can average the messages.
+    It is the end of an error message that begins with "collective='NAME' ", or
+    "" (the default) if the collective can.
     """
     del codec
     return ""
@@ -94,8 +82,7 @@ class Collective:
   ) -> list[Operation]:
     """Returns the operations that average one message, e.g. an all-gather.
 
-    Each operation knows how many bytes it carries. The trainer counts the
-    bytes, and the simulator computes how long the operations take.
+    Each operation knows how many bytes it carries.
 
     Args:
       encoder: Encoder of the leaves in the message.
@@ -110,8 +97,7 @@ class Collective:
     """Averages the leaves of one message over the replicas that participate.
 
     A subclass should send all leaves together, with the flag that says whether
-    the sender participates: a second message would double the latency on a slow
-    link.
+    the sender participates: a second message would double the latency.
 
     Args:
       encoder: Encoder of the leaves.
@@ -126,14 +112,11 @@ class Collective:
 
 
 def register_collective(name: str, collective: type[Collective]) -> None:
-  """Registers a collective under a name, which configs may use.
-
-  The field of a config is `exchange.collective`.
+  """Registers a collective under a name, for `exchange.collective` in a config.
 
   Args:
     name: Name of the collective, e.g. "pairs".
-    collective: A class derived from `Collective`. It is built without
-      arguments.
+    collective: A class derived from `Collective`, built without arguments.
 
   Raises:
     ValueError: If the name is taken or is no identifier, or if `collective` is
@@ -154,10 +137,8 @@ def chosen_collective(
 ) -> Collective:
   """Returns the collective that averages the messages of a codec.
 
-  "auto" chooses the collective that sends the fewest bytes for large leaves. If
-  "all_gather" and "reduce_scatter" send equally many bytes, as between two
-  replicas, it chooses "all_gather", which rounds once and waits for one message
-  instead of two.
+  "auto" chooses the collective that sends the fewest bytes for large leaves,
+  and "all_gather" in a tie with "reduce_scatter", as between two replicas.
 
   Args:
     codec: The codec.
@@ -188,12 +169,7 @@ def _built(name: str) -> Collective:
 
 
 def _smallest(encoder: Encoder, num_replicas: int) -> str:
-  """Returns the name of the collective that "auto" chooses.
-
-  Args:
-    encoder: Encoder of the leaves in each message.
-    num_replicas: Number of replicas, M.
-  """
+  """Returns the name of the collective that "auto" chooses."""
   if encoder == Float():
     return "all_reduce"
   if not isinstance(encoder, Quantizer):

@@ -14,11 +14,9 @@ codec. Its new residual is
 
     e <- feedback * (d + e - R)
 
-There are two choices of R in the literature:
-
 - With `against="own"`, R is C(d + e) as the other replicas decode it. So the
-  residual is exactly the replica's own loss. If the replica also rounds the
-  mean of a slice (`aggregators.reduce_scatter`), R includes this second loss.
+  residual is the replica's own loss. If the replica also rounds the mean of a
+  slice (`aggregators.reduce_scatter`), R includes this second loss.
 - With `against="mean"`, R is the mean over all replicas. So the residual also
   holds the difference between this replica and the mean.
 
@@ -84,28 +82,24 @@ def exchange(
 ) -> Aggregator:
   """Returns an aggregator that encodes values and averages them.
 
-  It averages over the replicas whose values are all finite. A replica with
-  other values is left out of the mean.
+  It leaves a replica whose values are not all finite out of the mean.
 
   Wire: the bytes of the codec (`aggregators.sizes`), and in each message a flag
-  that says whether the sender's values are finite. A residual never leaves its
-  replica.
+  that says whether the sender's values are finite.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
-  arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm
-  2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
+  arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm 2,
+  against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica whose values are not finite loses its residual. If it also
-  rounds the mean of one slice of all values in this exchange (reduce-scatter),
-  no replica makes up for this rounding. 1-bit Adam keeps the loss from rounding
-  the mean of a slice in an array of its own. Here it goes into the residual of
-  the replica that has rounded the mean. That part of its residual is otherwise
-  zero, because the replica sends its own values of this slice to no other one.
+  Differs: a replica whose values are not finite loses its residual, and no
+  replica makes up for its rounding of means in this exchange. 1-bit Adam keeps
+  the loss from rounding the mean of a slice in an array of its own. Here it
+  goes into the residual of the replica that has rounded the mean.
 
   Args:
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
-    feedback: Fraction of the codec's loss that is added to the next exchange,
-      0 (none) to 1 (all).
+    feedback: Fraction of the codec's loss that is added to the next exchange, 0
+      (none) to 1 (all).
     against: What is subtracted from a replica's values to get the loss. "own":
       the replica's values as the others decode them. "mean": the mean over all
       replicas.
@@ -118,8 +112,8 @@ def exchange(
     axis_name: Name of the axis over which replicas are mapped.
 
   Raises:
-    ValueError: If an argument is wrong, or if two do not fit each other. The
-      message is one line that names the argument.
+    ValueError: One line that names the argument, if an argument is wrong, or if
+      two do not fit each other.
   """
   codec = named_codec(codec) if isinstance(codec, str) else codec
   require(
@@ -157,20 +151,15 @@ def exchange(
 def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   """Returns an aggregator that averages by an all-reduce, without a codec.
 
-  It averages over the replicas whose values are all finite. So a replica that
-  has diverged cannot spoil the other replicas. The `Averaged.sent` of such a
-  replica is not finite, and neither is the drift that `metrics.jsonl` records
-  for it. If no replica has finite values, the mean is zero. Sums are computed
-  in fp32, or in the dtype of the values if that is wider.
+  It averages over the replicas whose values are all finite; if there are none,
+  the mean is zero. Sums are computed in fp32, or in the dtype of the values if
+  that is wider. The aggregator has no state.
 
   Wire: 4 bytes for each value and 4 for the number of participants (8 if values
   are fp64), in one all-reduce.
 
   Args:
     axis_name: Name of the axis over which replicas are mapped.
-
-  Returns:
-    An `Aggregator` without state.
   """
 
   def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:
@@ -187,13 +176,14 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
 class ExchangeState(NamedTuple):
   """State of a compressed exchange of one fragment, for one replica.
 
+  A fragment is a part of the parameters.
+
   Attributes:
-    count: Number of exchanges so far (int32 scalar). It is folded into the
-      random key of an exchange.
+    count: Number of exchanges so far (int32 scalar), folded into the random
+      key.
     codec: State of the codec for every leaf that is not empty, by path.
     residual: Values that error feedback holds back for the next exchange, a
-      tree like the fragment; None without feedback. It is in fp32 or wider,
-      because in bfloat16 a residual of 1 could not grow by 0.001.
+      tree like the fragment in fp32 or wider; None without feedback.
   """
 
   count: Index
@@ -205,8 +195,7 @@ class ExchangeState(NamedTuple):
 class CompressedMean:
   """Implements the aggregator that `exchange` returns for a codec.
 
-  The fields are the arguments of `exchange`, after they were checked. `codec`
-  is a `Codec` and never a name.
+  The fields are the checked arguments of `exchange`; `codec` is never a name.
   """
 
   codec: Codec
@@ -235,11 +224,7 @@ class CompressedMean:
     )
 
   def init(self, params: Tree) -> ExchangeState:
-    """Returns the initial state of the exchanges of a fragment.
-
-    Args:
-      params: Parameters of the fragment.
-    """
+    """Returns the initial state of the exchanges of a fragment."""
     leaves = _stacked(params)
     shapes = [leaf.shape for leaf in leaves.values()]
     states = self.codec.init(shapes, jax.random.key(self.seed))
@@ -265,8 +250,7 @@ class CompressedMean:
       values: Values of this replica, a tree like the fragment.
       state: State that the previous exchange returned, or the initial state.
       params: Outer parameters from which the values were measured. They are
-        only read if they are averaged, too (`_sends_parameters`). None: the
-        values do not belong to parameters, so these are not averaged.
+        averaged, too, if `_sends_parameters`. None: there are none.
 
     Returns:
       A coroutine that returns `Averaged`.
@@ -318,16 +302,9 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages finite values, message by message.
 
-    Args:
-      values: Values of this replica; zeros if it does not participate.
-      participates: Whether this replica counts in the mean (boolean scalar).
-      state: State that the previous exchange returned, or the initial state.
-
-    Returns:
-      A coroutine that returns a tuple (mean, own, codec_state). `mean` is the
-      mean, and `own` is this replica's values as the others decode them; both
-      are float32 trees like the values. `codec_state` is the new state of the
-      codec for every leaf, by path.
+    Returns a coroutine that returns a tuple: the mean, this replica's values as
+    the others decode them (both float32 trees like the values), and the new
+    state of the codec by path.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), state.count)
     makes_up_for_own_loss = self.keep_unsent or (
@@ -357,8 +334,7 @@ class CompressedMean:
   def _chosen_collective(self) -> Collective:
     """Returns the collective that averages the messages.
 
-    It must be called where the replica axis is mapped, because "auto" chooses
-    by the number of replicas.
+    It must be called where the replica axis is mapped.
     """
     num_replicas = 0  # Not read if the collective is named.
     if self.collective == AUTO:
@@ -369,29 +345,26 @@ class CompressedMean:
   def _sends_parameters(self) -> bool:
     """Whether outer parameters are averaged together with the values.
 
-    Let a be the replica's outer parameters and w its own parameters, so the
-    pseudo-gradient is d = a - w. If this property is True, the replica sends
-    d - a = -w, and adds a to the mean of the messages. The result is
-    a - mean(w) = mean(d) + (a - mean(a)): the mean pseudo-gradient, plus the
-    distance of a from the mean of all a. This takes no extra bytes. But a codec
-    would have to encode whole parameters, so it is only done without a codec.
+    Let a be the replica's outer parameters and w its own, so the
+    pseudo-gradient is d = a - w. The replica then sends -w, and adds a to the
+    mean of the messages. The result is the mean pseudo-gradient, plus the
+    distance of a from the mean of all a:
+
+        a - mean(w) = mean(d) + (a - mean(a))
+
+    This takes no extra bytes, and is done only without a codec.
     """
+    # A codec would have to encode whole parameters.
     # "auto" never chooses a collective that averages parameters, so the number
     # of replicas does not matter here.
     collective = chosen_collective(self.codec, self.collective, num_replicas=2)
     return collective.averages_parameters and self.codec == Float()
 
   def observe(self, state: ExchangeState) -> dict[str, Array]:
-    """Returns arrays that `metrics.jsonl` records of an exchange, by name.
+    """Returns Gram matrices of the last averaged update, to be recorded.
 
-    For a low-rank codec, they are Gram matrices of the last averaged update
-    (`codecs.low_rank.grams`). Other codecs have no such arrays.
-
-    Args:
-      state: State after an exchange of the fragment.
-
-    Returns:
-      The arrays, or {}.
+    They are those of `codecs.low_rank.grams`, by path; {} if the codec is not
+    low-rank.
     """
     if not isinstance(self.codec, LowRank):
       return {}
@@ -403,19 +376,17 @@ class CompressedMean:
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
-    """Divides the inner steps of an exchange among its turns, by bytes.
+    """Divides the inner steps that hide an exchange among its turns, by bytes.
 
-    The steps run during the exchange and hide it. A turn has the messages that
-    can travel at the same time. A message that needs the result of an earlier
-    one belongs to a later turn.
+    A turn has the messages that can travel at the same time. A message that
+    needs the result of an earlier one belongs to a later turn.
 
     Args:
       params: Parameters of the fragment.
 
     Returns:
       Where the steps of each turn end, as a numerator over 1024. For example,
-      turns of 3 MB and 1 MB give (768, 1024): the first turn ends after three
-      quarters of the steps.
+      turns of 3 MB and 1 MB give (768, 1024).
     """
     num_replicas = jax.lax.axis_size(self.axis_name)
     operations = exchange_operations(
@@ -428,30 +399,16 @@ class CompressedMean:
 
 
 def _finite_part(values: Tree) -> tuple[Tree, Boolean]:
-  """Replaces all values by zeros if one of them is not finite.
-
-  Args:
-    values: Tree with leaves of real floats.
-
-  Returns:
-    A tuple (values or zeros, whether all values are finite).
-  """
+  """Returns (values, True), or (zeros, False) if a value is not finite."""
   is_finite = are_finite(values)
   zeros = optax.tree.zeros_like(values)
   return optax.tree.where(is_finite, values, zeros), is_finite
 
 
 def _stacked(tree: Tree) -> dict[str, Array]:
-  """Returns the leaves of a tree as codecs take them, [num_layers, *shape].
+  """Returns the leaves that are not empty by path, as [num_layers, *shape].
 
-  A leaf outside the stack of layers becomes [1, ...]. Empty leaves are left
-  out.
-
-  Args:
-    tree: The tree.
-
-  Returns:
-    The leaves by path.
+  A leaf outside the stack of layers becomes [1, ...].
   """
   return {
     path: leaf.reshape(stacked_shape(path, leaf.shape))
@@ -461,14 +418,7 @@ def _stacked(tree: Tree) -> dict[str, Array]:
 
 
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
-  """Puts leaves back into the structure and shapes of a tree.
-
-  It reverses `_stacked`.
-
-  Args:
-    tree: The tree. Only its structure and shapes are read.
-    leaves: Leaves by path. Empty leaves may be missing.
-  """
+  """Puts leaves back into the structure of a tree; reverses `_stacked`."""
   shaped = [
     leaves.get(path, jnp.zeros(0, jnp.float32)).reshape(shape)
     for path, shape in shapes_by_path(tree).items()

@@ -1,9 +1,12 @@
 """Averages the messages of a run with a mailbox.
 
-A mailbox is a folder or a bucket. Replicas do not send to each other: each
-writes its message into the mailbox and reads the messages of the others
-(`mailbox_protocol`). This module encodes the message of a replica, and decodes
-and averages the messages that were read.
+A mailbox is a folder or a bucket, into which each replica writes its message,
+and from which it reads the messages of the others (`mailbox_protocol`). This
+module encodes the message of a replica, and decodes and averages the messages
+that were read.
+
+A mean may be made in *shares*: each replica averages one slice of all messages,
+and reads the other slices of the mean.
 """
 
 import dataclasses
@@ -46,11 +49,8 @@ class EncodedMessage:
 
   Attributes:
     arrays: The encoded arrays of the message.
-    tables: How the arrays are encoded. With it, the mean can be made in shares:
-      each replica averages one slice of all messages, and reads the other
-      slices of the mean (`mailbox_protocol.shares`). None: this is not
-      possible, because the codec sends only some values or has no form in numpy
-      (`reference.row_codecs`).
+    tables: How the arrays are encoded, which is needed to make the mean in
+      shares (slices). None: this is not possible (`row_codec`).
   """
 
   arrays: list[Array]
@@ -60,12 +60,8 @@ class EncodedMessage:
 def row_codec(encoder: Encoder) -> RowCodec | None:
   """Returns the numpy codec that encodes rows to the same bytes as an encoder.
 
-  Args:
-    encoder: The encoder of a message.
-
-  Returns:
-    The codec; None if there is none: the encoder sends only some values, or a
-    user has written it.
+  Returns None for an encoder that sends only some values, or that a user has
+  written.
   """
   # A subclass may encode in another way, so `isinstance` would be wrong here.
   if type(encoder) is Float:
@@ -80,20 +76,11 @@ def row_codec(encoder: Encoder) -> RowCodec | None:
 def message_tables(
   encoder: Encoder, shapes: Sequence[Shape], makes_up_for_loss: bool
 ) -> Tables | None:
-  """Returns how a message is encoded, so that its mean can be made in shares.
+  """Returns how a message is encoded, or None if `row_codec` returns None.
 
-  In shares means that each replica averages one slice of all messages, and
-  reads the other slices of the mean.
-
-  Args:
-    encoder: The encoder of the message.
-    shapes: Shape of each leaf, (num_layers, *shape).
-    makes_up_for_loss: Whether the exchange makes up for what a codec loses, by
-      error feedback or in the parameters. Then each share of the mean has a
-      residual, which is what its encoding has lost.
-
-  Returns:
-    The tables of encoded rows; None if `row_codec` returns None.
+  The tables are needed to make the mean in shares (each replica averages one
+  slice of all messages). If `makes_up_for_loss`, each share of the mean has a
+  residual: the loss of its encoding, unless the codec has none.
   """
   codec = row_codec(encoder)
   if codec is None:
@@ -112,18 +99,13 @@ class MailboxMean(Collective):
 
   Unlike the other collectives it sends nothing itself. The caller writes and
   reads the messages (`reduce`).
-
-  A mean may be made in *shares*: each replica averages one slice of all
-  messages, and reads the other slices of the mean. What the encoding of such a
-  slice of the mean has lost is its *residual*.
   """
 
   def __init__(self, shares: str = "auto"):
-    """Stores when means are made in shares.
+    """Stores when means are made in shares (slices): "on", "off" or "auto".
 
-    Args:
-      shares: "on", "off" or "auto", which decides by the codec and the number
-        of replicas (`MailboxRules.shares`). Only `operations` reads it.
+    "auto" decides by the codec and the number of replicas
+    (`MailboxRules.shares`).
     """
     self._shares = shares
 
@@ -132,18 +114,10 @@ class MailboxMean(Collective):
   ) -> list[Operation]:
     """Returns the one operation by which a mailbox averages one message.
 
-    Its size is that of a whole message: encoded leaves, header and signature,
-    without the sums by which replicas compare their states.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Number of replicas, M.
-
-    Returns:
-      A `StoreShares` if each replica averages one slice of the messages, else a
-      `StoreObject`. A `StoreShares` counts residuals for every codec that loses
-      something, as if the exchange always made up for the loss.
+    It is a `StoreShares` if each replica averages one slice of the messages,
+    else a `StoreObject`. Its size is that of encoded leaves, header and
+    signature. A `StoreShares` counts residuals for every codec that loses
+    something.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)
@@ -166,12 +140,11 @@ class MailboxMean(Collective):
   ) -> Coroutine:
     """Averages the leaves of one message over the replicas.
 
-    The coroutine yields once: a tuple of the `EncodedMessage` to send, and
-    whether this replica participates. The caller must resume it with what
-    `mailbox_protocol.client.ExchangeSession.send` returns: the arrays [K, ...]
-    of the K messages that are averaged, their weights [K], and whether this
-    replica's message is one of them. If the mean was made in shares, K is 1,
-    and the only message is the mean.
+    The coroutine yields once: the `EncodedMessage` to send, and whether this
+    replica participates. The caller must resume it with a tuple
+    (`ExchangeSession.send`): the arrays [K, ...] of the K messages to average,
+    their weights [K], and whether this replica's message is one of them. If the
+    mean was made in shares, K is 1, and the only message is the mean.
 
     Args:
       encoder: Encoder of the leaves.

@@ -16,9 +16,6 @@ def summed(
 ) -> tuple[Tree, Scalar]:
   """Sums values over replicas, and counts the replicas that participate.
 
-  The count has the dtype of the values, so that the compiler can sum both in
-  the same message. A second message would double the latency on a slow link.
-
   Args:
     values: Tree whose leaves all have one dtype; zeros if this replica does not
       participate.
@@ -28,19 +25,14 @@ def summed(
   Returns:
     A tuple (sums, count): a tree like the values, and a scalar of their dtype.
   """
+  # The flag has the dtype of the values, so that the compiler can sum both in
+  # one message. A second message would double the latency on a slow link.
   flag = participates.astype(jax.tree.leaves(values)[0].dtype)
   return jax.lax.psum((values, flag), axis_name)
 
 
 def mean_of_participants(total: Array, count: Scalar) -> Array:
-  """Divides a sum by the number of participants.
-
-  The result is zero if there are no participants.
-
-  Args:
-    total: Sum over the participants, of any shape; zeros if there are none.
-    count: Number of participants (scalar).
-  """
+  """Divides a sum by the number of participants, or by 1 if there are none."""
   return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
@@ -59,15 +51,10 @@ def mean_of_messages(
     shapes: Shape of each leaf, (num_layers, *shape).
     own: Encoded arrays of this replica's message, [...] each.
     arrays: Encoded arrays of all K messages, [K, ...] each.
-    weights: Weight of each message in the mean, [K]. A weight of 0 leaves the
-      message out. The sum must be 0 (the mean is then zeros) or at least 1.
+    weights: Weight of each message in the mean, [K]. The sum must be 0 (the
+      mean is then zeros) or at least 1.
     is_counted: Whether this replica's own message counts in the mean (boolean
-      scalar).
-
-  Returns:
-    `Reduced`: the weighted mean, and this replica's leaves as the other
-    replicas decode them. If its message does not count, zeros take the place of
-    these leaves.
+      scalar). If not, `Reduced.own` is zeros.
   """
   count = jnp.sum(weights, dtype=jnp.float32)
 

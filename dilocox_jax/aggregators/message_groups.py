@@ -1,9 +1,8 @@
 """Messages that do not depend on how a replica is divided among its devices.
 
-A replica on one device encodes small leaves of one width together. A replica
-that is divided among devices encodes each leaf by itself, because each device
-works on its own part of every leaf. Both encode the same rows. So that they can
-meet in a mailbox, a message always has the groups of one device:
+A replica on one device encodes small leaves of one width together, as a group.
+A replica on several devices encodes each leaf by itself. So that both can meet
+in a mailbox, a message always has the groups of one device:
 
     program of one device     codes of a and b, scales of a and b
     program of several        codes of a, scales of a, codes of b, scales of b
@@ -27,13 +26,9 @@ from dilocox_jax.trees import Array
 
 
 def is_in_rows(encoder: Encoder) -> bool:
-  """Returns whether an encoder codes leaves as rows, one group after the other.
+  """Returns whether `MessageGroups` can rearrange an encoder's messages.
 
-  Only then can `MessageGroups` rearrange the groups, so that a replica on one
-  device and a replica on several devices write the same message.
-
-  Args:
-    encoder: The encoder of a message.
+  These are encoders that code leaves as rows, one group after the other.
   """
   return isinstance(encoder, Quantizer)
 
@@ -42,18 +37,15 @@ def is_in_rows(encoder: Encoder) -> bool:
 class MessageGroups:
   """Converts arrays between the groups of a program and those of a message.
 
-  The leaves of a group are encoded together. A program on several devices has
-  one leaf in each group. A message always has the groups of a program on one
-  device, in which small leaves of the same row width are one group.
+  The leaves of a group are encoded together (see the module).
 
   Attributes:
     widths: Number of values in a row, by leaf.
     layers: Number of layers, by leaf.
     rows: Number of rows in a layer, by leaf.
     of_message: Indices of the leaves of each group of the message.
-    of_program: Indices of the leaves of each group of the program. It equals
-      `of_message`, or has one group for each leaf, in the order in which
-      `of_message` names the leaves.
+    of_program: Indices of the leaves of each group of the program: equal to
+      `of_message`, or one group for each leaf in the same order.
   """
 
   widths: tuple[int, ...]
@@ -64,12 +56,7 @@ class MessageGroups:
 
   @classmethod
   def of(cls, encoder: Quantizer, shapes: Sequence[Shape]) -> "MessageGroups":
-    """Returns the groups for the device or devices of the current replica.
-
-    Args:
-      encoder: The encoder of the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-    """
+    """Returns the groups for the device or devices of the current replica."""
     layout = encoder.layout(list(shapes))
     return cls(
       widths=layout.widths,
@@ -86,12 +73,10 @@ class MessageGroups:
     """Joins the arrays of the program's groups into those of the message.
 
     Args:
-      arrays: Arrays [layers, rows, ...] that the encoder returned: those of the
-        first group of the program, then those of the second one, and so on.
+      arrays: Arrays [layers, rows, ...] of the encoder, group by group.
 
     Returns:
-      The arrays of the first group of the message, then those of the second
-      one, and so on.
+      The arrays of the message, group by group.
     """
     if self.of_program == self.of_message:
       return list(arrays)
@@ -111,17 +96,13 @@ class MessageGroups:
     return joined
 
   def from_messages(self, arrays: Arrays) -> list[Array]:
-    """Splits the arrays of messages into those of the program's groups.
-
-    It reverses `to_message`, for K messages at once.
+    """Splits the arrays of K messages into those of the program's groups.
 
     Args:
-      arrays: Arrays [K, layers, rows, ...] of the first group of the message,
-        then those of the second one, and so on.
+      arrays: Arrays [K, layers, rows, ...] of the message, group by group.
 
     Returns:
-      Arrays [K, layers, rows, ...] of the first group of the program, then
-      those of the second one, and so on.
+      Arrays [K, layers, rows, ...] of the program, group by group.
     """
     if self.of_program == self.of_message:
       return list(arrays)

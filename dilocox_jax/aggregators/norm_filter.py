@@ -1,8 +1,7 @@
 """Leaves out of a mean the replicas whose values have far too large a norm.
 
-The norm of each replica's values is compared with the usual norm: the lower
-median over all replicas. For replicas that meet in a mailbox,
-`mailbox_protocol.manifest` has a similar rule.
+For replicas that meet in a mailbox, `mailbox_protocol.manifest` has a similar
+rule.
 """
 
 import jax
@@ -23,11 +22,10 @@ def norm_filter(
   """Wraps an aggregator, and leaves out replicas with too large a norm.
 
   The norm of a replica's values is compared with the usual norm: the lower
-  median of all replicas' norms that are finite and not 0. If the norm is too
-  large (never if it is 0) or not finite, the wrapped aggregator gets NaN in
-  place of the values, so it leaves the replica out of the mean. This replica's
-  `Averaged.sent` and `Averaged.retained` are then zeros, and
-  `Averaged.is_left_out` is True.
+  median of all replicas' norms that are finite and not 0. If the replica's norm
+  is too large or not finite, the replica is left out of the mean, its
+  `Averaged.sent` and `Averaged.retained` are zeros, and `Averaged.is_left_out`
+  is True. A norm of 0 is never too large.
 
   Wire: each replica sends the norm of its values, 4 bytes, to all others before
   the messages of the wrapped aggregator. All wait for the norms.

@@ -1,17 +1,16 @@
 """Averages over pairs of replicas that are drawn for each exchange.
 
 No replica waits for all others, and the bytes that a replica sends do not grow
-with the number of replicas, M. The pairs of an exchange are drawn with a random
-key that is equal on all replicas, so all draw the same pairs. The pairs are one
-round of a round-robin tournament. For M = 4 the tournament has the rounds
+with the number of replicas, M. The pairs of an exchange are one round of a
+round-robin tournament, drawn with a key that is equal on all replicas. For
+M = 4 the tournament has the rounds
 
     round 0   0-3  1-2
     round 1   1-3  2-0
     round 2   2-3  0-1
 
-In the M - 1 rounds, each replica meets every other replica once. So all other
-replicas are equally likely to be the partner. If M is odd, there are M rounds,
-and each replica has no partner in one of them.
+In the M - 1 rounds, each replica meets every other replica once. If M is odd,
+there are M rounds, and each replica has no partner in one of them.
 """
 
 from collections.abc import Sequence
@@ -38,9 +37,6 @@ _PAIRS_OF_KEY = 1
 def tournament(num_replicas: int) -> list[list[int]]:
   """Returns the partner of each replica in every round of a tournament.
 
-  The rounds come from the circle method: one replica stays in its place, and
-  the others move on by one place each round.
-
   Args:
     num_replicas: Number of replicas, M.
 
@@ -48,7 +44,8 @@ def tournament(num_replicas: int) -> list[list[int]]:
     Partners [rounds][M]; M - 1 rounds for an even M, M rounds for an odd M. A
     replica that has no partner in a round is its own partner.
   """
-  # If M is odd, one place is empty, and its partner waits.
+  # The circle method: one replica stays in its place, and the others move on by
+  # one place each round. If M is odd, one place is empty; its partner waits.
   places = num_replicas + num_replicas % 2
   rounds = []
   for shift in range(places - 1):
@@ -67,9 +64,9 @@ class PairMean(Collective):
   """Averages over pairs of replicas that are drawn for each exchange.
 
   Replicas get different means, so each has outer parameters of its own. In
-  float32 a pair also averages its outer parameters, without extra bytes
-  (`CompressedMean._sends_parameters`). With a codec, only the pseudo-gradients
-  are averaged, and the outer parameters of the replicas slowly move apart.
+  float32 a pair also averages its outer parameters, without extra bytes. With a
+  codec, only the pseudo-gradients are averaged, and the outer parameters of the
+  replicas slowly move apart.
 
   Source: NoLoCo, Kolehmainen et al., 2025, arXiv 2506.10911, which draws from
   all ways to form pairs.
@@ -85,7 +82,7 @@ class PairMean(Collective):
   def refusal(self, codec: Codec) -> str:
     """Refuses codecs whose state must be equal on all replicas, i.e. low rank.
 
-    The result is the reason, or "" if the codec is not refused.
+    Returns the reason, or "" for other codecs.
     """
     if not codec.has_shared_state:
       return ""
@@ -97,15 +94,7 @@ class PairMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one message to the partner.
-
-    The message has a flag that says whether its sender participates.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Not used.
-    """
+    """Returns one message to the partner: the codes and the sender's flag."""
     del num_replicas
     return [Permute(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
@@ -114,17 +103,9 @@ class PairMean(Collective):
   ) -> Coroutine:
     """Averages the leaves of one message over a pair of replicas.
 
-    If the partner does not participate, or the replica has no partner, the mean
-    is the replica's own message, decoded. If only the partner participates, it
-    is the partner's message; if neither does, zeros.
-
-    Args:
-      encoder: Encoder of the leaves.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends one message and returns `codecs.base.Reduced`.
+    If only one of the two participates, or a replica has no partner, the mean
+    is that one's decoded message; if no one participates, zeros.
+    `Collective.reduce` has the arguments and the result.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)

@@ -36,15 +36,9 @@ class ReduceScatterMean(Collective):
                       joins them and drops the rows of zeros
 
   So values are rounded when they are sent, and the mean is rounded a second
-  time, by `encoder.of_means`. `Reduced.own` of a replica has its values as the
-  owners decoded them, before the second rounding.
-
-  Error feedback must also make up for the second rounding. With one bit for
-  each value, this rounding loses as much as the first. If
-  `Sender.shares_add_up` is set, the owner of a slice makes up for it. The owner
-  does not round its own values of the slice, since they travel over no link. In
-  the owner's `Reduced.own`, the loss of the second rounding is subtracted from
-  these values.
+  time, by `encoder.of_means`. If `Sender.shares_add_up` is set, error feedback
+  also makes up for the second rounding: the owner of a slice does not round its
+  own values, and subtracts the loss of the sum from them in its `Reduced.own`.
 
   Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
 
@@ -54,16 +48,12 @@ class ReduceScatterMean(Collective):
       loss            0.7 - 1 = -0.3 of the mean, so -0.6 of the sum
       `Reduced.own`   0.4 - (-0.6) = 1 at replica 0, 1 at replica 1
       residuals       0.4 - 1 = -0.6 at replica 0, 0.8 - 1 = -0.2 at replica 1
-
-  The values in `Reduced.own` add up to 2 over both replicas, which is the mean
-  1 times the 2 participants.
   """
 
   def refusal(self, codec: Codec) -> str:
     """Refuses codecs that send only some values.
 
-    A slice can be averaged only if all replicas send all of its values. The
-    result is the reason, or "" if the codec is not refused.
+    Returns the reason, or "" for a `Quantizer`.
     """
     if isinstance(codec.encoder, Quantizer):
       return ""
@@ -77,13 +67,7 @@ class ReduceScatterMean(Collective):
   ) -> list[Operation]:
     """Returns an all-to-all of the slices and an all-gather of the means.
 
-    The means depend on the result of the all-to-all. So their turn, which is
-    the number of messages that they wait for, is 1.
-
-    Args:
-      encoder: Encoder of the leaves in the message.
-      shapes: Shape of each leaf, (num_layers, *shape).
-      num_replicas: Number of replicas, M.
+    The means have turn 1, because they need the result of the all-to-all.
     """
     values, means = scattered_bytes(encoder, shapes, num_replicas)
     return [
@@ -94,16 +78,9 @@ class ReduceScatterMean(Collective):
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages the leaves of one message over the replicas that participate.
+    """Averages the leaves by two messages, one after the other (see the class).
 
-    Args:
-      encoder: Encoder of the leaves, a `Quantizer`.
-      leaves: Values of this replica, [num_layers, *shape] each.
-      sender: Whether this replica participates, its random key and its axis.
-
-    Returns:
-      A coroutine that sends two messages, one after the other, and returns
-      `codecs.base.Reduced`.
+    `Collective.reduce` has the arguments and the result.
     """
     num_replicas = jax.lax.axis_size(sender.axis_name)
     replica = jax.lax.axis_index(sender.axis_name)

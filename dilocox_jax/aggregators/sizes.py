@@ -1,8 +1,7 @@
 """Computes the sizes of encoded messages in bytes, from the shapes of leaves.
 
-A size is the number of bytes of the arrays that the codec's `encode` returns.
-JAX derives the shapes of these arrays without computing a value
-(`jax.eval_shape`). The trainer, the report and the simulator use these sizes.
+JAX derives the shapes of encoded arrays without computing a value
+(`jax.eval_shape`).
 """
 
 import functools
@@ -20,11 +19,9 @@ from dilocox_jax.trees import Array
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
-  """Returns the size of all messages with which a replica sends a tree (bytes).
+  """Returns the bytes of all messages with which a replica sends a tree.
 
-  Args:
-    codec: Codec of the exchange.
-    shapes: Shapes of the tree's leaves by path.
+  `shapes` are those of the tree's leaves, by path.
   """
   messages = message_shapes(codec, stacked_shapes(shapes))
   return sum(encoded_bytes(codec.encoder, leaves) for leaves in messages)
@@ -35,9 +32,6 @@ def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
 
   A leaf outside the stack of layers gets num_layers = 1. Empty leaves are left
   out.
-
-  Args:
-    shapes: Shapes of the leaves by path.
   """
   return tuple(
     stacked_shape(path, shape)
@@ -52,13 +46,8 @@ def message_shapes(
 ) -> tuple[tuple[Shape, ...], ...]:
   """Returns the shapes of the arrays in each message, before they are encoded.
 
-  For example, `LowRank` sends two messages: the left factors, and then the
-  right factors. A codec that is only an encoder, such as `Int`, sends one
-  message, with the leaves themselves.
-
-  Args:
-    codec: The codec.
-    shapes: Shape of each leaf, (num_layers, *shape).
+  For example, `LowRank` sends two messages: left factors, then right factors.
+  The shapes of the leaves are (num_layers, *shape).
   """
 
   def run(leaves: list[Array], key: Array) -> list[list[Array]]:
@@ -80,12 +69,7 @@ def message_shapes(
 
 @functools.cache
 def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
-  """Returns the size of the arrays in which leaves are sent (bytes).
-
-  Args:
-    encoder: The encoder.
-    shapes: Shape of each leaf, [num_layers, ...].
-  """
+  """Returns the bytes of encoded leaves of the shapes (num_layers, *shape)."""
   arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)
 
@@ -94,16 +78,10 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the sizes of what a reduce-scatter and an all-gather send (bytes).
+  """Returns the bytes of all encoded slices, and of the encoded means.
 
-  Args:
-    encoder: The encoder of the values, a `Quantizer`.
-    shapes: Shape of each leaf, (num_layers, *shape).
-    num_slices: Number of slices, one for each replica.
-
-  Returns:
-    A tuple (values, means): the bytes of all encoded slices of one replica's
-    values, and the bytes of the encoded means of all slices.
+  There are `num_slices` slices, one for each replica, of leaves of the shapes
+  (num_layers, *shape).
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)

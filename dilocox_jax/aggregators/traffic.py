@@ -31,12 +31,9 @@ def exchange_operations(
 ) -> list[Operation]:
   """Returns the operations of one exchange in order, e.g. two all-gathers.
 
-  A message carries all leaves together. A codec may need several messages, one
-  after the other. Empty leaves are not sent.
-
   Args:
     codec: Codec of the exchange.
-    shapes: Shapes of the leaves by path.
+    shapes: Shapes of the leaves by path. Empty leaves are not sent.
     num_replicas: Number of replicas, M.
     collective: A name in `plan.collectives.collective_names()`, or a
       collective.
@@ -65,14 +62,12 @@ class Traffic:
   """Computes how many bytes one replica sends in the exchanges of a run.
 
   Attributes:
-    method: The method of the run. Its schedule says when fragments are
-      exchanged, and `Method.exchanged` whether replicas exchange
-      pseudo-gradients or gradients.
+    method: The method of the run, with its schedule.
     fragments: Division of the parameters into fragments.
     shapes: Shapes of all parameters by path.
     num_replicas: Number of replicas, M.
-    codec: Codec of the exchanges. The steps of a data-parallel start send
-      gradients in fp32 instead.
+    codec: Codec of the exchanges. A data-parallel start sends gradients in fp32
+      instead.
     collective: A name in `plan.collectives.collective_names()`, or a
       collective.
     compares_norms: Whether replicas first compare the norms of their values
@@ -88,26 +83,15 @@ class Traffic:
   compares_norms: bool = False
 
   def exchange(self, fragment: int) -> list[Operation]:
-    """Returns the operations of one exchange of a fragment, in order.
-
-    Args:
-      fragment: Number of the fragment.
-    """
+    """Returns the operations of one exchange of a fragment, in order."""
     return self._operations(self.fragments.shapes(fragment, self.shapes))
 
   def exchange_bytes(self, fragment: int) -> int:
-    """Returns the bytes that a replica sends in one exchange of a fragment.
-
-    Args:
-      fragment: Number of the fragment.
-    """
+    """Returns the bytes that a replica sends in one exchange of a fragment."""
     return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Operation]:
-    """Returns the operations that average the gradients of one step, in order.
-
-    They carry the gradients of all parameters.
-    """
+    """Returns the operations that average all gradients of one step."""
     if self.method.exchanged == "gradient":
       return self._operations(self.shapes)
     # A method with rounds exchanges gradients only in a data-parallel start.
@@ -120,13 +104,8 @@ class Traffic:
   def segment_bytes(self, segment: Segment) -> int:
     """Returns the bytes that a replica sends in a segment of the run.
 
-    If the segment is a round, the bytes of the exchanges that are applied in
-    it are counted. In a segment of data-parallel steps, each step sends
-    gradients.
-
-    Args:
-      segment: A segment of the run's plan, i.e. a round, or some data-parallel
-        steps of a start or of AllReduce.
+    In a segment of data-parallel steps, each step sends gradients. In a round,
+    the exchanges that are applied in the round are counted.
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
@@ -135,8 +114,7 @@ class Traffic:
   def among(self, participation: RoundParticipation | None) -> "Traffic":
     """Returns a copy whose `num_replicas` counts only the present replicas.
 
-    Args:
-      participation: Says which replicas are present; None: all are.
+    `participation` says which replicas are present; None: all are.
     """
     if participation is None:
       return self
@@ -145,13 +123,10 @@ class Traffic:
   def flush_bytes(
     self, step: int, participation: RoundParticipation | None = None
   ) -> int:
-    """Returns the bytes that a replica sends in the flush.
-
-    The flush is the exchanges that end a run.
+    """Returns the bytes that a replica sends in the flush, which ends a run.
 
     Args:
-      step: Number of inner steps that the run has made, counted from the start
-        of the schedule.
+      step: Number of inner steps that the run has made.
       participation: Says which replicas are present; None: all are.
     """
     windows = self.method.schedule.flush_windows(step)
@@ -160,19 +135,13 @@ class Traffic:
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
     """Returns the bytes of the exchanges that are applied in some windows.
 
-    Args:
-      windows: Windows of the schedule. A window is some inner steps, followed
-        by at most one apply and one send of a fragment.
+    A window is some inner steps, then at most one apply and one send.
     """
     applied = [window.applied for window in windows if window.applied]
     return sum(self.exchange_bytes(event.fragment) for event in applied)
 
   def _operations(self, shapes: Shapes) -> list[Operation]:
-    """Returns the operations of one exchange of leaves.
-
-    Args:
-      shapes: Shapes of the leaves by path.
-    """
+    """Returns the operations of one exchange of leaves."""
     return exchange_operations(
       self.codec,
       shapes,

@@ -6,19 +6,18 @@ dataclass, and its fields are its settings. It works on all leaves of a fragment
 a leaf outside the stack of layers has num_layers = 1. There are three kinds of
 codecs:
 
-- A `Quantizer` sends every value in few bits. It works on rows of values, and
-  codes leaves with rows of the same width together.
+- A `Quantizer` sends every value in few bits. It works on rows of values.
 - Any other `Encoder` sends fewer numbers than there are values, such as the
   largest values. Its field `then` is the encoder of these numbers.
 - A `Projection` sends a linear function of the values that is the same on all
-  replicas. So replicas can average what it sends, and undo the projection
-  afterwards. It may need several messages, one after the other.
+  replicas. So replicas can average the result before they undo the function.
+  It may need several messages, one after the other.
 
-A projection is written as a coroutine. It passes the leaves of a message to
-`reduce`, which returns their mean over replicas, and this replica's leaves as
-the other replicas decode them. The exchange encodes the leaves with `then` and
-chooses the collective. For example, this projection first sends the mean of
-each leaf, and then how the leaf differs from its mean:
+A projection is written as a coroutine, which runs while JAX traces a program.
+It passes the leaves of a message to `reduce`, which returns their mean over
+replicas, and this replica's leaves as the other replicas decode them. For
+example, this projection first sends the mean of each leaf, and then how the
+leaf differs from its mean:
 
     def run(self, leaves, state, key, reduce):
       means = [jnp.mean(leaf, keepdims=True) for leaf in leaves]
@@ -28,9 +27,6 @@ each leaf, and then how the leaf differs from its mean:
       )
       ...
       return Reduced(mean=sums, own=own_sums), state
-
-The coroutine is a generator that runs while JAX traces a program. The compiled
-program has only the operations that were traced.
 """
 
 import dataclasses
@@ -49,8 +45,7 @@ class Reduced(NamedTuple):
 
   Attributes:
     mean: Mean over replicas of the decoded leaves, [num_layers, ...] each.
-    own: This replica's leaves as the other replicas decode them, in the same
-      shapes.
+    own: This replica's leaves as the other replicas decode them.
   """
 
   mean: list[Array]
@@ -65,15 +60,14 @@ class Codec:
   """Base class of all codecs.
 
   A subclass is a frozen dataclass whose fields all have defaults. If it has a
-  field `then`, this is the encoder of what the codec sends, so that codecs form
-  a chain.
+  field `then`, this is the encoder of the values that the codec sends, so that
+  codecs form a chain.
   """
 
   def __post_init__(self):
-    """Checks types and limits of the fields, and that `then` is an `Encoder`.
+    """Raises ValueError if a field has a wrong type or value.
 
-    Raises:
-      ValueError: If one of them is wrong. The message is one line.
+    If there is a field `then`, it must be an `Encoder`.
     """
     for field in dataclasses.fields(self):  # pyright: ignore
       if field.name != "then":
@@ -95,17 +89,15 @@ class Codec:
   def has_shared_state(self) -> bool:
     """Whether the state of this codec must be equal on all replicas.
 
-    Then the codec works only if all replicas get the same mean, so it cannot
-    be used with the collective `pairs`. A low-rank codec is an example: all
-    replicas project onto the mean of the last exchange. This implementation
-    returns False.
+    Then all replicas must get the same mean, which the collective `pairs` does
+    not give. False by default.
     """
     return False
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
-    """Returns the initial state of every leaf. It is equal on all replicas.
+    """Returns the initial state of every leaf, equal on all replicas.
 
-    This implementation returns () for each leaf: no state.
+    The default is () for each leaf: no state.
 
     Args:
       shapes: Shape of each leaf, (num_layers, *shape).
@@ -117,9 +109,7 @@ class Codec:
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Coroutine:
-    """Averages leaves over replicas, in one or several messages.
-
-    This implementation sends all leaves in one message.
+    """Averages leaves over replicas; by default in one message.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
@@ -129,8 +119,7 @@ class Codec:
         them over replicas and returns `Reduced`.
 
     Returns:
-      A coroutine that returns a tuple: `Reduced` of the leaves, and the new
-      state of every leaf.
+      A coroutine that returns `Reduced` of the leaves, and their new state.
     """
     del key
     return (yield from reduce(list(leaves))), state
@@ -139,8 +128,8 @@ class Codec:
 class Projection(Codec):
   """Base class of codecs that send a linear function of the leaves.
 
-  The function is the same on all replicas, so its values can be averaged before
-  it is undone. A subclass defines `run`, and has a field `then`: the encoder of
+  The function is the same on all replicas, so its values are averaged before it
+  is undone. A subclass defines `run`, and has a field `then`: the encoder of
   the values that it sends.
   """
 
@@ -177,32 +166,25 @@ class Encoder(Codec):
     raise NotImplementedError
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Decodes the arrays of a message into leaves. It reverses `encode`.
+    """Decodes the arrays that `encode` returned into float32 leaves.
 
     Args:
-      arrays: Arrays that `encode` returned.
+      arrays: Arrays of a message.
       shapes: Shape of each leaf, (num_layers, *shape).
-
-    Returns:
-      float32 leaves, [num_layers, *shape] each.
     """
     return self.leaves(self.concatenated(arrays, shapes), shapes)
 
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into few arrays, each with the values of many leaves.
+    """Decodes a message into few float32 arrays, which `leaves` then splits.
 
     The mean over replicas is computed on these arrays, because a program with
-    few arrays compiles faster. `leaves` splits them. This implementation
-    returns the leaves themselves.
+    few arrays compiles faster. The default returns the leaves themselves.
 
     Args:
       arrays: Arrays that `encode` returned.
       shapes: Shape of each leaf, (num_layers, *shape).
-
-    Returns:
-      float32 arrays.
     """
     return self.decode(arrays, shapes)
 
@@ -212,12 +194,8 @@ class Encoder(Codec):
     """Splits the arrays that `concatenated` returned into the leaves.
 
     Args:
-      concatenated: Arrays that `concatenated` returned, or their means over
-        replicas.
+      concatenated: These arrays, or their means over replicas.
       shapes: Shape of each leaf, (num_layers, *shape).
-
-    Returns:
-      The leaves, [num_layers, *shape] each.
     """
     del shapes
     return list(concatenated)
@@ -226,9 +204,8 @@ class Encoder(Codec):
 class Quantizer(Encoder):
   """Base class of encoders that code every value, row by row.
 
-  A subclass defines the width of the rows into which a leaf is divided
-  (`width`), how rows become arrays to send (`code`), and how arrays become rows
-  again (`values`).
+  A subclass defines the width of the rows of a leaf (`width`), how rows become
+  arrays to send (`code`), and how arrays become rows again (`values`).
   """
 
   def width(self, shape: Shape) -> int:
@@ -251,39 +228,27 @@ class Quantizer(Encoder):
     raise NotImplementedError
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Decodes the arrays of some rows. It reverses `code`.
+    """Decodes arrays that `code` returned into float32 [layers, rows, width].
 
     Args:
-      arrays: Arrays that `code` returned.
+      arrays: The arrays.
       width: Number of values in a row.
-
-    Returns:
-      float32 rows [layers, rows, width].
     """
     raise NotImplementedError
 
   @property
   def of_means(self) -> "Quantizer":
-    """The quantizer that encodes means in a reduce-scatter.
+    """The quantizer that encodes means in a reduce-scatter; by default `self`.
 
-    In a reduce-scatter each replica averages one slice of the rows, and sends
-    the mean of its slice to the other replicas. The mean is encoded with this
-    quantizer, whose rows must have the same width. This implementation returns
-    `self`.
+    Its rows must have the same width.
     """
     return self
 
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the arrays to send for some leaves.
 
-    The rows of leaves with the same width are coded together (`layout`).
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-
-    Returns:
-      The arrays of the first group of leaves, then those of the second one,
-      and so on (`coded`).
+    Small leaves with the same row width are a group, whose rows are coded
+    together. The arrays of the first group come first.
     """
     layout = self.layout([leaf.shape for leaf in leaves])
     return self.coded(layout.rows(leaves))
@@ -291,26 +256,13 @@ class Quantizer(Encoder):
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into one array of rows for each group of leaves.
-
-    Args:
-      arrays: Arrays that `encode` returned.
-      shapes: Shape of each leaf, (num_layers, *shape).
-
-    Returns:
-      float32 rows of each group (`RowLayout.rows`). `leaves` splits them.
-    """
+    """Decodes a message into one float32 array of rows for each group."""
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(
     self, concatenated: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Splits the rows of all groups into the leaves, [num_layers, *shape] each.
-
-    Args:
-      concatenated: Arrays that `concatenated` returned, or their means.
-      shapes: Shape of each leaf, (num_layers, *shape).
-    """
+    """Splits the rows of all groups into the leaves [num_layers, *shape]."""
     return self.layout(shapes).leaves(concatenated)
 
   def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> RowLayout:
@@ -318,9 +270,8 @@ class Quantizer(Encoder):
 
     Args:
       shapes: Shape of each leaf, (num_layers, *shape).
-      num_slices: Number of slices into which the rows are divided for a
-        reduce-scatter, one for each replica; 0: they are not divided. All
-        slices have equally many rows.
+      num_slices: Number of equal slices into which the rows are divided for a
+        reduce-scatter, one for each replica; 0: no slices.
     """
     widths = [self.width(shape[1:]) for shape in shapes]
     if num_slices:
@@ -331,27 +282,11 @@ class Quantizer(Encoder):
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
   def coded(self, rows: Arrays) -> list[Array]:
-    """Returns the arrays to send for the rows of all groups of leaves.
-
-    Args:
-      rows: float32 rows of each group (`RowLayout.rows`).
-
-    Returns:
-      The arrays of the first group (`code`), then those of the second one, and
-      so on.
-    """
+    """Returns the arrays to send for the rows of all groups, group by group."""
     return [array for group_rows in rows for array in self.code(group_rows)]
 
   def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:
-    """Decodes the arrays of all groups of leaves. It reverses `coded`.
-
-    Args:
-      layout: How the values of the leaves are divided into rows.
-      arrays: Arrays that `coded` returned.
-
-    Returns:
-      float32 rows of each group.
-    """
+    """Decodes arrays that `coded` returned into float32 rows of each group."""
     arrays_per_group = len(arrays) // len(layout.groups)
     rows = []
     for index, group in enumerate(layout.groups):
@@ -362,18 +297,12 @@ class Quantizer(Encoder):
 
 
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
-  """Returns how many values of a leaf make a row if rows are put into slices.
+  """Returns the width of a leaf's rows if they are divided into slices.
 
-  All slices have equally many whole rows, so up to num_slices - 1 rows of zeros
-  are added at the end. A row has at most a 16th of a slice's values. So the
-  zeros have fewer values than num_slices such rows: less than a 16th of the
-  leaf. Exception: rows of up to 128 values, the default block of `int` and
-  `e3m0`, are always allowed. So most slices of a small leaf may be zeros.
-
-  Args:
-    shape: Shape of the leaf, (num_layers, *shape).
-    width: Width of the rows without slices, which is never exceeded.
-    num_slices: Number of slices.
+  Slices have equally many rows, so up to num_slices - 1 rows of zeros are
+  added. So that the zeros have less than a 16th of the leaf's values, a row has
+  at most a 16th of a slice. But rows of up to 128 values are always allowed.
+  `width` is never exceeded.
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))
   return min(width, block_width(math.prod(shape[1:]), longest))

@@ -1,8 +1,7 @@
 """Concatenates leaves that are coded in the same way, and splits them again.
 
-If a program coded each leaf by itself, it would grow with the number of leaves.
-A model without a scan over its layers has hundreds of leaves. So the values of
-leaves that are coded in the same way are concatenated into one array.
+Otherwise a program would grow with the number of leaves, of which a model
+without a scan over its layers has hundreds.
 """
 
 import dataclasses
@@ -33,14 +32,12 @@ class RowLayout:
 
   A layer of n values has ceil(n / width) rows, and zeros fill the last row.
   Small leaves with rows of the same width are a group, whose rows are
-  concatenated into one array [1, rows, width]. A leaf that is the only one of
-  its group keeps its layers, [num_layers, rows, width], because the devices of
-  a replica may divide them.
+  concatenated into one array [1, rows, width]. A leaf that is alone in its
+  group keeps its layers, [num_layers, rows, width].
 
-  With slices, the array is [num_slices, rows, width]. All slices of a leaf have
-  equally many rows, so rows of zeros may be added at its end. For example, 5
-  rows in 2 slices are rows 0, 1 and 2 in the first slice, and rows 3, 4 and a
-  row of zeros in the second one.
+  With slices, the array is [num_slices, rows, width], and rows of zeros may end
+  a leaf. For example, 5 rows in 2 slices are rows 0, 1 and 2 in the first
+  slice, and rows 3, 4 and a row of zeros in the second one.
 
   Attributes:
     shapes: Shape of each leaf, (num_layers, *shape).
@@ -54,19 +51,14 @@ class RowLayout:
 
   @property
   def groups(self) -> list[list[int]]:
-    """For each group of leaves that are coded together, their indices."""
+    """Indices of the leaves of each group, which are coded together."""
     return group_by_shape(self.shapes, self.widths)
 
   def rows(self, leaves: Arrays) -> list[Array]:
-    """Returns the rows of every group of leaves, in the order of `groups`.
+    """Returns one float32 array of rows for each group (see the class).
 
     Args:
       leaves: All leaves, [num_layers, *shape] each.
-
-    Returns:
-      A float32 array for each group. With slices (`num_slices` > 0):
-      [num_slices, rows, width]. Without: [num_layers, rows, width] for a group
-      of one leaf, and [1, rows, width] for several leaves.
     """
     rows = []
     for group in self.groups:
@@ -75,13 +67,10 @@ class RowLayout:
     return rows
 
   def leaves(self, rows: Arrays) -> list[Array]:
-    """Turns the rows of all groups back into leaves. It reverses `rows`.
+    """Turns the rows of all groups back into leaves of the same dtype.
 
     Args:
       rows: Rows of every group of leaves, as `rows` returned them.
-
-    Returns:
-      All leaves, [num_layers, *shape] each, with the dtype of the rows.
     """
     leaves = {}
     for group, group_rows in zip(self.groups, rows, strict=True):
@@ -92,15 +81,9 @@ class RowLayout:
     return [leaves[i] for i in range(len(self.shapes))]
 
   def _num_rows(self, index: int, group: list[int]) -> tuple[int, int]:
-    """Returns the first two lengths of the array with a leaf's rows.
+    """Returns the first two lengths of the array that `_to_rows` returns.
 
-    The array is [num_slices, rows, width] if there are slices. Otherwise it is
-    [num_layers, rows, width] for a leaf that is alone in its group, and
-    [1, rows, width] for a leaf of a larger group.
-
-    Args:
-      index: Index of the leaf.
-      group: Indices of the leaves of its group, including this leaf.
+    `group` has the indices of the leaf's whole group.
     """
     num_layers, *shape = self.shapes[index]
     rows_per_layer = -(-math.prod(shape) // self.widths[index])
@@ -114,10 +97,7 @@ class RowLayout:
   def _to_rows(self, index: int, leaf: Array, group: list[int]) -> Array:
     """Returns a leaf as rows, with zeros where a row or a slice is not full.
 
-    Args:
-      index: Index of the leaf.
-      leaf: The leaf, [num_layers, *shape].
-      group: Indices of the leaves of its group, including this leaf.
+    `group` has the indices of the leaf's whole group.
     """
     width = self.widths[index]
     flat = leaf.reshape(len(leaf), -1).astype(jnp.float32)
@@ -129,12 +109,7 @@ class RowLayout:
     return flat.reshape(length, num_rows, width)
 
   def _to_leaf(self, index: int, rows: Array) -> Array:
-    """Returns a leaf from its rows, without the zeros. It reverses `_to_rows`.
-
-    Args:
-      index: Index of the leaf.
-      rows: Rows of the leaf, [layers or slices, rows, width].
-    """
+    """Returns a leaf from its rows; reverses `_to_rows`."""
     num_layers, *shape = self.shapes[index]
     width = self.widths[index]
     size = math.prod(shape)
@@ -150,14 +125,12 @@ def group_by_shape(
 ) -> list[list[int]]:
   """Groups leaves that can be concatenated into one array.
 
-  Leaves of the same kind are one group. Exceptions: a large leaf has a group of
-  its own. If the replica is divided among devices, every leaf has a group of
-  its own, because each device works on its own part of every leaf. The leaves
-  then have the same order and the same rows as on one device.
+  Small leaves of the same kind are one group, and each large leaf is its own.
+  If the replica is divided among devices, every leaf is its own group.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
-    kinds: For each leaf a value that is equal for leaves of the same kind, e.g.
+    kinds: A value for each leaf that is equal for leaves of the same kind, e.g.
       the width of their rows.
 
   Returns:
@@ -172,19 +145,7 @@ def group_by_shape(
 def groups_on_one_device(
   shapes: Sequence[Shape], kinds: Sequence[Hashable]
 ) -> list[list[int]]:
-  """Returns which leaves a replica on one device encodes together.
-
-  Small leaves of the same kind are one group. A large leaf is a group of its
-  own.
-
-  Args:
-    shapes: Shape of each leaf, (num_layers, *shape).
-    kinds: For each leaf a value that is equal for leaves of the same kind, e.g.
-      the width of their rows.
-
-  Returns:
-    Indices of the leaves of each group.
-  """
+  """Groups leaves as `group_by_shape` does for a replica on one device."""
   groups: dict[Hashable, list[int]] = {}
   for index, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
     if math.prod(shape) > _MOST_CONCATENATED:
@@ -198,11 +159,10 @@ def groups_on_one_device(
 def concat_layers(
   leaves: Arrays, groups: Sequence[Sequence[int]]
 ) -> list[Array]:
-  """Concatenates the layers of each group of leaves along the layer axis.
+  """Concatenates the leaves of each group along the layer axis.
 
   Args:
-    leaves: Leaves [num_layers, *shape]. The leaves of a group have the same
-      `shape`.
+    leaves: Leaves [num_layers, *shape], with one `shape` in each group.
     groups: Indices of the leaves of each group (`group_by_shape`).
 
   Returns:
@@ -214,15 +174,12 @@ def concat_layers(
 def split_layers(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> dict[int, Array]:
-  """Splits arrays of layers into leaves. It reverses `concat_layers`.
+  """Splits arrays of layers into leaves by index. It reverses `concat_layers`.
 
   Args:
     arrays: For each group, an array [layers of all leaves, *shape].
     groups: Indices of the leaves of each group.
     shapes: Shape of each leaf, (num_layers, *shape).
-
-  Returns:
-    The leaves [num_layers, *shape] by index.
   """
   leaves = {}
   for group, array in zip(groups, arrays, strict=True):
@@ -234,9 +191,8 @@ def split_layers(
 def layer_numbers(group: Sequence[int], shapes: Sequence[Shape]) -> Array:
   """Returns a number for every layer of a group, to seed its random values.
 
-  The number depends only on the leaf and the layer, not on the group. So a
-  replica that is divided among devices draws the same random numbers as an
-  undivided one, although its leaves are grouped in another way.
+  The number depends only on the leaf and the layer. So random numbers do not
+  depend on how leaves are grouped.
 
   Args:
     group: Indices of the leaves.
@@ -251,16 +207,7 @@ def layer_numbers(group: Sequence[int], shapes: Sequence[Shape]) -> Array:
 
 
 def split(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
-  """Splits an array along an axis.
-
-  Args:
-    array: The array.
-    lengths: Lengths of the parts along the axis, in order.
-    axis: The axis that is split.
-
-  Returns:
-    The parts.
-  """
+  """Splits an array along an axis into parts of the given lengths."""
   if len(lengths) == 1:
     return [array]
   [array] = materialize([array])
@@ -271,22 +218,14 @@ def split(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
 def materialize(arrays: list[Array]) -> list[Array]:
   """Makes XLA compute arrays once, and not again for each of their readers.
 
-  Without this function, XLA fuses operations: each of 100 slices of an array
-  would compute the array again, and each reader of a slice would compute the
-  slice again. On CPUs, XLA would also compile each slice by itself (10 ms
-  each).
-
-  The function uses an optimization barrier. On CPUs, XLA removes such a barrier
-  before it decides what to fuse, but it does not fuse through a loop. So the
-  arrays pass through a loop there. The loop makes no step, unless the first
-  value of the first array is NaN. Then it makes one step, which changes no
-  finite value.
+  Example: 100 slices of an array would each compute the whole array again,
+  because XLA fuses operations.
 
   Args:
     arrays: Floating-point arrays. The first one must not be empty.
 
   Returns:
-    The arrays with the same values.
+    The arrays. Finite values are unchanged.
   """
 
   def loop(arrays: list[Array]) -> list[Array]:
@@ -298,6 +237,9 @@ def materialize(arrays: list[Array]) -> list[Array]:
       (arrays, first != first),
     )[0]
 
+  # On CPUs, XLA removes a barrier before it decides what to fuse, but it does
+  # not fuse through a loop. The loop makes no step unless the first value is
+  # NaN. Then it makes one, which changes no finite value.
   barrier = jax.lax.optimization_barrier
   computed: Any = jax.lax.platform_dependent(arrays, cpu=loop, default=barrier)
   return computed
@@ -306,32 +248,17 @@ def materialize(arrays: list[Array]) -> list[Array]:
 def sums(arrays: list[Array], axis: int) -> list[Array]:
   """Sums several arrays of one shape along an axis, in one pass.
 
-  On CPUs, XLA passes the sum of a single array to a library. If several sums
-  share an operand, it is then computed again for each sum. XLA compiles a sum
-  of several arrays itself, and computes shared operands once.
-
-  Args:
-    arrays: The arrays, of one shape.
-    axis: The axis to sum over.
-
-  Returns:
-    The sums, each without this axis.
+  XLA then computes operands that the arrays share only once.
   """
+  # On CPUs, XLA passes the sum of a single array to a library, and computes
+  # shared operands again for each.
   add = functools.partial(jax.tree.map, jnp.add)
   zeros = [np.zeros((), array.dtype) for array in arrays]
   return list(jax.lax.reduce(arrays, zeros, add, (axis,)))
 
 
 def pad(values: Array, num_zeros: int) -> Array:
-  """Adds zeros at the end of the last axis.
-
-  Args:
-    values: Values [..., length].
-    num_zeros: Number of zeros that each row gets.
-
-  Returns:
-    Values [..., length + num_zeros].
-  """
+  """Adds zeros at the end of the last axis."""
   if num_zeros == 0:
     return values
   edges = [(0, 0)] * (values.ndim - 1) + [(0, num_zeros)]
@@ -341,10 +268,8 @@ def pad(values: Array, num_zeros: int) -> Array:
 def block_width(size: int, block_size: int) -> int:
   """Returns the width of equal blocks into which values are divided.
 
-  There are as few blocks as `block_size` allows, and each is as short as this
-  number of blocks allows. So less than one value of padding is needed for each
-  block. For example, 300 values in blocks of at most 128 need 3 blocks. Blocks
-  of 100 need no padding, while blocks of 128 would need 84 values of padding.
+  There are as few blocks as `block_size` allows, each as short as possible. For
+  example, 300 values in blocks of at most 128 make 3 blocks of 100.
 
   Args:
     size: Number of values.
@@ -355,23 +280,16 @@ def block_width(size: int, block_size: int) -> int:
 
 
 def are_finite(values: Tree) -> Boolean:
-  """Returns whether all values of a tree are finite (boolean scalar).
-
-  The values are concatenated into few arrays before they are checked. With a
-  flag for each leaf, a program that uses the result for 500 leaves would have
-  250,000 operations: XLA would combine all flags again for each leaf. A leaf
-  that is not concatenated keeps its shape. If devices divide the leaf,
-  flattening would collect it on every device.
-
-  Args:
-    values: Tree of floating-point leaves, of any shapes.
-  """
+  """Returns whether all values of a tree are finite (boolean scalar)."""
+  # With a flag for each leaf, XLA would combine all flags again for each leaf:
+  # 250,000 operations for 500 leaves.
   leaves = jax.tree.leaves(values)
   shapes = [leaf.shape for leaf in leaves]
   dtypes = [leaf.dtype for leaf in leaves]
   arrays = []
   for group in group_by_shape(shapes, kinds=dtypes):
     if len(group) == 1:
+      # Flattening would gather a leaf that devices divide.
       arrays.append(leaves[group[0]])
     else:
       flat = [leaves[i].reshape(-1) for i in group]

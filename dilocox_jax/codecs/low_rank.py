@@ -2,12 +2,11 @@
 
 `LowRank` (PowerSGD) finds one basis for all replicas: the left factors are
 averaged first, and the columns of their mean are made orthonormal. A right
-factor has the coordinates of a replica's matrix in this basis. Right factors
-are linear in the matrices. So their mean over replicas gives the mean of the
-projected matrices.
+factor has the coordinates of a replica's matrix in this basis, so the mean of
+the right factors gives the mean of the projected matrices.
 
 With `LocalLowRank` each replica finds a basis of its own, and sends both
-factors. So the products of the factors must be computed before the mean.
+factors. Receivers compute the products of the factors before the mean.
 """
 
 import dataclasses
@@ -37,26 +36,11 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def _product(left: Array, right: Array) -> Array:
-  """Computes left @ right for each layer.
-
-  To multiply a layer, a device needs its whole low-rank factor (`right`). If
-  the stages divide the layers evenly, a device needs only the factors of its
-  own layers, and one batched product is computed. A single stage counts as
-  such a division, because all layers are its own.
-
-  Otherwise a device would need the factors of all layers, so a loop computes
-  one layer's product at a time. For a model of 107 billion parameters at rank
-  2048, one factor of a feed-forward matrix takes 29 GiB for all layers, and 0.4
-  GiB for one layer. The rows of the product are divided among the devices
-  again, if they can be divided evenly.
-
-  Args:
-    left: Matrices [num_layers, a, b].
-    right: Matrices [num_layers, b, c].
-
-  Returns:
-    The products, [num_layers, a, c].
-  """
+  """Computes left @ right for each layer, [num_layers, a, c]."""
+  # To multiply a layer, a device needs its whole factor `right`. With evenly
+  # divided layers it needs only the factors of its own layers. Otherwise a loop
+  # gathers one layer's factor at a time: for 107 billion parameters at rank
+  # 2048, a feed-forward factor of all layers takes 29 GiB.
   division = current_division()
   num_devices = division.num_devices
   num_layers = left.shape[0]
@@ -89,8 +73,7 @@ class Factors(NamedTuple):
 def factorizes(shape: Shape, rank: int) -> bool:
   """Returns whether a leaf is sent as factors, and not whole.
 
-  This is so if its layers are matrices, and if the two factors of a matrix have
-  fewer values than the matrix.
+  Its layers must be matrices that have more values than their two factors.
 
   Args:
     shape: Shape of the leaf, (num_layers, *shape).
@@ -113,10 +96,7 @@ class LowRank(Projection):
       Q = mean_m (A_m^T P)
       mean_m A_m is decoded as P Q^T
 
-  This is exact if the mean matrix has no higher rank than `rank`, and if none
-  of its directions is orthogonal to all columns of the old Q. A leaf whose
-  factors would not be smaller (`factorizes`) is sent whole, together with the
-  left factors.
+  A leaf whose factors would not be smaller (`factorizes`) is sent whole.
 
   Wire: rank (rows + columns) values for each matrix and power iteration, as
   `then` encodes them. For example, a matrix [512, 512] at rank 16 in fp32 takes
@@ -148,18 +128,14 @@ class LowRank(Projection):
     return True
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
-    """Returns a right factor of zeros for each leaf that has factors.
+    """Returns `Factors` of zeros for each leaf with factors, () for the others.
 
-    Each exchange replaces columns of zeros by random ones before it uses them.
-    If `max_rank` is set, all leaves that have factors at rank 1 get one, so
+    If `max_rank` is set, every leaf that has factors at rank 1 gets them, so
     that the state has the same shapes at every rank.
 
     Args:
       shapes: Shape of each leaf, (num_layers, *shape).
       key: Not used.
-
-    Returns:
-      `Factors`, or () for a leaf without factors.
     """
     del key
     smallest_rank = 1 if self.max_rank else self.rank
@@ -179,17 +155,7 @@ class LowRank(Projection):
     """Averages leaves: sends left factors and whole leaves, then right factors.
 
     Each further power iteration sends left factors and right factors again.
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-      state: State of every leaf (`init`).
-      key: Random key of the exchange, equal on all replicas.
-      reduce: Function from the leaves of a message to a coroutine that averages
-        them over replicas and returns `Reduced`.
-
-    Returns:
-      A coroutine that returns a tuple: `Reduced` of the leaves, and the new
-      state of every leaf.
+    `Codec.run` has the arguments and the result.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
@@ -251,15 +217,8 @@ class LowRank(Projection):
   ) -> list[Tree]:
     """Returns the state of every leaf with its new right factor.
 
-    Columns beyond `rank` stay as they were. The factor of a leaf that was sent
-    whole becomes zero.
-
-    Args:
-      state: State of every leaf before this exchange.
-      factors: New right factors of each group of leaves with matrices of one
-        shape, [layers, columns, rank].
-      groups: Indices of the leaves of each group.
-      shapes: Shape of each leaf, (num_layers, *shape).
+    `factors` has those of each group. Columns beyond `rank` stay, and a leaf
+    that was sent whole gets zeros.
     """
     right = batching.split_layers(factors, groups, shapes)
     new_state = [jax.tree.map(jnp.zeros_like, old) for old in state]
@@ -293,13 +252,7 @@ class LocalLowRank(Encoder):
   then: Encoder = Float()
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Returns the arrays to send for some leaves.
-
-    They are left factors, right factors and whole leaves, encoded with `then`.
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-    """
+    """Returns left factors, right factors and whole leaves, coded by `then`."""
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
     pairs = [
       self._factorized(m) for m in batching.concat_layers(leaves, groups)
@@ -310,15 +263,7 @@ class LocalLowRank(Encoder):
     return self.then.encode([*left, *right, *sent_whole])
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Decodes the arrays of a message into leaves.
-
-    Args:
-      arrays: Arrays that `encode` returned.
-      shapes: Shape of each leaf, (num_layers, *shape).
-
-    Returns:
-      float32 leaves: products of factors, or leaves that were sent whole.
-    """
+    """Decodes the arrays that `encode` returned into float32 leaves."""
     groups, whole = matrices_of(shapes, self.rank)
     left_shapes = []
     right_shapes = []
@@ -343,14 +288,10 @@ class LocalLowRank(Encoder):
     return [decoded[i] for i in range(len(shapes))]
 
   def _factorized(self, values: Array) -> tuple[Array, Array]:
-    """Computes the factors of matrices.
+    """Computes the factors of matrices [layers, rows, columns].
 
-    Args:
-      values: Matrices [layers, rows, columns].
-
-    Returns:
-      Left factors [layers, rows, rank] with orthonormal or zero columns, and
-      right factors [layers, columns, rank].
+    Returns left factors [layers, rows, rank] with orthonormal or zero columns,
+    and right factors [layers, columns, rank].
     """
     matrix = values.astype(jnp.float32)
     # All layers start from one random matrix, so that the factors of a layer do
@@ -369,10 +310,6 @@ def with_rank(codec: Codec, rank: int) -> Codec:
   """Returns a copy of a `LowRank` codec that has another rank.
 
   Any other codec is returned unchanged.
-
-  Args:
-    codec: The codec.
-    rank: Number of columns of a factor.
   """
   if not isinstance(codec, LowRank):
     return codec
@@ -382,19 +319,16 @@ def with_rank(codec: Codec, rank: int) -> Codec:
 def matrices_of(
   shapes: Sequence[Shape], rank: int
 ) -> tuple[list[list[int]], list[int]]:
-  """Says which leaves are sent as factors, and which ones are sent whole.
+  """Divides leaves into groups that are sent as factors, and whole leaves.
 
-  Leaves with factors are grouped by the shape of their matrices, so that the
-  layers of a group can be multiplied as one batch. Some leaves are a group of
-  their own (`batching.group_by_shape`).
+  A group has leaves with matrices of one shape.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
 
   Returns:
-    A tuple (groups, whole): for each group the indices of its leaves, and the
-    indices of the leaves that are sent whole.
+    Indices of the leaves of each group, and indices of the whole leaves.
   """
   matrix_shapes = [
     shape[1:] if factorizes(shape, rank) else () for shape in shapes
@@ -409,11 +343,7 @@ def matrices_of(
 
 
 def transpose(matrices: Array) -> Array:
-  """Returns the transposed matrices of all layers.
-
-  Args:
-    matrices: Matrices [layers, rows, columns].
-  """
+  """Transposes the matrices [layers, rows, columns] of all layers."""
   return jnp.swapaxes(matrices, 1, 2)
 
 
@@ -431,20 +361,18 @@ _SHIFTS = (1e-5, 1e-6, 0.0)
 def orthonormal(matrix: Array) -> Array:
   """Makes the columns of matrices orthonormal, from left to right.
 
-  A column that lies in the span of the columns before it becomes zero. The
-  result is that of Gram-Schmidt, but several neighboring columns, a *panel*,
-  are computed at once. A GPU needs about 9 kernels for a column or for a panel,
-  and each of them takes as long as it takes to start it. All sums over rows are
-  matrix products, so the rows may be divided among devices. XLA's batched QR
-  and eigenvalue routines are not used, because they can deadlock on few CPU
-  cores.
+  The result is that of Gram-Schmidt, but several neighboring columns, a
+  *panel*, are computed at once. All sums over rows are matrix products, so the
+  rows may be divided among devices.
 
   Args:
     matrix: Matrices [num_layers, rows, rank].
 
   Returns:
-    Matrices [num_layers, rows, rank] with orthonormal or zero columns.
+    Matrices of this shape. A column in the span of the columns before it
+    becomes zero.
   """
+  # XLA's batched QR and eigenvalue routines can deadlock on few CPU cores.
   columns = normalize_columns(matrix)
   rank = columns.shape[2]
   width = batching.block_width(rank, _PANEL_WIDTH)
@@ -472,27 +400,22 @@ def orthonormal(matrix: Array) -> Array:
 def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   """Makes a few columns orthonormal to a basis and to each other.
 
-  The steps of Gram-Schmidt follow from the dot products of the columns, which
-  are one matrix product. If a column lies close to the span of the columns
-  before it, its remainder is short, and rounding errors are large relative to
-  the remainder. So everything is done three times. The first time lengthens a
-  remainder by up to 300, so that a remainder of 1e-5 becomes 3e-3. The second
-  time makes it orthogonal to about 2 digits, and the third time to the accuracy
-  of fp32.
+  It makes three passes, for accuracy.
 
   Source: Fukaya et al., 2020, "Shifted Cholesky QR for computing the QR
   factorization of ill-conditioned matrices".
-  Differs: columns are scaled to length 1 first, the second time has a shift,
+  Differs: columns are scaled to length 1 first, the second pass has a shift,
   too, and dependent columns are left out.
 
   Args:
     panel: Columns of length 1 or 0, [num_layers, rows, width].
-    basis: Matrices [num_layers, rows, rank] with orthonormal or zero columns;
+    basis: Matrices with orthonormal or zero columns, [num_layers, rows, rank];
       None: there are no columns before this panel.
-
-  Returns:
-    Orthonormal or zero columns, [num_layers, rows, width].
   """
+  # A column close to the span of the columns before it has a short remainder
+  # with large rounding errors. So everything is done three times. The first
+  # time lengthens a remainder by up to 300. The second time makes it orthogonal
+  # to about 2 digits, and the third time to the accuracy of fp32.
   length = jnp.ones_like(panel[:, 0])
   for time, shift in enumerate(_SHIFTS):
     # Rounding errors of the panel have small parts along the basis. The second
@@ -515,17 +438,16 @@ def looped_gram_schmidt(
 ) -> tuple[Array, Array]:
   """Makes columns orthonormal, given their dot products: a column in each step.
 
+  Columns that are only rounding errors become zero. `length` is returned times
+  the factors by which this call has shortened the columns.
+
   Args:
     shift: Number that is added to the squared lengths of the columns, which are
       1 before.
     panel: Columns [num_layers, rows, width].
     gram: Their dot products [num_layers, width, width].
-    length: Factors by which the columns have been shortened before,
+    length: Factors by which earlier calls have shortened the columns,
       [num_layers, width].
-
-  Returns:
-    The columns, with zeros for columns that are only rounding errors; and
-    `length` with the factors of this time.
   """
   panel, gram, sizes = _with_length_1(panel, gram)
   length = length * sizes
@@ -560,18 +482,7 @@ def looped_gram_schmidt(
 def unrolled_gram_schmidt(
   shift: float, panel: Array, gram: Array, length: Array
 ) -> tuple[Array, Array]:
-  """Computes the same as `looped_gram_schmidt`, without a loop.
-
-  On a GPU this takes two kernels, one for the numbers and one for the columns.
-
-  Args:
-    shift: Number that is added to the squared lengths of the columns, which are
-      1 before.
-    panel: Columns [num_layers, rows, width].
-    gram: Their dot products [num_layers, width, width].
-    length: Factors by which the columns have been shortened before,
-      [num_layers, width].
-  """
+  """Computes the same as `looped_gram_schmidt` without a loop, for GPUs."""
   width = gram.shape[1]
   squares = [gram[:, j, j] for j in range(width)]
   sizes = [jnp.sqrt(square) for square in squares]
@@ -608,12 +519,8 @@ def unrolled_gram_schmidt(
 def _with_length_1(panel: Array, gram: Array) -> tuple[Array, Array, Array]:
   """Scales columns to length 1, and their dot products likewise.
 
-  Args:
-    panel: Columns [num_layers, rows, width].
-    gram: Their dot products [num_layers, width, width].
-
-  Returns:
-    The columns, of length 1 or 0; their dot products; and the lengths before.
+  Returns the columns, their dot products, and the lengths before. Columns of
+  length 0 stay zero.
   """
   sizes = jnp.sqrt(jnp.diagonal(gram, axis1=1, axis2=2))
   scales = _inverse_or_zero(sizes)
@@ -629,14 +536,12 @@ def _inverse_or_zero(size: Array) -> Array:
 def _remainder(pivot: Array, length: Array) -> tuple[Array, Array]:
   """Returns the length of a column's remainder, and its inverse.
 
-  Args:
-    pivot: Squared length of the remainder of a column of length 1. It may be
-      only a rounding error, even a negative one.
-    length: Factor by which the column has been shortened before.
+  The inverse is 0 if the remainder is only rounding errors.
 
-  Returns:
-    The length and its inverse. The inverse is 0 for a column that is left out,
-    because its remainder is only rounding errors.
+  Args:
+    pivot: Squared length of the remainder of a column of length 1. Rounding may
+      make it negative.
+    length: Factor by which the column has been shortened before.
   """
   remainder = jnp.sqrt(jnp.maximum(pivot, 0.0))
   is_new = length * remainder > _SHORTEST_NEW_PART
@@ -646,14 +551,8 @@ def _remainder(pivot: Array, length: Array) -> tuple[Array, Array]:
 
 
 def normalize_columns(matrix: Array) -> Array:
-  """Scales the columns of matrices to length 1. A zero column stays zero.
-
-  A column is divided by its largest magnitude first. Otherwise the squares
-  could overflow or underflow: 1e-30 squared is zero in fp32.
-
-  Args:
-    matrix: Matrices [num_layers, rows, columns].
-  """
+  """Scales the columns of matrices to length 1. A zero column stays zero."""
+  # The squares of small or large values would underflow or overflow.
   largest = jnp.max(jnp.abs(matrix), axis=1, keepdims=True)
   matrix = matrix / jnp.where(largest > 0, largest, 1.0)
   length = jnp.sqrt(jnp.sum(jnp.square(matrix), axis=1, keepdims=True))
@@ -663,14 +562,10 @@ def normalize_columns(matrix: Array) -> Array:
 def _with_random_columns(factor: Array, layers: Array, key: Array) -> Array:
   """Replaces zero columns of right factors by random columns.
 
-  Otherwise a zero column would stay zero in all later power iterations.
-
-  Args:
-    factor: Right factors [num_layers, columns, rank].
-    layers: A number for each layer, which seeds its values
-      (`batching.layer_numbers`).
-    key: Random key of the exchange, equal on all replicas.
+  `layers` has a number for each layer (`batching.layer_numbers`), and `key` is
+  equal on all replicas.
   """
+  # A zero column would stay zero in all later power iterations.
   is_missing = jnp.all(factor == 0, axis=1, keepdims=True)
   random_values = _hashed_values(factor.shape, layers, key)
   return jnp.where(is_missing, random_values, factor)
@@ -680,17 +575,11 @@ def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
   """Returns pseudo-random float32 values between -1 and 1.
 
   Each value is a hash of its indices and the key, so devices can divide the
-  computation. `jax.random` is not used, because on CPUs it would take a second
-  to compile in each program with a low-rank codec.
+  computation. `layers` has a number for each layer (`batching.layer_numbers`).
 
   Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
-
-  Args:
-    shape: Shape of the result, (num_layers, a, b).
-    layers: A number for each layer, uint32 [num_layers]
-      (`batching.layer_numbers`).
-    key: Random key of the exchange, equal on all replicas.
   """
+  # On CPUs, `jax.random` would take a second to compile.
   seed = jax.random.key_data(key)[-1]
   # 2654435769 is 2^32 divided by the golden ratio. Its multiples modulo 2^32
   # are spread evenly.
@@ -719,18 +608,17 @@ def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
   """Returns the Gram matrices Q^T Q of the right factors Q.
 
   Their eigenvalues are the squared singular values of the last averaged update.
-  If the Gram matrices of all layers would take more than `MAX_OBSERVED_BYTES`,
-  some layers are left out. At least one layer of each leaf is kept, and the
-  kept layers are evenly spread. Their matrices are scaled so that their sum
-  estimates the sum over all layers.
+  If the matrices of all layers would exceed `MAX_OBSERVED_BYTES`, some layers
+  are left out, but at least one of each leaf is kept. The kept matrices are
+  scaled so that their sum estimates the sum over all layers.
 
   Args:
     factors: State of every leaf that has factors, by path.
     rank: Number of columns of a factor that were sent in the last exchange.
 
   Returns:
-    float32 arrays [kept layers, rank, rank] by path. They are zero for leaves
-    that were sent whole.
+    float32 arrays [kept layers, rank, rank] by path; zero for leaves that were
+    sent whole.
   """
   products = {}
   for path, leaf_factors in factors.items():

@@ -1,12 +1,10 @@
 """Builds codecs from names, such as "low_rank(rank=16)+int(bits=4)".
 
-Configs name codecs in this way. Names joined by "+" are a chain, and each name
-is a link of it. Each link encodes the values that the link before it sends.
-Projections (low_rank, random_mask) come first, because only they can be undone
-after the mean. A quantizer comes last, because its codes cannot be compressed
-further. For example, low_rank+int, top_k+int and random_mask+top_k+int are
-chains. int+top_k and top_k+low_rank are refused. Without a quantizer at the
-end, values are sent in float32.
+Names joined by "+" are a chain: each codec encodes the values that the codec
+before it sends. Projections (low_rank, random_mask) come first, and a quantizer
+comes last. For example, low_rank+int and random_mask+top_k+int are chains;
+int+top_k and top_k+low_rank are refused. Without a quantizer at the end, values
+are sent in float32.
 
 The class of a codec is imported when it is first used, because this import
 loads JAX.
@@ -77,8 +75,8 @@ def named_codec(text: str) -> "Codec":
       of a codec may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
 
   Raises:
-    ValueError: If a name or a setting is unknown, if a value is wrong, or if
-      the codecs cannot follow each other. The message is one line.
+    ValueError: One line, if a name or a setting is unknown, if a value is
+      wrong, or if the codecs cannot follow each other.
   """
   codec = None
   for name, settings in reversed(split_links(text)):
@@ -90,14 +88,10 @@ def named_codec(text: str) -> "Codec":
 def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
   """Returns the name and the settings of every codec in a chain.
 
-  It imports no class, and does not check whether the names are known.
+  The names need not be known. Example: "low_rank(rank=4)+int" gives
+  [("low_rank", {"rank": 4}), ("int", {})].
 
-  Args:
-    text: A chain. For example, "low_rank(rank=4)+int" gives
-      [("low_rank", {"rank": 4}), ("int", {})].
-
-  Raises:
-    ValueError: If the text is not written as a chain of names and settings.
+  Raises ValueError if the text is not written as a chain.
   """
   try:
     return parts_of(text)
@@ -108,13 +102,9 @@ def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def link_names(text: str) -> str:
-  """Returns a chain of codecs without its settings.
+  """Returns the names of a chain: "low_rank+int" for "low_rank(rank=4)+int".
 
-  Args:
-    text: A chain. For example, "low_rank(rank=4)+int" gives "low_rank+int".
-
-  Raises:
-    ValueError: If the text is not written as a chain of names and settings.
+  Raises ValueError if the text is not written as a chain.
   """
   return "+".join(name for name, _ in split_links(text))
 
@@ -122,16 +112,10 @@ def link_names(text: str) -> str:
 def _link(
   name: str, settings: Mapping[str, Any], then: "Codec | None"
 ) -> "Codec":
-  """Builds one codec of a chain.
+  """Builds one codec of a chain, with the fields `settings` and `then`.
 
-  Args:
-    name: Name of the codec.
-    settings: Values for fields of its class, by field name.
-    then: The codec that follows in the chain; None: this codec is the last one.
-
-  Raises:
-    ValueError: If the name, a setting or its value is wrong, or if `then` is
-      given and no codec can follow this one.
+  Raises ValueError if the name or a setting is wrong, or if the codec takes no
+  `then` and one is given.
   """
   if name not in CODECS:
     choices = ", ".join(CODECS)
@@ -158,14 +142,9 @@ def _link(
 
 
 def _hint(name: str) -> str:
-  """Returns the end of an error message, which suggests a known codec.
+  """Returns the end of an error message, e.g. ": did you mean 'int(bits=8)'?".
 
-  Args:
-    name: The unknown name, e.g. "int8".
-
-  Returns:
-    A text such as ": did you mean 'int(bits=8)'?"; "" if no known name is
-    similar.
+  It is "" if no known name is similar.
   """
   bits = re.fullmatch(r"u?int_?(\d+)", name)
   if bits:

@@ -1,10 +1,9 @@
 """Codecs that send every value, as a float or as a code of a few bits.
 
-Codes are packed into bytes here, because JAX stores a value of its sub-byte
-types in a whole byte. Scales are bfloat16, because pseudo-gradients can be
-smaller than the smallest number of fp16 (6e-8). A scale is rounded to bfloat16
-first. Codes are then chosen for the rounded scale, which is the one that is
-sent.
+Codes are packed into bytes, because JAX stores a value of its sub-byte types in
+a whole byte. Scales are bfloat16, because pseudo-gradients can be smaller than
+the smallest number of fp16 (6e-8). Codes are chosen for the rounded scale,
+which is the one that is sent.
 """
 
 import dataclasses
@@ -38,13 +37,8 @@ _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 class Float(Quantizer):
   """Sends every value as a float of 4 or 2 bytes.
 
-  A value that is too large for the dtype becomes the largest number of the
-  dtype: 65504 in fp16.
-
-  Error of fp16, which has 11 significant bits: if 2^e is the largest power of
-  two that is at most |x|, the rounding error is spread evenly between -2^(e-11)
-  and 2^(e-11). So the mean squared error is 2^-22 4^e / 3. For x from N(0, 1),
-  E 4^e = 0.543, so the mean squared error is 4.3e-8.
+  A value that is too large for the dtype becomes its largest number, 65504 in
+  fp16. For N(0, 1), fp16 has a mean squared error of 4.3e-8.
 
   Wire: 4 bytes for each value in float32, 2 in float16 and bfloat16.
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
@@ -57,33 +51,18 @@ class Float(Quantizer):
   dtype: str = limited("float32", choices=FLOATS)
 
   def width(self, shape: Shape) -> int:
-    """Returns how many values make a row: the length of the last axis.
-
-    With this width no row needs padding.
-
-    Args:
-      shape: Shape of one layer of a leaf.
-    """
+    """Returns the length of a leaf's last axis, 1 for a scalar."""
     return shape[-1] if shape else 1
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns a tuple of one array: the values as `dtype`.
-
-    Args:
-      rows: Values of any shape.
-    """
+    """Returns a tuple of one array: the values as `dtype`."""
     dtype = jnp.dtype(self.dtype)
     largest = float(jnp.finfo(dtype).max)
     wide = rows.astype(jnp.float32)
     return (jnp.clip(wide, -largest, largest).astype(dtype),)
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Returns the values as float32.
-
-    Args:
-      arrays: One array of any shape, as `code` returned it.
-      width: Not used.
-    """
+    """Returns the values as float32."""
     del width
     return arrays[0].astype(jnp.float32)
 
@@ -92,26 +71,22 @@ class Float(Quantizer):
 class Int(Quantizer):
   """Sends a code of 8, 4, 2 or 1 bits for each value, and a scale for each row.
 
-  With 8 and 4 bits the code is q = round(x / s), where the scale s is
-  max|x| / (2^(bits-1) - 1) over the row, rounded to bfloat16. So |error| is
-  about s / 2 at most. For example, with 4 bits and max|x| = 1.4, s is 0.2, and
-  0.6 has the code q = 3. For values from N(0, 1) in blocks of 128,
-  E max^2 = 8.16, so the mean squared error is about E s^2 / 12 = 0.0139 with 4
-  bits and 4.2e-5 with 8 bits.
+  With 8 and 4 bits the code is q = round(x / s), where the scale of the row is
+  s = max|x| / (2^(bits-1) - 1). For example, with 4 bits and max|x| = 1.4, s is
+  0.2, and 0.6 has the code q = 3. For N(0, 1) in blocks of 128, the mean
+  squared error is 0.0139 with 4 bits and 4.2e-5 with 8 bits.
 
   With 2 bits the code is the sign and one of two magnitudes: the mean of the
-  |x| that are at most the mean of |x|, and the mean of the |x| above it. For
-  N(0, 1) these magnitudes are 0.378 and 1.366, and the mean squared error is
-  0.125 (with the best four levels it would be 0.1175).
+  |x| that are at most the mean of |x|, and the mean of the |x| above it. The
+  mean squared error is 0.125 for N(0, 1).
 
   With 1 bit the code is the sign, and the value decodes to the mean of |x| with
-  this sign. The mean squared error is 1 - 2 / pi = 0.363 for N(0, 1).
+  this sign. The mean squared error is 0.363 for N(0, 1).
 
   Wire: `bits` bits for each value, and 2 bytes for the scale of each row; with
   2 bits a row has two magnitudes, so 4 bytes. For example, 1024 values with 4
   bits in blocks of 128 take 512 + 8 * 2 = 528 bytes. If values have 1 bit, the
-  means after a reduce-scatter have 2 bits: the sum of several signs has more
-  than two values, and rounding it to a sign would lose too much.
+  means in a reduce-scatter have 2.
   Source: CocktailSGD (Wang et al., 2023, ICML) for 4 bits; SparseLoCo, arXiv
   2508.15706, for 2; 1-bit SGD (Seide et al., 2014) for 1.
   Differs: scales are bfloat16, and the two magnitudes with 2 bits are computed
@@ -120,8 +95,7 @@ class Int(Quantizer):
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.
     scale: Which values make a row, i.e. share a scale: "block" (at most
-      `block_size` neighbors), "row" (the last axis) or "tensor" (all values of
-      one layer).
+      `block_size` neighbors), "row" (the last axis) or "tensor" (one layer).
     block_size: Largest number of values in a block; only read for "block".
   """
 
@@ -130,11 +104,7 @@ class Int(Quantizer):
   block_size: int = limited(128, at_least=1)
 
   def width(self, shape: Shape) -> int:
-    """Returns how many values make a row, i.e. share a scale.
-
-    Args:
-      shape: Shape of one layer of a leaf.
-    """
+    """Returns how many values of a leaf make a row, i.e. share a scale."""
     if self.scale == "row":
       return shape[-1] if shape else 1
     size = math.prod(shape)
@@ -160,15 +130,7 @@ class Int(Quantizer):
     return pack(codes, self.bits), scales
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Decodes rows. It reverses `code`.
-
-    Args:
-      arrays: Packed codes and scales.
-      width: Number of values in a row.
-
-    Returns:
-      float32 values [..., width].
-    """
+    """Decodes packed codes and scales into float32 values [..., width]."""
     codes = unpack(arrays[0], self.bits, width)
     magnitudes = arrays[1].astype(jnp.float32)
     if self.bits > 2:
@@ -182,9 +144,9 @@ class Int(Quantizer):
 
   @property
   def of_means(self) -> "Int":
-    """The quantizer of the means that replicas send after a reduce-scatter.
+    """The quantizer of means in a reduce-scatter.
 
-    It has 2 bits if `bits` is 1; otherwise it is `self`.
+    It is `self`, but with 1 bit a copy with 2 bits.
     """
     if self.bits == 1:
       return dataclasses.replace(self, bits=2)
@@ -194,8 +156,8 @@ class Int(Quantizer):
   def _middle(self) -> int:
     """Half of the number of codes, 2^(bits - 1).
 
-    With 4 and 8 bits this is the code of the value zero. With 1 and 2 bits,
-    smaller codes stand for positive values and the others for negative values.
+    With 4 and 8 bits it is the code of zero, with 1 and 2 bits the first code
+    of a negative value.
     """
     return 2 ** (self.bits - 1)
 
@@ -205,13 +167,9 @@ class E3M0(Quantizer):
   """Sends a sign and a power of two in 4 bits, and a scale for each block.
 
   The levels are 0, s 2^-6, s 2^-5, ..., s, where the scale s is max|x| of the
-  block. Each |x| is rounded to the nearest level.
-
-  Error: for |x| / s between 2^j and 2^(j+1) it is at most 2^(j-1) s, which is
-  at most a third of |x|. For |x| below 2^-6 s it is at most 2^-7 s. So the
-  squared error is at most x^2 / 9 + (2^-7 s)^2, which is 0.112 on average for
-  N(0, 1). If log |x| is spread evenly between two levels, the squared error is
-  0.038 x^2 on average.
+  block. Each |x| is rounded to the nearest level. The error is at most a third
+  of |x| if |x| is at least 2^-6 s, and at most 2^-7 s below. For N(0, 1), the
+  mean squared error is at most 0.112.
 
   Wire: 4 bits for each value and 2 bytes for each block.
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4.
@@ -225,11 +183,7 @@ class E3M0(Quantizer):
   block_size: int = limited(128, at_least=1)
 
   def width(self, shape: Shape) -> int:
-    """Returns how many values make a row: the values of a block.
-
-    Args:
-      shape: Shape of one layer of a leaf.
-    """
+    """Returns how many values of a leaf make a row, which is a block."""
     return block_width(math.prod(shape), self.block_size)
 
   def code(self, rows: Array) -> tuple[Array, ...]:
@@ -254,15 +208,7 @@ class E3M0(Quantizer):
     return pack((level + 8 * sign).astype(jnp.uint8), 4), scales
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Decodes rows. It reverses `code`.
-
-    Args:
-      arrays: Packed codes and scales.
-      width: Number of values in a row.
-
-    Returns:
-      float32 values [..., width].
-    """
+    """Decodes packed codes and scales into float32 values [..., width]."""
     codes = unpack(arrays[0], 4, width)
     scales = arrays[1]
     level = (codes & 7).astype(jnp.int32)
@@ -277,14 +223,9 @@ float16 = functools.partial(Float, "float16")
 
 
 def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
-  """Rounds values to codes of 8 or 4 bits.
+  """Rounds values to codes of 8 or 4 bits, and returns codes and scales.
 
-  Args:
-    values: Rows [..., width].
-    middle: Code of the value zero, 128 or 8.
-
-  Returns:
-    uint8 codes [..., width], and bfloat16 scales [..., 1].
+  `middle` is the code of the value zero, 128 or 8.
   """
   scales = _to_bfloat16(_largest(values) / (middle - 1))
   steps = jnp.round(_ratio(values, scales))
@@ -293,18 +234,7 @@ def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
 
 
 def _signs(values: Array) -> tuple[Array, Array]:
-  """Codes values with 1 bit, in one pass over the values.
-
-  The signs and the magnitudes are summed together (`batching.sums`). Otherwise
-  XLA would read the values a second time for the signs on CPUs.
-
-  Args:
-    values: Rows [..., width].
-
-  Returns:
-    The signs (1 for negative), packed into uint8 as by `pack`, and the mean of
-    |x| of each row, bfloat16 [..., 1].
-  """
+  """Returns the packed signs (1: negative) and the mean of |x| of each row."""
   width = values.shape[-1]
   parts = _in_parts(values, 8)
   sizes, factor = _scaled_magnitudes(parts, width)
@@ -317,16 +247,10 @@ def _signs(values: Array) -> tuple[Array, Array]:
 
 
 def _magnitudes(values: Array) -> tuple[Array, Array]:
-  """Codes values with 2 bits: the sign, and whether |x| is above its mean.
+  """Returns codes of 2 bits [..., width], and two scales of each row [..., 2].
 
-  Args:
-    values: Rows [..., width].
-
-  Returns:
-    Codes and scales. A code, uint8 [..., width], is 2 if x is negative, plus 1
-    if |x| is above the row's mean of |x|. The two scales of a row, bfloat16
-    [..., 2], are the mean of the |x| up to the row's mean, and the mean of the
-    |x| above it.
+  A code is 2 if x is negative, plus 1 if |x| is above its mean over the row.
+  The scales are the mean of the |x| up to this mean, and of those above it.
   """
   width = values.shape[-1]
   sizes, factor = _scaled_magnitudes(values, width)
@@ -349,17 +273,7 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
 
 
 def _in_parts(values: Array, count: int) -> Array:
-  """Divides each row into `count` parts of equal length.
-
-  If `count` does not divide the width, zeros are appended.
-
-  Args:
-    values: Rows [..., width].
-    count: Number of parts.
-
-  Returns:
-    Parts [..., count, ceil(width / count)].
-  """
+  """Divides each row into `count` equal parts, after zeros if needed."""
   filled = pad(values, -values.shape[-1] % count)
   return filled.reshape(*values.shape[:-1], count, -1)
 
@@ -367,29 +281,15 @@ def _in_parts(values: Array, count: int) -> Array:
 def _scaled_magnitudes(values: Array, width: int) -> tuple[Array, float]:
   """Scales the magnitudes |x| down, so that the sum of each row is finite.
 
-  Magnitudes above 2^124 are clipped to it first. The factor is a power of two,
-  so every product above 2^-126 is exact.
-
-  Args:
-    values: Values of any shape.
-    width: Number of values in a row.
-
-  Returns:
-    The scaled magnitudes, in the shape of `values`, and the factor.
+  Returns the scaled magnitudes and the factor, a power of two. Magnitudes above
+  2^124 are clipped to it first.
   """
   factor = 2.0 ** -(width - 1).bit_length()
   return jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * factor, factor
 
 
 def _largest(values: Array) -> Array:
-  """Returns the largest |x| of each row, clipped to `_LARGEST_RANGE`.
-
-  Args:
-    values: Rows [..., width].
-
-  Returns:
-    [..., 1].
-  """
+  """Returns the largest |x| of each row, at most `_LARGEST_RANGE`."""
   largest = jnp.max(jnp.abs(values), axis=-1, keepdims=True)
   return jnp.minimum(largest, _LARGEST_RANGE)
 
@@ -400,14 +300,7 @@ def _to_bfloat16(scales: Array) -> Array:
 
 
 def _ratio(values: Array, scales: Array) -> Array:
-  """Returns values / scales as float32.
-
-  The ratio is 0 where the scale is 0 or too small to invert.
-
-  Args:
-    values: Rows [..., width].
-    scales: bfloat16 scales [..., 1].
-  """
+  """Returns values / scales; 0 where the scale is 0 or too small to invert."""
   wide = scales.astype(jnp.float32)
   is_usable = wide > _SMALLEST_SCALE
   inverse = jnp.where(is_usable, 1 / jnp.where(is_usable, wide, 1.0), 0.0)
@@ -417,14 +310,10 @@ def _ratio(values: Array, scales: Array) -> Array:
 def pack(codes: Array, bits: int) -> Array:
   """Packs codes of few bits into bytes.
 
-  The codes of a row are divided into 8 / bits parts of consecutive codes. Each
-  byte has one code of every part. So packing is an "or" of a few shifted parts,
-  which vectorizes.
-
-  For example, the 6 codes a to f of 4 bits have the parts (a b c) and (d e f),
-  so the 3 bytes are a + 16 d, b + 16 e, c + 16 f. And the 7 codes a to g of 2
-  bits are padded with a zero and have the parts (a b), (c d), (e f), (g 0), so
-  the 2 bytes are a + 4 c + 16 e + 64 g and b + 4 d + 16 f.
+  The codes of a row are divided into 8 / bits parts, and each byte has one code
+  of every part. For example, the 6 codes a to f of 4 bits have the parts
+  (a b c) and (d e f), so the 3 bytes are a + 16 d, b + 16 e, c + 16 f. Zeros
+  fill the last part.
 
   Args:
     codes: uint8 codes [..., N], below 2^bits.

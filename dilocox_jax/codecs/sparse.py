@@ -26,20 +26,16 @@ _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
 class TopK(Encoder):
   """Sends the k values of largest magnitude in each block of n values.
 
-  The other values decode to zero. If `then` encodes the k values without loss,
-  the error is ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2.
+  The other values decode to zero. Magnitudes are compared after rounding to
+  bfloat16; among equal magnitudes, the values that come first in the block are
+  sent. If `then` encodes the k values without loss, the error is
 
-  Magnitudes are compared after rounding to bfloat16. Among equal magnitudes,
-  the values that come first in the block are sent. This matters with Adam:
-  if it has moved a row of an embedding only once, the changes of all values in
-  the row have the same magnitude up to rounding. Rounding depends on how
-  devices divide the model, so it must not decide which values are sent.
+      ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2
 
   Wire: for each block the indices of the sent values, then the sent values as
   `then` encodes them. Indices are packed in ceil(log2(n)) bits each, or a
   bitmap with one bit for each of the n values. For example, the indices of 64
   of 4096 values take 64 * 12 bits = 96 bytes packed, and 512 bytes as a bitmap.
-  From 342 sent values on, the bitmap is smaller.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
   Differs: the values are selected in blocks of equal length, while CocktailSGD
@@ -62,14 +58,9 @@ class TopK(Encoder):
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the arrays to send for some leaves.
 
-    Leaves whose layers have equally many values are coded together as a group.
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-
-    Returns:
-      The coded indices of each group, uint8 [layers, blocks, bytes], and then
-      the arrays in which `then` encodes the sent values of all groups.
+    They are the coded indices of each group, uint8 [layers, blocks, bytes], and
+    then the sent values of all groups, encoded by `then`. Small leaves whose
+    layers have equally many values are a group.
     """
     shapes = [leaf.shape for leaf in leaves]
     coded_indices = []
@@ -85,14 +76,9 @@ class TopK(Encoder):
     return [*coded_indices, *self.then.encode(sent_values)]
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Decodes the arrays of a message into leaves.
+    """Decodes arrays that `encode` returned into float32 leaves.
 
-    Args:
-      arrays: Arrays that `encode` returned.
-      shapes: Shape of each leaf, (num_layers, *shape).
-
-    Returns:
-      float32 leaves, with zeros for the values that were not sent.
+    Values that were not sent are zero.
     """
     groups = _same_size(shapes)
     # One array [layers, blocks, bytes] for each group.
@@ -119,23 +105,14 @@ class TopK(Encoder):
     return _shaped(layers_of_groups, groups, shapes)
 
   def num_sent(self, width: int) -> int:
-    """Returns how many values of a block are sent.
-
-    Args:
-      width: Number of values in the block.
-    """
+    """Returns how many of the `width` values of a block are sent."""
     return max(1, round(self.fraction * width))
 
   def _select(self, count: int, blocks: Array) -> tuple[Array, Array]:
-    """Selects the largest values of each block.
+    """Selects the `count` values of largest magnitude in each block.
 
-    Args:
-      count: Number of values to select in each block.
-      blocks: Values [..., width].
-
-    Returns:
-      The coded indices of the selected values, uint8 [..., bytes], and the
-      selected values, [..., count], in the order of their indices.
+    Returns their coded indices, uint8 [..., bytes], and the values [..., count]
+    in the order of their indices.
     """
     width = blocks.shape[-1]
     words = _mark_largest(blocks, count)
@@ -148,16 +125,7 @@ class TopK(Encoder):
     return _pack(words, 32)[..., : -(-width // 8)], largest
 
   def _to_blocks(self, width: int, indices: Array, largest: Array) -> Array:
-    """Returns blocks with the sent values at their indices, zeros elsewhere.
-
-    Args:
-      width: Number of values in a block.
-      indices: Coded indices, uint8 [..., bytes].
-      largest: The sent values [..., count].
-
-    Returns:
-      Blocks [..., width].
-    """
+    """Returns blocks [..., width]: values at coded indices, zeros elsewhere."""
     if self.indices == "packed":
       numbers = _unpack(indices, _index_bits(width), largest.shape[-1])
       return _scatter(width, largest, numbers.astype(jnp.int32))
@@ -177,17 +145,7 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
-  """Groups the leaves whose layers have equally many values.
-
-  Exceptions: a large leaf has a group of its own. If the replica is divided
-  among devices, every leaf has one (`batching.group_by_shape`).
-
-  Args:
-    shapes: Shape of each leaf, (num_layers, *shape).
-
-  Returns:
-    Indices of the leaves of each group.
-  """
+  """Groups small leaves whose layers have equally many values."""
   return batching.group_by_shape(
     shapes, [math.prod(shape[1:]) for shape in shapes]
   )
@@ -196,16 +154,7 @@ def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
 def _shaped(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> list[Array]:
-  """Puts the layers of groups back into leaves.
-
-  Args:
-    arrays: For each group, the layers of all its leaves, [layers, size].
-    groups: Indices of the leaves of each group.
-    shapes: Shape of each leaf, (num_layers, *shape).
-
-  Returns:
-    All leaves, [num_layers, *shape] each, in the order of `shapes`.
-  """
+  """Puts the layers [layers, size] of groups back into leaves."""
   leaves = batching.split_layers(arrays, groups, shapes)
   return [leaves[i].reshape(shape) for i, shape in enumerate(shapes)]
 
@@ -218,25 +167,19 @@ def _index_bits(width: int) -> int:
 def _mark_largest(blocks: Array, count: int) -> Array:
   """Marks the `count` values of largest magnitude along the last axis.
 
-  Magnitudes are rounded to bfloat16 first. Among equal magnitudes it marks the
-  first ones.
+  Magnitudes are rounded to bfloat16. Among equal ones, the first are marked.
 
-  The function first finds `least`, the smallest magnitude among the values to
-  mark. It builds the binary digits of `least` from the highest ones on, three
-  of them in each pass over the values. In a pass it takes the largest three
-  digits for which at least `count` values are not smaller than `least`.
-  Example: mark the 2 largest of 6, 3, 5, 1, which have 3 binary digits. Two
-  values are at least 101, and only one is at least 110. So `least` is 101,
-  which is 5. Sorting takes 80 times as long on a CPU (measured).
-
-  Args:
-    blocks: Values [..., width].
-    count: Number of values to mark in each row of `width` values.
-
-  Returns:
-    The marks, one bit for each value: uint32 [..., ceil(width / 32)], the
-    lowest bit first.
+  Returns one bit for each value: uint32 [..., ceil(width / 32)], the lowest bit
+  first.
   """
+  # `least` is the smallest magnitude to mark. Its binary digits are found from
+  # the highest on, three in each pass: the largest three for which at least
+  # `count` values are not smaller than `least`. Sorting takes 80 times as long
+  # on a CPU (measured).
+  #
+  # With Adam, all values of an embedding row may change by the same magnitude,
+  # up to rounding errors that depend on how devices divide the model. These
+  # must not decide which values are sent, so magnitudes are in bfloat16.
   # The bits of positive floats, read as integers, are ordered like the floats.
   order = jax.lax.bitcast_convert_type(
     jnp.abs(blocks).astype(jnp.bfloat16), jnp.uint16
@@ -267,16 +210,8 @@ def _mark_largest(blocks: Array, count: int) -> Array:
 def _running_count(words: Array) -> Array:
   """Counts, for each bit of a row of words, the set bits up to this bit.
 
-  The bit itself is included. This is a cumulative sum of bits, but it is
-  faster: only the sums of whole words are accumulated. Example with words of 2
-  bits: the row 01 11 (with the lowest bits first: 1 0, 1 1) has the counts 1 1,
-  2 3.
-
-  Args:
-    words: uint32 [..., words]. The lowest bit of a word comes first.
-
-  Returns:
-    int32 counts [..., words, 32].
+  The bit itself is included. Example with words of 2 bits: the row 01 11 (with
+  the lowest bits first: 1 0, 1 1) has the counts 1 1, 2 3.
   """
   inside = _count_inside(words).astype(jnp.int32)
   before = jnp.cumsum(inside[..., -1], -1, jnp.int32) - inside[..., -1]
@@ -284,14 +219,7 @@ def _running_count(words: Array) -> Array:
 
 
 def _count_inside(words: Array) -> Array:
-  """Counts, for each bit of a word, the word's set bits up to this bit.
-
-  Args:
-    words: uint32 [..., words]. The lowest bit of a word comes first.
-
-  Returns:
-    uint32 counts [..., words, 32].
-  """
+  """Counts, for each bit of a word, the word's set bits up to this bit."""
   bit = jax.lax.broadcasted_iota(jnp.uint32, (*words.shape, 32), words.ndim)
   return jax.lax.population_count(words[..., None] & ((2 << bit) - 1))
 
@@ -300,22 +228,11 @@ def _count_inside(words: Array) -> Array:
 def _bit_indices(words: Array, count: int) -> Array:
   """Returns the indices of the `count` set bits of a row of words, ascending.
 
-  The set bits of a row have ranks 0, 1, 2, ..., by which they are looked up.
-  The bit of a rank is in the first word at whose end the row has more than
-  `rank` set bits so far. In this word it is found by halving. Example with
-  words of 4 bits, the lowest bits first: the row 0100 1011 has 1 and 4 set bits
-  at the ends of its words. The bit of rank 2 is in the second word, where it
-  has rank 1. The lower half 10 has only 1 set bit, so the bit is the first one
-  of the upper half 11. Its index is 4 + 2 = 6.
-
-  Args:
-    words: uint32 [..., words], with `count` set bits in each row. The lowest
-      bit of a word comes first.
-    count: Number of set bits in each row.
-
-  Returns:
-    int32 indices [..., count].
+  The lowest bit of a word comes first.
   """
+  # Example with words of 4 bits, the lowest bits first: the row 0100 1011 has 1
+  # and 4 set bits at the ends of its words. So the bit of rank 2 is in the
+  # second word, where it has rank 1.
   counts = jax.lax.population_count(words).astype(jnp.int32)
   ends = jnp.cumsum(counts, dtype=jnp.int32)
   # The number of the word is the number of words before it: those at whose end
@@ -332,13 +249,7 @@ def _bit_indices(words: Array, count: int) -> Array:
 def _bit_of_rank(words: Array, ranks: Array) -> Array:
   """Returns the position of the set bit of a rank in each word.
 
-  Args:
-    words: uint32 words of any shape.
-    ranks: For each word the number of lower set bits, uint32. The word must
-      have more set bits.
-
-  Returns:
-    int32 positions, where 0 is the lowest bit.
+  A rank is the number of lower set bits, and the lowest bit has position 0.
   """
   position = jnp.zeros_like(words)
   for length in (16, 8, 4, 2, 1):
@@ -351,16 +262,7 @@ def _bit_of_rank(words: Array, ranks: Array) -> Array:
 
 
 def _scatter(width: int, values: Array, indices: Array) -> Array:
-  """Returns an array of zeros with values at some indices of the last axis.
-
-  Args:
-    width: Length of the last axis of the result.
-    values: Values [..., count].
-    indices: int32 indices of the values, [..., count].
-
-  Returns:
-    An array [..., width].
-  """
+  """Returns zeros [..., width] with values at some indices of the last axis."""
   zeros = jnp.zeros((*values.shape[:-1], width), values.dtype)
   return jnp.put_along_axis(zeros, indices, values, -1, inplace=False)
 
@@ -369,8 +271,7 @@ def _pack(numbers: Array, count: int) -> Array:
   """Packs the `count` lowest bits of each number into bytes.
 
   The lowest bit of the first number is the highest bit of the first byte, as in
-  `jnp.packbits`. Eight numbers become `count` bytes. A number has bits in a few
-  bytes only, so each byte is an "or" of a few shifted numbers.
+  `jnp.packbits`.
 
   Args:
     numbers: uint32 numbers below 2^count, [..., numbers].
@@ -395,16 +296,7 @@ def _pack(numbers: Array, count: int) -> Array:
 
 
 def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
-  """Takes numbers out of bytes. It reverses `_pack`.
-
-  Args:
-    packed: uint8 bytes [..., ceil(num_numbers * count / 8)].
-    count: Number of bits of each number, at most 32.
-    num_numbers: Number of numbers.
-
-  Returns:
-    uint32 numbers [..., num_numbers].
-  """
+  """Takes uint32 numbers of `count` bits out of bytes; reverses `_pack`."""
   filled = batching.pad(packed, -packed.shape[-1] % count).astype(jnp.uint32)
   groups = filled.reshape(*packed.shape[:-1], -1, count)
   numbers = []
@@ -423,12 +315,7 @@ def _overlapping(index: int, length: int, other_length: int) -> range:
   """Returns which pieces of one length have bits of a piece of another length.
 
   Example: in bytes, the number 1 of 12 bits has the bits 12 to 23, so it has
-  bits in the bytes 1 and 2.
-
-  Args:
-    index: Index of the piece.
-    length: Length of the piece (bits).
-    other_length: Length of the other pieces (bits).
+  bits in the bytes 1 and 2. Lengths are in bits.
   """
   first_bit = index * length
   last_bit = first_bit + length - 1
@@ -443,12 +330,7 @@ def _shifted(numbers: Array, places: int) -> Array:
 
 
 def _reversed_bits(numbers: Array, count: int) -> Array:
-  """Reverses the order of the `count` lowest bits of uint32 numbers.
-
-  Args:
-    numbers: Numbers below 2^count, of any shape.
-    count: Number of bits, at most 32.
-  """
+  """Reverses the order of the `count` lowest bits of uint32 numbers."""
   for length, mask in (
     (1, 0x55555555),
     (2, 0x33333333),
@@ -462,16 +344,9 @@ def _reversed_bits(numbers: Array, count: int) -> Array:
 
 
 def _to_words(bits: Array) -> Array:
-  """Combines every 32 neighboring bits into a word.
+  """Combines every 32 neighboring bits into a word, the first as lowest bit.
 
-  The first of these bits is the lowest bit of the word. If 32 does not divide
-  the number of bits, zeros are appended.
-
-  Args:
-    bits: Bits (0 or 1, or booleans) [..., bits].
-
-  Returns:
-    uint32 words [..., ceil(bits / 32)].
+  Zeros fill the last word.
   """
   bits = batching.pad(bits, -bits.shape[-1] % 32).astype(jnp.uint32)
   bits = bits.reshape(*bits.shape[:-1], -1, 32)
@@ -482,9 +357,7 @@ def _to_words(bits: Array) -> Array:
 def stratum_bounds(size: int, count: int) -> Array:
   """Divides values into `count` strata: ranges of about equal length.
 
-  Stratum i begins at floor(i size / count). The compiled program computes these
-  bounds. As constants they would make the text of a program longer by some 10
-  MB for 4 million values.
+  Stratum i begins at floor(i size / count).
 
   Args:
     size: Number of values.
@@ -493,6 +366,7 @@ def stratum_bounds(size: int, count: int) -> Array:
   Returns:
     int32 bounds [count + 1]: where each stratum begins, and at the end `size`.
   """
+  # As constants, the bounds of 4 million values would add 10 MB to the program.
   width, remainder = divmod(size, count)
   number = jnp.arange(count + 1, dtype=jnp.int32)
   # A bound is i width + floor(i remainder / count). The product i remainder may
@@ -509,15 +383,13 @@ def stratum_bounds(size: int, count: int) -> Array:
 class RandomMask(Projection):
   """Sends some values of each layer, which every exchange draws anew at random.
 
-  The values of a layer are divided into strata of neighbors, and one value is
-  drawn from each stratum. For example, 10 values and a fraction of 0.3 give
-  three strata: values 0-2, 3-5 and 6-9. A value is drawn with the probability
-  1 / (length of its stratum), which is about the fraction p. Values that are
-  not drawn decode to zero, so E ||x - C(x)||^2 is about (1 - p) ||x||^2. With
-  error feedback these values are sent later.
+  One value is drawn from each of about p n strata, equal ranges of a layer's n
+  values. For example, 10 values and p = 0.3 give three strata: values 0-2, 3-5
+  and 6-9. Values that are not drawn decode to zero, so E ||x - C(x)||^2 is
+  about (1 - p) ||x||^2.
 
-  Wire: the drawn values as `then` encodes them. The mask itself takes no
-  bytes, because all replicas draw the same indices.
+  Wire: the drawn values as `then` encodes them. The mask itself takes no bytes,
+  because all replicas draw the same indices.
   Source: CocktailSGD (Wang et al., 2023, ICML).
   Differs: one value is drawn from each stratum, which needs no permutation of
   all values.
@@ -532,29 +404,16 @@ class RandomMask(Projection):
   then: Encoder = Float()
 
   def num_sent(self, size: int) -> int:
-    """Returns how many values of a layer are drawn.
-
-    Args:
-      size: Number of values of the layer.
-    """
+    """Returns how many of the `size` values of a layer are drawn."""
     return max(1, round(self.fraction * size))
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Coroutine:
-    """Sends the drawn values of all leaves in one message.
+    """Averages the drawn values of all leaves, in one message.
 
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-      state: State of every leaf. It is returned unchanged, because this codec
-        has no state.
-      key: Random key of the exchange, equal on all replicas.
-      reduce: Function from the leaves of a message to a coroutine that averages
-        them over replicas and returns `Reduced`.
-
-    Returns:
-      A coroutine that returns a tuple: `Reduced` of the leaves, with zeros for
-      the values that were not drawn, and `state`.
+    Values that were not drawn are zero in the result. `Codec.run` has the
+    arguments and the result.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
@@ -584,16 +443,10 @@ class RandomMask(Projection):
     return Reduced(mean=mean, own=own), state
 
   def _draw(self, size: int, layers: Array, key: Array) -> Array:
-    """Draws one index from each stratum, for every layer.
+    """Draws one index from each stratum, for every layer: [layers, 1, strata].
 
-    Args:
-      size: Number of values of a layer.
-      layers: A number for each layer, which seeds its draws
-        (`batching.layer_numbers`).
-      key: Random key of the exchange, equal on all replicas.
-
-    Returns:
-      int32 indices [layers, 1, strata].
+    `layers` has a number for each layer (`batching.layer_numbers`), and `key`
+    is equal on all replicas.
     """
     bounds = stratum_bounds(size, self.num_sent(size))
     widths = jnp.diff(bounds)

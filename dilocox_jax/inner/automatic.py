@@ -1,12 +1,12 @@
 """Lets JAX's partitioner divide a replica's work among its devices.
 
-This is how a user's model is trained: its code is written for the whole batch,
-and is not changed. The partitioner is told two things: the data shards divide
-the rows of a batch, and every gradient is divided like its parameter. It does
-the rest. It collects the parameters that an operation needs (one layer at a
-time if the model scans over its layers), and it sums gradients over the data
-shards. (Data shards are devices that read different rows of a batch. Tensor
-shards read the same rows and divide the matrix products.)
+This is how a user's model is trained. The functions here tell the partitioner
+that data shards divide the rows of a batch, and that each gradient is divided
+like its parameter. The partitioner does the rest: it gathers parameters and
+sums gradients where an operation needs it. (Data shards are devices that read
+different rows of a batch. Tensor shards read the same rows and divide the
+matrix products.)
+
 Source: Xu et al. 2021, arXiv 2105.04663 (GSPMD).
 """
 
@@ -36,18 +36,14 @@ _TABLE_NDIM = 2  # An embedding table has the axes [tokens, features].
 def with_divided_rows(loss: Loss, division: Division) -> Loss:
   """Returns a loss whose batch is divided among the data shards of a replica.
 
-  A leaf of the batch stays whole if the data shards cannot divide its rows
-  evenly. If there are also tensor shards, data shards no longer divide the
-  parameters of one and two dimensions (`with_whole_tables` says why).
+  It applies `divided_rows` to the batch and `with_whole_tables` to the
+  parameters. It must be called inside a function that
+  `distributed.replicas.Replicas.map` maps.
 
   Args:
     loss: Function (params, batch) -> mean loss, where the batch has leaves
       [B, ...].
     division: How a replica's arrays are divided among its devices.
-
-  Returns:
-    A function with the same arguments and result. It must be called inside a
-    function that `distributed.replicas.Replicas.map` maps.
   """
 
   def divided_loss(params: Tree, batch: Tree) -> Scalar:
@@ -57,15 +53,13 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
 
 
 def with_whole_tables(division: Division, params: Tree) -> Tree:
-  """Undoes the division of tables by data shards, if there are tensor shards.
+  """Gathers parameters of one or two dimensions over the data shards.
 
-  This works around a fault: XLA's partitioner (JAX 0.10 and 0.12) aborts the
-  program if tokens look up rows of a table, if data shards divide both the
-  tokens and the table, and if the mesh has a second axis that the partitioner
-  divides. This function does not know which parameters are tables. So it
-  changes all parameters of one or two dimensions. Stacked layers have more
-  dimensions, and stay divided. The fault remains if tensor shards divide the
-  rows of a table.
+  This is done only if there are tensor shards, too. It works around a fault:
+  XLA's partitioner (JAX 0.10 and 0.12) aborts if tokens look up rows of a
+  table, data shards divide both the tokens and the table, and the partitioner
+  also divides a second mesh axis. Any of these parameters may be a table. The
+  fault remains if tensor shards divide the rows of a table.
 
   Args:
     division: How a replica's arrays are divided among its devices.
@@ -73,7 +67,7 @@ def with_whole_tables(division: Division, params: Tree) -> Tree:
       `distributed.replicas.Replicas.map` maps.
 
   Returns:
-    The parameters. The tensor shards divide them as before.
+    The parameters. Tensor shards divide them as before.
   """
   if division.num_data_shards == 1 or division.num_tensor_shards == 1:
     return params
@@ -90,14 +84,8 @@ def with_whole_tables(division: Division, params: Tree) -> Tree:
 def divided_rows(batch: Tree) -> Tree:
   """Tells JAX to divide the rows of a batch among the data shards.
 
-  A leaf is not changed if the data shards cannot divide its rows evenly, or if
-  the replica has only one data shard.
-
-  Args:
-    batch: Batch of one replica, leaves [B, ...].
-
-  Returns:
-    The batch, with sharding constraints.
+  Leaves are [B, ...]. A leaf whose rows cannot be divided evenly stays as it
+  is.
   """
   num_shards = current_division().num_data_shards
   if num_shards == 1:
@@ -115,9 +103,7 @@ def with_divided_gradients(gradient: Gradient, division: Division) -> Gradient:
   """Returns a gradient function whose gradients are divided like parameters.
 
   Args:
-    gradient: Function (params, batch, **options) -> (loss, gradients). An
-      option is, for example, the tree `frozen` of parameters that are not
-      trained.
+    gradient: Function (params, batch, **options) -> (loss, gradients).
     division: How a replica's arrays are divided among its devices.
   """
 

@@ -2,11 +2,9 @@
 
 All pipeline stages of a replica run the same program. A timetable
 (`plan.pipeline.TickNumbers`) has a row for every *tick*. In a tick each stage
-looks up its action (the forward or the backward of a micro-batch, or none),
-runs it, and sends its newest results to the stages next to it. So only the
-timetable decides for how many micro-batches a stage holds activations. The
-program is a scan over ticks around a loop over layers. So its size does not
-grow with the number of ticks, layers or micro-batches.
+runs its action (the forward or the backward of a micro-batch, or none), and
+sends its newest results to the stages next to it. The program is a scan over
+ticks around a loop over layers.
 
 The residual stream between two layers is called the stream, x. Letters in
 shapes: m micro-batches of b sequences with L tokens each, T = b L tokens of a
@@ -58,26 +56,22 @@ def pipelined_gradient(
     model: The model, cut into embedding, layers and loss.
     pipeline: The timetable of micro-batches.
     layer_counts: Number of layers of each stage, [stages].
-    remat: What a layer's forward saves for its backward: "none" (everything
-      that the backward reads), "dots" (results of matrix products) or "full"
-      (only the input).
+    remat: What a layer's forward saves (`models.transformer.remat_wrapper`).
 
   Returns:
     Function (blocks, rest, tokens, transfer) -> (loss, block gradients, rest
     gradients).
 
     - `blocks`: this stage's layers, leaves [K, ...], where K is the largest
-      number of layers of any stage. A stage with fewer layers does not read its
-      last rows, and their gradients are zero.
+      number of layers of any stage. Shorter stages ignore the last rows.
     - `rest`: all leaves outside the layers, whole.
     - `tokens`: int32 [m, b, L + 1].
     - `transfer`: how a device gets a whole layer if `blocks` has only its part.
-      Gradients of blocks are divided like the blocks. Default: layers are
-      whole.
+      Default: layers are whole.
 
     The results are means over the m micro-batches, in fp32 or wider. They are
-    only this stage's contribution. The caller must sum the loss and the rest
-    gradients over the stages.
+    only this stage's contribution: the caller must sum the loss and the rest
+    gradients over the stages. Block gradients are divided like `blocks`.
   """
   ticks = pipeline.timetable
 
@@ -167,16 +161,10 @@ class TrainingStage(Stage):
   passes: LayerPasses
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Runs the stage's layers on a micro-batch.
+    """Runs the stage's layers on the micro-batch of this tick, `at`.
 
-    Args:
-      at: The stage's entries of the timetable in this tick: the micro-batch and
-        its slots (int32 scalars).
-      state: State before the action.
-
-    Returns:
-      The state with new `activations`, and with new values in the micro-batch's
-      slots of `outputs` and `saved`.
+    The returned state has new `activations`, also in the micro-batch's slot of
+    `outputs`, and new arrays in its slot of `saved`.
     """
     context = self.context(at.micro_batch)
 
@@ -200,18 +188,10 @@ class TrainingStage(Stage):
   def backward(self, at: TickNumbers, state: StageState) -> StageState:
     """Computes the gradients of a micro-batch, from its loss to its input.
 
-    The last stage begins with the loss and the head, and the first stage ends
-    with the embedding. Every other stage begins with the gradient that the next
-    stage has sent.
-
-    Args:
-      at: The stage's entries of the timetable in this tick: the micro-batch and
-        its slots (int32 scalars).
-      state: State before the action.
-
-    Returns:
-      The state with new `gradients`, and with the loss and the gradients of the
-      micro-batch added to the sums.
+    The last stage begins with the loss, every other stage with the gradient
+    that the next stage has sent. The first stage ends with the embedding. The
+    returned state has new `gradients`, and the micro-batch's loss and gradients
+    are added to the sums.
     """
     last_row = self.count - 1
 
@@ -266,12 +246,7 @@ class TrainingStage(Stage):
 def _tick(training: TrainingStage) -> Callable:
   """Returns the body of the scan over ticks, the steps of the timetable.
 
-  Args:
-    training: The stage that this device runs.
-
-  Returns:
-    Function (state, the stage's entries of the timetable in this tick) ->
-    (new state, None).
+  The body is (state, the stage's entries of the timetable) -> (state, None).
   """
 
   def tick(state: StageState, at: TickNumbers) -> tuple[StageState, None]:
@@ -297,12 +272,7 @@ def _first_state(
 ) -> StageState:
   """Returns the state before the first tick: empty buffers and zero sums.
 
-  Args:
-    pipeline: The timetable of micro-batches.
-    training: The stage that this device runs.
-    x_TxD: Shape and dtype of the stream, [T, D].
-    params: A tuple: this stage's layers, leaves [K, ...], and all other
-      parameters.
+  `params` is a tuple: this stage's layers, and all other parameters.
   """
 
   def buffers(tree: Tree, *slots: int) -> Tree:

@@ -1,12 +1,9 @@
 """Cuts the gradient of one layer into a forward and a backward.
 
-A pipeline runs the forward and the backward of a layer at different times. So
-the forward must return plain arrays, which are stored until the backward. The
-result of `jax.vjp` holds such arrays: the residuals of the derivative. (They
-have nothing to do with the residuals of error feedback.) Some of them are the
-layer's parameters. A stage has the parameters anyway, and must not store a copy
-of them for each micro-batch. So this module separates the parameters from all
-other residuals.
+A pipeline runs the forward and the backward of a layer at different times, so
+the forward must return arrays that can be stored. They are the residuals of
+`jax.vjp` (no relatives of the residuals of error feedback), without the layer's
+parameters, which the stage has anyway.
 
 Letters in names: T tokens of a micro-batch, D width of the residual stream.
 """
@@ -50,18 +47,12 @@ class LayerPasses:
   def forward(
     self, layer: Tree, x_TxD: Float[Array, "T D"], context: Mapping[str, Array]
   ) -> tuple[Float[Array, "T D"], list[Any]]:
-    """Returns the layer's output, and the arrays that `backward` needs.
+    """Returns the layer's output [T, D], and the arrays that `backward` needs.
 
     Args:
       layer: The layer's parameters.
       x_TxD: Input of the layer.
-      context: Keyword arguments for the block, which have no gradient. They are
-        saved if the backward needs them.
-
-    Returns:
-      A tuple: the output [T, D], and a list of arrays with the shapes and
-      dtypes of `saved`. Some of them may be constants, such as the tables of a
-      kernel, which are not of the type `jax.Array`.
+      context: Keyword arguments for the block, which have no gradient.
     """
     call = functools.partial(self._call, dict(context))
     y_TxD, pullback = jax.vjp(call, layer, x_TxD)
@@ -80,9 +71,6 @@ class LayerPasses:
       layer: The layer's parameters, with the values that `forward` got.
       saved: The arrays that `forward` returned.
       y_gradient: Gradient of the layer's output.
-
-    Returns:
-      A tuple: a tree of gradients like `layer`, and the gradient of x, [T, D].
     """
     if self._saves_input:
       x_TxD = saved[-1]
@@ -107,21 +95,17 @@ def layer_passes(
 ) -> LayerPasses:
   """Builds the forward and the backward of a layer.
 
-  The layer is traced with shapes only, so nothing is computed.
-
   Args:
     block: Function (parameters, x [T, D], length, **context) -> x [T, D].
     layer: Shapes and dtypes of one layer's parameters.
     x_TxD: Shape and dtype of the layer's input and output, [T, D].
     length: Number of tokens in a sequence, L.
-    remat: What a forward saves for its backward: "none" (everything that the
-      backward reads), "dots" (results of matrix products) or "full" (only the
-      input). The backward computes the rest again.
+    remat: What a forward saves (`models.transformer.remat_wrapper`).
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
-    RuntimeError: If the installed version of JAX does not let a forward and a
-      backward be separated (`replace_saved_arguments`).
+    RuntimeError: If the installed version of JAX does not support the cut
+      (`replace_saved_arguments`).
   """
 
   @remat_wrapper(remat)
@@ -148,26 +132,20 @@ def layer_passes(
 def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
   """Replaces the arguments that a result of `jax.vjp` has saved.
 
-  JAX keeps the residuals that are arguments of the differentiated function in a
-  list of their own, the attribute `args_res` of the result. A forward empties
-  this list before its residuals are stored, and a backward fills it again with
-  the parameters, which the stage holds anyway. Otherwise a stage would store
-  every parameter 8 times while 8 micro-batches wait for their backward.
-
-  JAX does not document the attribute. JAX 0.10.2 and 0.12.0.1, which
-  `constraints/` pins, have it. Only this function uses it.
+  JAX keeps those residuals that are arguments of the function in a list of
+  their own, the undocumented attribute `args_res`. `LayerPasses.forward`
+  empties the list, so that parameters are not stored for each micro-batch, and
+  `LayerPasses.backward` fills it again.
 
   Args:
-    pullback: Second result of `jax.vjp` for a function of two arguments. It is
-      changed in place.
+    pullback: Second result of `jax.vjp`; it is changed in place.
     arguments: New content of the list: a flat list of arrays, or an empty list.
 
   Returns:
-    The old list. It has an entry for each argument, or is empty.
+    The old list: an entry for each of two arguments, or empty.
 
   Raises:
-    RuntimeError: If the attribute is missing, cannot be set, or has another
-      form in the installed version of JAX.
+    RuntimeError: If the attribute is missing or has another form.
   """
   try:
     old = pullback.args_res

@@ -1,9 +1,8 @@
 """The stages of a pipeline, and the loss of a pipelined model.
 
-All stages run the same program. Only the first stage embeds tokens, and only
-the last stage computes the loss, so the program has a condition around each of
-the two. This module computes only the loss, for evaluations: it runs forwards,
-and saves no arrays for a backward. `inner.pipeline` computes the gradient.
+All stages run the same program, but only the first stage embeds tokens, and
+only the last stage computes the loss. The loss here is for evaluations: no
+arrays are saved for a backward. `inner.pipeline` computes the gradient.
 
 The residual stream between two layers is called the stream, x. Letters in
 shapes: m micro-batches of b sequences with L tokens each, T = b L tokens of a
@@ -52,11 +51,7 @@ class CutModel(NamedTuple):
   def context(self, tokens: Array) -> dict[str, Array]:
     """Returns the keyword arguments for `embed` and `block`.
 
-    Args:
-      tokens: Tokens of a micro-batch, int32 [b, L].
-
-    Returns:
-      The segments by the name "segments"; {} if there are none.
+    They are {"segments": [b, L]}, or {} if the model has no segments.
     """
     if self.segments is None:
       return {}
@@ -64,7 +59,7 @@ class CutModel(NamedTuple):
 
 
 class LayerTransfer(NamedTuple):
-  """How a device collects a whole layer, and gives its gradient back.
+  """How a device gathers a whole layer, and gives its gradient back.
 
   Attributes:
     collect: Function from this device's part of a layer to the whole layer.
@@ -77,15 +72,7 @@ class LayerTransfer(NamedTuple):
   reduce: Callable[[Tree], Tree]
 
   def whole_layer(self, layer: Tree, dtype: jnp.dtype) -> Tree:
-    """Collects a whole layer, with matrices in the dtype of the computation.
-
-    Matrices are cast before they are collected, so that the devices send fewer
-    bytes.
-
-    Args:
-      layer: This device's part of the layer.
-      dtype: Dtype that the layer's matrices get.
-    """
+    """Casts matrices of a layer's part to `dtype`, and gathers the layer."""
     return self.collect(
       jax.tree.map(
         lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layer
@@ -109,7 +96,7 @@ class Stage:
     number: Index of this stage, from 0.
     layers: Parameters of this stage's layers, leaves [K, ...]: whole layers, or
       this device's part of each.
-    transfer: How the device collects a whole layer.
+    transfer: How the device gathers a whole layer.
     rest: Parameters outside the layers.
     tokens: All tokens of the micro-batches, int32 [m, b, L + 1].
   """
@@ -131,47 +118,29 @@ class Stage:
   def count(self) -> np.int32 | Index:
     """Number of layers of this stage.
 
-    It is a constant of the program if all stages have equally many layers;
-    otherwise it is a traced value.
+    It is a constant if all stages have equally many layers, else a traced
+    value.
     """
     if np.ptp(self.counts) == 0:
       return self.counts[0]
     return jnp.asarray(self.counts)[self.number]
 
   def whole_layer(self, row: Index, dtype: jnp.dtype) -> Tree:
-    """Returns a layer of this stage, collected from the devices that divide it.
-
-    Args:
-      row: Index of the layer in the stage, from 0.
-      dtype: Dtype that the layer's matrices get.
-    """
+    """Returns layer `row` of the stage, gathered, with matrices in `dtype`."""
     return self.transfer.whole_layer(get(self.layers, row), dtype)
 
   def context(self, batch: Index) -> dict[str, Array]:
-    """Returns the keyword arguments for the model's functions (segments).
-
-    Every stage has all tokens, so stages need not send each other segments.
-
-    Args:
-      batch: Index of the micro-batch.
-    """
+    """Returns the model's keyword arguments (segments) for a micro-batch."""
     return self.model.context(get(self.tokens, batch)[:, :-1])
 
   def targets(self, batch: Index) -> Array:
-    """Returns the tokens that the model should predict, int32 [T].
-
-    Args:
-      batch: Index of the micro-batch.
-    """
+    """Returns the tokens that the model should predict, int32 [T]."""
     return get(self.tokens, batch)[:, 1:].reshape(-1)
 
   def embed(self, rest: Tree, batch: Index) -> Array:
-    """Returns the embedded tokens of a micro-batch, [T, D].
+    """Returns the embedded tokens of micro-batch number `batch`, [T, D].
 
-    Args:
-      rest: Parameters outside the layers. They are an argument, so that the
-        backward can differentiate with respect to them.
-      batch: Index of the micro-batch.
+    `rest` is an argument, so that a backward can differentiate by it.
     """
     tokens = get(self.tokens, batch)[:, :-1]
     return self.model.embed(rest, tokens, **self.context(batch))
@@ -179,12 +148,8 @@ class Stage:
   def input(self, batch: Index, arrived: Array) -> Array:
     """Returns the input of the stage's first layer, [T, D].
 
-    On the first stage it is the embedded tokens; on every other stage it is
-    `arrived`.
-
-    Args:
-      batch: Index of the micro-batch.
-      arrived: The residual stream that the stage before has sent, [T, D].
+    On the first stage these are the embedded tokens of the micro-batch, on
+    every other stage `arrived`, the stream that the stage before has sent.
     """
 
     def embed(batch: Index, _: Array) -> Array:
@@ -193,30 +158,20 @@ class Stage:
     return when(self.number == 0, "embed", embed, batch, arrived)
 
   def loop(self, body: Callable, start: Tree) -> Tree:
-    """Runs a loop over the stage's layers.
+    """Runs `body` (row of the layer, carry) -> carry for the stage's layers.
 
-    Args:
-      body: Function (row, carry) -> carry, where `row` is the index of a layer
-        in the stage.
-      start: The carry before the first layer.
-
-    Returns:
-      The carry after the last layer.
+    Returns the carry after the last layer.
     """
     return jax.lax.fori_loop(np.int32(0), self.count, body, start)
 
   def exchange(self, message: Tree, step: int = 1) -> Tree:
-    """Sends a message to the next stage, or to the stage before.
+    """Sends a message to a neighboring stage, and returns the one that arrives.
 
-    All stages send in the same direction at the same time, around a ring. The
-    message between the last and the first stage is not read.
+    All stages send in one direction around a ring.
 
     Args:
       message: Tree of arrays, with the same shapes on all stages.
       step: 1: send to the next stage; -1: send to the stage before.
-
-    Returns:
-      The message that has arrived at this stage.
     """
     num_stages = len(self.counts)
     if num_stages == 1:
@@ -228,19 +183,18 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  The loop has steps, called ticks. In tick t, stage s runs the forward of
-  micro-batch t - s.
+  In tick t of its loop, stage s runs the forward of micro-batch t - s.
 
   Args:
     model: The model, cut into embedding, layers and loss.
     layer_counts: Number of layers of each stage, [stages].
 
   Returns:
-    Function (blocks, rest, tokens, transfer) -> mean loss over the micro-
-    batches, a scalar. `blocks` are this stage's layers, leaves [K, ...]; `rest`
-    are all other leaves; `tokens` are int32 [m, b, L + 1]; `transfer` says how
-    a device collects a whole layer. The loss is 0 on all stages but the last,
-    so the caller must sum it over the stages.
+    Function (blocks, rest, tokens, transfer) -> mean loss over the
+    micro-batches. `blocks` are this stage's layers, leaves [K, ...]; `rest` are
+    all other leaves; `tokens` are int32 [m, b, L + 1]; `transfer` says how a
+    device gathers a whole layer. The loss is 0 on all stages but the last, so
+    the caller must sum it over the stages.
   """
 
   def loss(
@@ -299,12 +253,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
 
 
 def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-  """Returns a buffer of zeros. It must be written before it is read.
-
-  Args:
-    shape: Shape of the buffer.
-    dtype: Dtype of the buffer.
-  """
+  """Returns a buffer of zeros, to be written before it is read."""
   return jnp.zeros(shape, dtype)
 
 
@@ -315,23 +264,18 @@ def when(
   at: Tree,
   state: Tree,
 ) -> Tree:
-  """Runs an action on a state if a condition holds.
+  """Runs an action on a state if a condition holds, like `jax.lax.cond`.
 
-  The result is the same as with `jax.lax.cond`. But this function uses a loop
-  with one iteration or none, because XLA updates the values that a loop carries
-  in place. With a conditional, XLA copied every buffer in each tick, also in
-  ticks without an action, which doubled memory and traffic.
+  But XLA updates the state in place. With `cond` it would copy every buffer in
+  each step of the timetable.
 
   Args:
     condition: Whether to run the action, a boolean scalar.
     name: Name of the action in compiled operations and profiles.
-    action: Function (numbers, state) -> state. It may read other arrays only at
-      indices that come from its argument `numbers`.
-    at: The argument `numbers` of the action: an index, or a tree of indices.
+    action: Function (at, state) -> state. It may read other arrays only at
+      indices from its first argument.
+    at: An index, or a tree of indices, for the action.
     state: State before the action.
-
-  Returns:
-    The state after the action, or the unchanged state.
   """
 
   def body(iteration: Index, state: Tree) -> Tree:
@@ -349,18 +293,10 @@ def when(
 
 
 def get(tree: Tree, *indices: Index) -> Tree:
-  """Reads buffers at indices of their first axes.
+  """Reads each buffer of a tree at indices of its first axes.
 
-  Example: a leaf of `saved` is [slots, K, T, D] for K layers of the stage, T
-  tokens and width D. get(saved, 1, 3) reads leaf[1, 3] with the shape [T, D]:
-  what layer 3 has saved of the micro-batch in slot 1.
-
-  Args:
-    tree: Buffers, leaves [N1, N2, ..., *shape].
-    *indices: An index for each of the axes N1, N2, ...
-
-  Returns:
-    Leaves [*shape].
+  Example: if a leaf of `saved` is [slots, K, T, D], get(saved, 1, 3) reads
+  leaf[1, 3], with the shape [T, D].
   """
 
   def read(buffer: Array) -> Array:
@@ -382,17 +318,9 @@ def get(tree: Tree, *indices: Index) -> Tree:
 
 
 def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
-  """Writes values into buffers at indices of their first axes.
+  """Returns buffers with values written at indices of their first axes.
 
   `get` with the same indices reads the values.
-
-  Args:
-    tree: Buffers, leaves [N1, N2, ..., *shape].
-    new: The values to write, leaves [*shape].
-    *indices: An index for each of the axes N1, N2, ...
-
-  Returns:
-    The new buffers.
   """
 
   # A value that a layer saves may be a constant, which is not an `Array`.
@@ -404,28 +332,15 @@ def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
 
 
 def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
-  """Returns where a slice of a buffer starts along every axis, as int32.
-
-  All starts must have the same dtype. Without a cast, the index of a loop would
-  be int64 if JAX has 64-bit types enabled.
-
-  Args:
-    buffer: The buffer.
-    indices: Indices of the first axes. The slice starts at 0 along all others.
-  """
+  """Returns where a slice starts along every axis: at `indices`, then at 0."""
   num_other_axes = buffer.ndim - len(indices)
   starts = indices + (0,) * num_other_axes
+  # All starts need one dtype. The index of a loop may be int64.
   return [jnp.asarray(start, np.int32) for start in starts]
 
 
 def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
-  """Returns zeros with the shape of x, as the start of a sum.
-
-  They are in fp32, or in the dtype of x if it is wider.
-
-  Args:
-    x: An array, or its shape and dtype.
-  """
+  """Returns zeros with the shape of x, in fp32 or a wider dtype of x."""
   return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
 
 

@@ -1,17 +1,13 @@
-"""Computes the gradient of one replica whose arrays are on several devices.
+"""Computes gradient and loss of one replica that is on several devices.
 
-The loss of an evaluation is computed in the same way, without a gradient.
+With pipeline stages, every device gathers the layers of its stage, and the
+leaves that all stages share, before the pipeline starts. Of large tables it
+gathers only a part (`inner.vocabulary`). Afterwards the gradients go back to
+the devices that keep the parameters. Both happen once in each optimizer step.
 
-Before the pipeline starts, every device collects the layers that its stage
-computes, and the few leaves that all stages share. Of large tables it collects
-only a part (`inner.vocabulary`). Afterwards the gradients go back to the
-devices that keep the parameters. Both happen once in each optimizer step, for
-any number of micro-batches, over the fast links inside a cluster.
-
-If a whole stage is too large for a device, the data shards of the stage keep
-their parts of its layers (`mesh.gather="layer"`). They collect a layer whenever
-a micro-batch passes through it. So a device holds only one or two whole layers
-at a time, but collects every layer twice for each micro-batch.
+With `mesh.gather="layer"`, a device gathers a layer whenever a micro-batch
+passes through it. So it holds only one or two whole layers at a time, but
+gathers every layer twice for each micro-batch.
 
 In this module, *blocks* are the layers of the model, stacked along their first
 axis. A *spec* of a leaf says for each dimension which mesh axes divide it.
@@ -67,8 +63,6 @@ def sharded_gradient(
 ) -> Gradient:
   """Builds the gradient function of a replica from that of one stage.
 
-  The function spreads the work over the devices of the replica.
-
   Args:
     stage_gradient: Gradient function of one stage, which uses the mesh axis
       "stage" (`inner.pipeline.pipelined_gradient`).
@@ -77,13 +71,11 @@ def sharded_gradient(
     num_micro_batches: Number of micro-batches, m, into which every data shard
       divides its rows of a batch.
     divided_tables: Paths of the tables (leaves outside the blocks) that stay
-      divided: each data shard gets only its own part of them
-      (`Division.divided_tables`). The gradient of such a part, as
-      `stage_gradient` returns it, is already summed over the data shards.
-    gather: When data shards collect layers: "stage" (all layers of the stage
-      once in each step) or "layer" (one layer at a time, for each micro-batch).
-      With "layer", `stage_gradient` gets the argument `transfer`, which
-      collects one layer (`LayerTransfer`).
+      divided: each data shard gets only its own part. Their gradients must come
+      out of `stage_gradient` summed over the data shards.
+    gather: When data shards gather layers: "stage" (all layers of the stage
+      once in each step) or "layer" (one layer at a time). With "layer",
+      `stage_gradient` gets the argument `transfer` (`LayerTransfer`).
 
   Returns:
     Function (params, batch [B, L + 1]) -> (loss, gradients), to be called
@@ -145,31 +137,25 @@ def sharded_loss(
 ) -> Loss:
   """Builds the loss function of a replica from that of one stage.
 
-  Evaluations use the function, and so does training without stages, where JAX
-  differentiates it. It spreads the work over the devices of the replica. Every
-  data shard divides its rows of the batches into micro-batches. If the data
-  shards cannot divide the rows of a batch evenly, every shard computes all
-  rows.
-
   Args:
-    stage_loss: Loss function of one stage, which uses the mesh axis "stage":
-      (blocks, other leaves, tokens [m, b, L + 1]) -> this stage's contribution
-      to a sum over stages. Without stages, it is the loss of `loss_by_layer`.
+    stage_loss: Function (blocks, other leaves, tokens [m, b, L + 1]) -> this
+      stage's contribution to a sum over stages. Without stages, the loss of
+      `loss_by_layer`.
     division: How the parameters are divided among the devices.
     stage_layers: Which layers each stage has. None: there are no stages, and
-      `stage_loss` collects the layers itself, as `loss_by_layer` does.
+      `stage_loss` gathers the layers itself.
     num_rows: Largest number of rows of a micro-batch, b. If it does not divide
       a shard's rows of a batch, b is the greatest common divisor of both.
     divided_tables: Paths of the tables (leaves outside the blocks) that stay
-      divided: each data shard gets only its own part of them.
-    gather: When data shards collect layers: "stage" (all layers of the stage
-      once) or "layer" (one layer at a time, for each micro-batch). With
-      "layer", `stage_loss` gets the argument `transfer`, which collects one
-      layer (`LayerTransfer`). Without stages, leave it at "stage".
+      divided: each data shard gets only its own part.
+    gather: When data shards gather layers: "stage" (all layers of the stage
+      once) or "layer" (one layer at a time; `stage_loss` then gets the argument
+      `transfer`). Without stages, leave it at "stage".
 
   Returns:
     Function (params, batches [N, B, L + 1]) -> mean loss, to be called inside a
-    function that `distributed.replicas.Replicas.map` maps.
+    function that `distributed.replicas.Replicas.map` maps. If the data shards
+    cannot divide the B rows evenly, every shard computes all rows.
   """
   shards = division.num_data_shards
 
@@ -202,21 +188,19 @@ def sharded_loss(
 def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   """Builds the loss function of a data shard if there are no stages.
 
-  JAX can differentiate it. A shard collects one layer after the other, and the
-  backward collects each layer again. So a shard does not hold all layers whole
-  at the same time. Exception: with `remat="none"` the forward saves the whole
-  layers for the backward.
+  A shard gathers one layer after the other. The backward gathers each layer
+  again, but with `remat="none"` uses the whole layers that the forward saves.
+
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
   Args:
     model: The model, cut into embedding, layers and loss.
-    remat: What a layer's forward saves for its backward: "none" (everything),
-      "dots" (results of matrix products) or "full" (only the input).
+    remat: What a layer's forward saves (`models.transformer.remat_wrapper`).
 
   Returns:
     Function (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this
     shard's rows. `blocks` is a tuple: this device's parts of the layers, and
-    the mesh axes that divide their leaves.
+    the specs of their leaves.
   """
 
   def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
@@ -243,28 +227,14 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 
 
 def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
-  """Gives a function of a stage the argument `transfer` if it needs it.
-
-  `transfer` says how a device collects a whole layer from the data shards.
-
-  Args:
-    function: Gradient or loss function of a stage.
-    gather: When data shards collect layers: "stage" (before the function is
-      called, so it needs no `transfer`) or "layer" (inside the function).
-    specs: The mesh axes that divide each leaf of the blocks.
-  """
+  """Gives a stage's function the argument `transfer` if `gather` is "layer"."""
   if gather == "stage":
     return function
   return functools.partial(function, transfer=_layer_transfer(specs))
 
 
 def _layer_transfer(specs: Tree) -> LayerTransfer:
-  """Returns how data shards collect one layer, and sum its gradient.
-
-  Args:
-    specs: For each leaf of the blocks, the mesh axes that divide its
-      dimensions. The first dimension is the layers.
-  """
+  """Returns how data shards gather one layer, and sum its gradient."""
 
   def collect(layer: Tree) -> Tree:
     return jax.tree.map(
@@ -286,21 +256,12 @@ def _collected(
   axes: Tree,
   gather: str,
 ) -> tuple[Tree, Tree]:
-  """Collects the parameters that this device needs.
+  """Returns the layers and the other leaves that this device needs, gathered.
 
-  Args:
-    stage_layers: Which layers each stage has; None: there are no stages.
-    params: This device's parts of all parameters.
-    specs: The mesh axes that divide every leaf.
-    axes: Mesh axes over which each leaf outside the blocks is collected.
-    gather: When data shards collect layers: "stage" (here) or "layer" (later,
-      one layer for each micro-batch).
-
-  Returns:
-    A tuple (layers, other leaves). `layers` are those of this stage, leaves
-    [K, ...]: whole layers with "stage", this device's parts with "layer".
-    Without stages, `layers` is a tuple of this device's parts of all layers,
-    and the mesh axes that divide their leaves.
+  With `gather="layer"`, layers stay divided among the data shards. Without
+  stages, the first result is a tuple of this device's parts of all layers, and
+  their specs. `axes` are the mesh axes over which leaves outside the blocks are
+  gathered.
   """
   rest = jax.tree.map(
     _gather,
@@ -326,19 +287,10 @@ def _without_blocks(tree: dict[str, Tree]) -> Tree:
 def _layout(
   params: Tree, division: Division, divided_tables: Collection[str]
 ) -> tuple[Tree, Tree, Tree]:
-  """Returns how parameters are divided and collected.
+  """Returns three trees like `params`, which say how each leaf is divided.
 
-  Args:
-    params: The parameters.
-    division: How the parameters are divided among the devices.
-    divided_tables: Paths of the tables (leaves outside the blocks) that stay
-      divided: each data shard gets only its own part of them.
-
-  Returns:
-    A tuple of three trees like `params`. They have for every leaf: the mesh
-    axes that divide each of its dimensions, the mesh axes over which it is
-    collected, and its `jax.sharding.PartitionSpec` for data shards and stages
-    (without tensor shards).
+  They are the specs, the mesh axes over which a leaf is gathered, and the
+  `PartitionSpec` for data shards and stages (without tensor shards).
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
@@ -356,12 +308,7 @@ def _layout(
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
-  """Returns which dimension of a leaf a mesh axis divides; None if it does not.
-
-  Args:
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-    axis: Name of the mesh axis.
-  """
+  """Returns which dimension of a leaf a mesh axis divides; None if none."""
   for dimension, axes in enumerate(spec):
     if axis in axes:
       return dimension
@@ -385,17 +332,10 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 def _to_stages(
   stage_layers: StageLayers, gather: str, leaf: Array, spec: Spec
 ) -> Array:
-  """Collects this stage's layers of one leaf.
+  """Gathers this stage's layers of one leaf, [K, ...].
 
-  Args:
-    stage_layers: Which layers each stage has.
-    gather: Whether to collect the layers from the data shards ("stage"), or to
-      leave them divided ("layer").
-    leaf: This device's part of a leaf of the blocks.
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-
-  Returns:
-    The stage's layers of the leaf, [K, ...].
+  `leaf` is this device's part of the leaf, and `spec` says which mesh axes
+  divide it. If `gather` is "layer", data shards still divide the result.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
@@ -417,17 +357,8 @@ def _from_stages(
 ) -> Array:
   """Sums gradients of one leaf over data shards, and gives devices their parts.
 
-  It reverses `_to_stages`.
-
-  Args:
-    stage_layers: Which layers each stage has.
-    gather: "stage" or "layer". With "layer", leaves that data shards divide
-      were summed over the data shards right after each layer's backward.
-    leaf: Gradients of this stage's layers, [K, ...].
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-
-  Returns:
-    The gradient of the part of the leaf that this device keeps.
+  `leaf` has the gradients of this stage's layers, [K, ...]. If `gather` is
+  "layer" and data shards divide the leaf, they are already summed.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
@@ -450,19 +381,12 @@ def _from_stages(
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:
   """Sums gradients over data shards, and gives each device its part of a leaf.
 
-  Before, a device has gradients of this stage's layers, whole. Afterwards it
-  has the sum for all layers, of its part of one dimension. For this, the
-  dimension is reshaped to an axis for data shards and an axis for stages.
-  Otherwise the compiler for TPUs would sum the whole leaf on every device: 7.5
-  GiB for the five layers of a stage, in a model of 107 billion parameters.
-
-  Args:
-    leaf: Gradients of this stage's n layers, [n, ...].
-    dimension: Dimension that is divided by data shards and then by stages.
-
-  Returns:
-    Gradients of all layers, for this device's part of the dimension.
+  `leaf` has this stage's layers. The result has all layers, but of `dimension`,
+  which data shards and then stages divide, only this device's part.
   """
+  # The dimension gets an axis for data shards and an axis for stages. Otherwise
+  # the compiler for TPUs would sum the whole leaf on every device: 7.5 GiB for
+  # the five layers of a stage, in a model of 107 billion parameters.
   num_shards = jax.lax.axis_size(DATA_AXIS)
   num_stages = jax.lax.axis_size(STAGE_AXIS)
   # Example: 2 shards, 3 stages, dimension 1 of a leaf [n, 12, d]. It gets the
@@ -478,29 +402,14 @@ def _sum_and_swap(leaf: Array, dimension: int) -> Array:
 
 
 def _rows(leaf: Array, numbers: Array) -> Array:
-  """Selects layers by their numbers. A number without a layer gives zeros.
-
-  Args:
-    leaf: Layers, [layers, ...].
-    numbers: Numbers of layers, [n].
-
-  Returns:
-    The selected layers, [n, ...].
-  """
+  """Selects layers by their numbers; a number without a layer gives zeros."""
   return leaf.at[numbers].get(mode="fill", fill_value=0)
 
 
 def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Collects a leaf from the devices that hold its parts.
+  """Gathers a leaf from its parts along the mesh axes in `over`.
 
-  Args:
-    leaf: This device's part of the leaf.
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-    over: Mesh axes over which the leaf is collected. Along other axes it stays
-      divided.
-
-  Returns:
-    The whole leaf, or the part of it that other mesh axes leave.
+  Along other mesh axes the leaf stays divided.
   """
 
   def gather(leaf: Array) -> Array:
@@ -514,16 +423,7 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
 
 def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over the mesh axes that divide it (a reduce-scatter).
-
-  Args:
-    leaf: Values of the whole leaf on this device.
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-    over: Mesh axes over which the leaf is summed, if they divide it.
-
-  Returns:
-    The sum of this device's part of the leaf.
-  """
+  """Sums a leaf over the axes in `over` that divide it (reduce-scatter)."""
 
   def scatter(leaf: Array) -> Array:
     for dimension, axes in _divided_dimensions(spec, over):
@@ -540,19 +440,11 @@ def _on_tensor_shards(
 ) -> Callable[[Array], Array]:
   """Wraps a function so that each tensor shard applies it to its own part.
 
-  The function uses collectives over data shards and stages. Without the wrapper
-  JAX's partitioner would first collect the leaf from all tensor shards.
-
-  Args:
-    function: Function from a leaf to a leaf.
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-
-  Returns:
-    The wrapped function. It is `function` itself in two cases: tensor shards
-    divide no dimension of the leaf alone (they do not divide it at all, or data
-    shards or stages divide the same dimension), or JAX's partitioner does not
-    divide the work along the tensor axis.
+  Returns `function` itself if no dimension of the leaf is divided by tensor
+  shards alone, or if JAX does not partition the tensor axis.
   """
+  # Without the wrapper, JAX's partitioner would first gather the leaf from all
+  # tensor shards.
   # If other devices divide the same dimension as tensor shards, as in the large
   # tables, the parts of a tensor shard are not next to each other.
   has_own_dimension = (TENSOR_AXIS,) in spec
@@ -567,15 +459,7 @@ def _on_tensor_shards(
 def _divided_dimensions(
   spec: Spec, over: tuple[str, ...]
 ) -> list[tuple[int, tuple[str, ...]]]:
-  """Returns the dimensions of a leaf that given mesh axes divide.
-
-  Args:
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-    over: The mesh axes.
-
-  Returns:
-    Pairs of a dimension and the axes of `over` that divide it.
-  """
+  """Returns each dimension that axes in `over` divide, with these axes."""
   divided = []
   for dimension, axes in enumerate(spec):
     chosen = tuple(axis for axis in axes if axis in over)
@@ -585,16 +469,9 @@ def _divided_dimensions(
 
 
 def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over mesh axes, and gives each device its part of the sum.
+  """Sums a leaf over the axes in `over`, and returns this device's part.
 
-  Args:
-    leaf: Values of the whole leaf on this device.
-    spec: For each dimension of the leaf, the mesh axes that divide it.
-    over: Mesh axes over which the leaf is summed. Along an axis that does not
-      divide the leaf, every device gets the whole sum.
-
-  Returns:
-    The sum of this device's part of the leaf.
+  Along an axis that does not divide the leaf, every device gets the whole sum.
   """
   leaf = _scatter(leaf, spec, over)
   used = {axis for axes in spec for axis in axes}

@@ -1,8 +1,8 @@
 """Builds the inner step: one optimizer step of one replica.
 
-A round has H inner steps. An inner step calls the optimizer once, with a
-gradient that may be accumulated over several micro-batches. It does not depend
-on other replicas.
+An inner step calls the optimizer once, with a gradient that may be accumulated
+over several micro-batches. A round, the period of the exchanges between
+replicas, has H inner steps.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,9 @@ Gradient = Callable[..., tuple[Scalar, Tree]]
 def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
   """Returns a gradient function that divides a batch into micro-batches.
 
-  It computes one micro-batch after the other, to save memory. Example: with
-  accumulate_steps = 4, a batch of 12 rows has 4 micro-batches of 3 rows. The
-  first one has the rows 0, 1 and 2. The micro-batches have equal sizes, so the
-  mean of their means is the mean over the batch.
+  Micro-batches are computed one after the other, to save memory. Example: with
+  accumulate_steps = 4, a batch of 12 rows has 4 micro-batches of 3 rows; the
+  first has the rows 0, 1 and 2.
 
   Args:
     loss: Function (params, micro-batch) -> mean loss.
@@ -69,9 +68,8 @@ def inner_step(
 
   Returns:
     Function (params, optimizer state, batch, **kwargs) -> (params, optimizer
-    state, (loss, gradient norm)). Keyword arguments, such as `frozen`, are
-    passed to `gradient`. The norm is that of the gradients before the optimizer
-    clips them.
+    state, (loss, gradient norm)). `gradient` gets the keyword arguments. The
+    norm is that of the gradients before the optimizer clips them.
   """
 
   def step(

@@ -1,29 +1,25 @@
 """Embeds tokens and computes their loss if data shards divide the vocabulary.
 
-The embedding and the head have a row or a column for every token of the
-vocabulary. They are the largest leaves that all pipeline stages share: in a
-model of 107 billion parameters each takes 4.6 GiB in fp32, and so does its
-gradient. So data shard n of N shards holds only the tokens
-[n V / N, (n + 1) V / N) of the V tokens, and the shards work together. Each
-shard gathers the input rows of all shards, and computes the contributions of
-its own tokens to all results. These contributions are summed, and each shard
-gets the sums for its own input rows. A shard computes N times as many rows with
-an N-th of the table, which is the same work as without the division.
+The embedding and the head are the largest leaves that all pipeline stages
+share. So data shard n of N holds only the tokens [n V / N, (n + 1) V / N) of
+the V tokens. Each shard gathers the input rows of all shards, and computes the
+contributions of its own tokens to all results. These contributions are summed,
+and each shard gets the sums for its own input rows.
 
 Example: N = 2 and V = 8. Shard 0 has the input tokens [1, 6], and shard 1 has
 [3, 4]. Shard 0 holds the tokens 0 to 3, so it looks up 1 and 3. Shard 1 looks
 up 6 and 4. Each gives zeros for the tokens that it does not hold. The sums for
 [1, 6] go to shard 0, and the sums for [3, 4] go to shard 1.
 
-Derivatives are those of a sum over the shards' losses: the gradient of a
-gathered array is scattered, and the gradient of a scattered array is gathered.
+Derivatives are those of a sum over the shards' losses.
+
 Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3, where tensor-parallel
 devices divide the vocabulary.
 Differs: rows are gathered here; in the paper all devices have the same rows.
 
 Letters in names: B sequences of L tokens each, T = B L tokens of a shard, N
-data shards, U = N T tokens of all shards, D width of the residual stream, W =
-V / N tokens of a shard's part of the vocabulary.
+data shards, U = N T tokens of all shards, D width of the residual stream,
+W = V / N tokens of a shard's part of the vocabulary.
 """
 
 from collections.abc import Callable
@@ -40,9 +36,8 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
   """Wraps an embedding function for a shard that holds a part of the table.
 
   Args:
-    embed: Function (leaves, tokens [B, L], **context) -> x [T, D] that looks
-      up tokens in the table `leaves["embed"]["embedding"]`
-      (`inner.pipeline_stage.CutModel.embed`).
+    embed: Function (leaves, tokens [B, L], **context) -> x [T, D] that looks up
+      tokens in the table `leaves["embed"]["embedding"]`.
 
   Returns:
     A function with the same arguments and result. The table in its leaves is
@@ -68,13 +63,11 @@ def divided_logits(logits: Callable[[Array], Array]) -> Callable:
   """Wraps a function of logits for a shard that holds a part of the head.
 
   Args:
-    logits: Function from rows x [U, D] to logits [U, W], where W is the number
-      of tokens of the vocabulary whose logits this shard computes.
+    logits: Function from rows x [U, D] to logits [U, W].
 
   Returns:
-    Function from this shard's rows x [T, D] to logits [U, W]. It collects the
-    rows of all shards, U together, and returns their logits for this shard's
-    tokens of the vocabulary.
+    Function from this shard's rows x [T, D] to logits [U, W] of all shards'
+    rows, for this shard's tokens of the vocabulary.
   """
   return lambda x_TxD: logits(_gathered(x_TxD))
 
@@ -82,10 +75,7 @@ def divided_logits(logits: Callable[[Array], Array]) -> Callable:
 def divided_scores(
   logits_UxW: Float[Array, "U W"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Computes what the loss needs of each row: log(Z) and the target's logit.
-
-  Z is the sum of exp(logit) over the whole vocabulary. Without a division,
-  `models.loss.token_scores` computes the same.
+  """Computes `models.loss.token_scores` if shards divide the vocabulary.
 
   Args:
     logits_UxW: Logits of all shards' rows, for this shard's tokens of the
@@ -93,7 +83,8 @@ def divided_scores(
     targets_T: Tokens that this shard's rows should predict.
 
   Returns:
-    For this shard's rows, log(Z) and the logit of the target, both [T].
+    For this shard's rows, log(Z) and the logit of the target, both [T]. Z is
+    the sum of exp(logit) over the whole vocabulary.
   """
   shard = jax.lax.axis_index(DATA_AXIS)
   num_tokens = targets_T.size
@@ -110,15 +101,9 @@ def divided_scores(
 
 
 def _rows_in_part(tokens: Array, size: int) -> tuple[Array, Array]:
-  """Returns the rows of tokens in this shard's part of a table.
+  """Returns the row of each token in this shard's part of a table, and a mask.
 
-  Args:
-    tokens: Tokens of the whole vocabulary, of any shape.
-    size: Number of tokens in a shard's part, W.
-
-  Returns:
-    A tuple (rows, is_held) of arrays in the shape of `tokens`. A row is 0 if
-    this shard does not hold the token; `is_held` is then False.
+  A token that this shard does not hold has the row 0 and the mask False.
   """
   rows = tokens - size * jax.lax.axis_index(DATA_AXIS)
   is_held = (rows >= 0) & (rows < size)
@@ -126,26 +111,12 @@ def _rows_in_part(tokens: Array, size: int) -> tuple[Array, Array]:
 
 
 def _gathered(tree: Tree) -> Tree:
-  """Concatenates the rows of all shards, in the order of the shards.
-
-  Args:
-    tree: This shard's rows, leaves [rows, ...].
-
-  Returns:
-    The rows of all N shards, leaves [N rows, ...].
-  """
+  """Gathers the rows of all shards, in order: [rows, ...] to [N rows, ...]."""
   return jax.tree.map(
     lambda rows: jax.lax.all_gather(rows, DATA_AXIS, tiled=True), tree
   )
 
 
 def _scattered(rows: Array) -> Array:
-  """Sums rows over the shards, and returns the sums of this shard's own rows.
-
-  Args:
-    rows: A value for each row of all shards, [U, ...].
-
-  Returns:
-    The sums of the T rows of this shard, [T, ...].
-  """
+  """Sums rows [U, ...] over the shards; returns this shard's rows [T, ...]."""
   return jax.lax.psum_scatter(rows, DATA_AXIS, tiled=True)

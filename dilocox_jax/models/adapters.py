@@ -44,17 +44,16 @@ _TENSORS = "adapter_model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
-  """The trained and the frozen leaves of a model, and how to combine them.
+  """How a model divides into trained and frozen leaves, and joins them again.
 
   Attributes:
-    init: (key) -> trained leaves. Adapters are drawn at random with the key.
-      Leaves of the model itself keep their values.
-    frozen: Frozen leaves. Each is an array of the host or a `LazyArray`.
+    init: (key) -> trained leaves. The key draws adapters; leaves of the model
+      itself keep their values.
+    frozen: Frozen leaves, each an array or a `LazyArray`.
     join: (trained, frozen) -> parameters of the model. Adapters lie beside
       their kernels, already scaled (`split_layer`).
-    fold: (trained, frozen) -> parameters of a model without adapters that
-      computes the same. The product of the adapters is added to the kernel.
-      Frozen leaves that are not in memory are read.
+    fold: (trained, frozen) -> parameters of an equal model without adapters:
+      each scaled product of adapters is added to its kernel.
   """
 
   init: Callable[[Array], Tree]
@@ -64,17 +63,12 @@ class Adaptation:
 
   @functools.cached_property
   def digest(self) -> str:
-    """Digest of the frozen leaves (paths, shapes and values), 16 hex digits."""
+    """Digest of the frozen leaves' paths, shapes and values, 16 hex digits."""
     return tree_digest([self.frozen], "frozen")
 
 
 def _adapters(lora: Lora, base: Tree) -> Adaptation:
-  """Builds the `Adaptation` that trains adapters and freezes the whole model.
-
-  Args:
-    lora: Which adapters the model gets.
-    base: Parameters of the model. All of them are frozen.
-  """
+  """Returns an `Adaptation` that trains LoRA adapters and freezes `base`."""
   shapes = lora.shapes(shapes_by_path(base))
 
   def init(key: Array) -> Tree:
@@ -124,9 +118,8 @@ def export(
     lora: Which adapters the model has.
     folder: Folder of the files, which must exist.
     shape: Sizes of the model.
-    adapters: The trained adapters, a nested dict of arrays with a leading layer
-      axis.
-    base: Name or folder of the model's checkpoint, which the files record.
+    adapters: Trained adapters, a nested dict of arrays [layers, ...].
+    base: Name or folder of the model's checkpoint, which the config records.
 
   Raises:
     ValueError: If no family of checkpoints has such a model, or the folder has
@@ -171,12 +164,10 @@ def export(
 def adapt(trainable: Any, base: Tree) -> Adaptation:
   """Divides a model into trained and frozen leaves.
 
-  With adapters, all leaves of the model are frozen, and only the adapters are
-  trained.
-
   Args:
-    trainable: `Lora`, or a function of the path of a leaf, such as
-      "blocks/mlp/up/kernel", that returns whether the leaf is trained.
+    trainable: A `Lora`: adapters are trained, and the whole model is frozen. Or
+      a function (path of a leaf, e.g. "blocks/mlp/up/kernel") -> whether this
+      leaf is trained.
     base: Parameters of the model, a nested dict.
 
   Raises:
@@ -212,25 +203,17 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
 
 
 def merged(first: Tree, second: Tree) -> Tree:
-  """Returns a nested dict with the leaves of two nested dicts.
-
-  Args:
-    first: A nested dict.
-    second: A nested dict. If a path is in both, the leaf of `second` is taken.
-  """
+  """Returns the union of two nested dicts; leaves of `second` win."""
   return nested(leaves_by_path(first) | leaves_by_path(second))
 
 
 def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
   """Separates the adapters of a layer from its other leaves.
 
-  Args:
-    layer: Leaves of one layer. Kernels may have adapters beside them.
-
   Returns:
     The layer without adapters; and a function (path of a kernel, x, kernel) ->
-    x @ kernel + (x @ down) @ up. For a kernel without adapters it returns
-    x @ kernel. If the whole layer has no adapters, the function is None.
+    x @ kernel, plus (x @ down) @ up if this kernel has adapters. The function
+    is None if no kernel of the layer has adapters.
   """
   leaves = leaves_by_path(layer)
   adapters = {}

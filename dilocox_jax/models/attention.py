@@ -1,14 +1,8 @@
-"""Rotary positions and causal attention, without parameters.
-
-Both are pure functions of queries, keys and values, so tests need no model.
+"""Rotary positions and causal attention, as pure functions without parameters.
 
 A sequence may have several documents. A *segment* is the part of a sequence
 that belongs to one document. The token that ends a document is the first token
-of the next segment, so that every document begins with that token.
-
-Tests check two laws. Attention reads only the current and earlier positions.
-The dot product of a rotated query and a rotated key depends only on the
-distance between their positions.
+of the next segment.
 
 Letters in names: B is the batch size, L the length, S the number of keys, N the
 number of heads, G the number of heads of keys and values, and K the width of a
@@ -42,34 +36,27 @@ def rotate(
 ) -> Float[Array, "B L N K"]:
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
-  Feature i < K/2 is paired with i + K/2. The pair is rotated by the angle
-  position * base^(-2 i / K). So the dot product of a query and a key depends
-  only on the distance between their positions.
+  Features i and i + K/2 are a pair, for i < K/2. Their angle is the position
+  times base^(-2 i / K). So the dot product of a query and a key depends only on
+  the distance between their positions.
 
   Example with K = 4 and base 10,000: features 0 and 2 are rotated by 1 radian
   per position, features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3
-  the angles are 3 and 0.03. A query at position 3 and a key at position 1
-  differ by the angles 2 and 0.02. A query at position 12 and a key at position
-  10 differ by the same angles.
+  the angles are 3 and 0.03.
 
   Source: Su et al. 2021, arXiv 2104.09864, equation 34.
-  Differs: the two features of a pair are K/2 apart, while in the paper they are
-  neighbors. The results are equal up to a permutation of the features, and this
-  version needs no strided access.
+  Differs: the two features of a pair are K/2 apart; in the paper they are
+  neighbors.
 
   Args:
-    x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L,
-      counted from `start`.
+    x_BxLxNxK: Queries or keys.
     base: Base of the angles.
-    start: Position of the first query or key. Not read if there are
-      `positions_BxL`.
-    positions_BxL: Position of each token. None: positions count from `start`.
-    factor: Divisor of the speed of slow rotations (`rotation_speeds`); 1: none
-      is slowed.
+    start: Position of the first token; ignored if `positions_BxL` is given.
+    positions_BxL: Position of each token. None: `start`, `start` + 1, ...
+    factor: Divisor of the speed of slow rotations (`rotation_speeds`).
 
   Returns:
-    Rotated queries or keys, with the shape and dtype of the argument. Angles
-    are computed in fp32 or a wider type.
+    Rotated queries or keys, with the shape and dtype of the argument.
   """
   _, length, _, width = x_BxLxNxK.shape
   wide = np.promote_types(np.float32, x_BxLxNxK.dtype)
@@ -89,14 +76,13 @@ def rotate(
 def rotation_speeds(
   width: int, base: float, factor: float, dtype: np.dtype
 ) -> Float[Array, " P"]:
-  """Returns the angle per position of each pair of features (radian), [K/2].
+  """Returns the angle per position of each pair of features (radians), [K/2].
 
-  Pair i has the speed base^(-2 i / K). A factor above 1 slows down the pairs
-  that turn less than once in 8,192 tokens: their speed is divided by it. So a
-  model that was trained on 8,192 tokens meets no new angles of these pairs in
-  longer sequences. Pairs that turn more than 4 times keep their speed. In
-  between, the speed is a weighted mean of both, and the weight is linear in the
-  number of turns.
+  Pair i has the speed base^(-2 i / K). With a factor above 1, pairs that turn
+  less than once in 8,192 tokens have their speed divided by the factor, so that
+  a model trained on 8,192 tokens can read longer sequences. Pairs that turn
+  more than 4 times keep their speed. In between, the speed is a weighted mean
+  of both, linear in the number of turns.
 
   Source: Grattafiori et al. 2024, arXiv 2407.21783, section 3.4.2, and the rope
   type "llama3" of `transformers`.
@@ -104,7 +90,7 @@ def rotation_speeds(
   Args:
     width: Width of a head, K.
     base: Base of the angles.
-    factor: Divisor of the speed of slow pairs; 1 means that none is slowed.
+    factor: Divisor of the speed of slow pairs; 1: no pair is slowed.
     dtype: Type of the result.
   """
   exponents = jnp.arange(0, width, 2, dtype=dtype) / width
@@ -127,25 +113,24 @@ def attend(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with the weights softmax(q k / sqrt(K)).
 
-  The result at each position is a weighted average of the values at this
-  position and before. The weights [B, N, L, S] are kept in memory.
+  The weights [B, N, L, S] of all queries are in memory at once.
 
   Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1.
 
   Args:
-    query_BxLxNxK: Queries [B, L, N, K].
-    key_BxSxGxK: Keys [B, S, G, K], from position 0 on. G divides N: N / G
-      neighboring query heads share a head of keys and a head of values.
-    value_BxSxGxK: Values [B, S, G, K].
-    segments_BxL: Number of each query's segment (`segment_ids`). A token reads
+    query_BxLxNxK: Queries.
+    key_BxSxGxK: Keys from position 0 on. N / G neighboring query heads share a
+      head of keys and values.
+    value_BxSxGxK: Values.
+    segments_BxL: Number of each query's segment (`segment_ids`). A query reads
       only its own segment. None: all tokens are one segment.
     start: Position of the first query; 0 if S = L.
-    key_segments_BxS: Number of each key's segment. None: the same as
-      `segments_BxL`, which needs S = L.
+    key_segments_BxS: Number of each key's segment. None: `segments_BxL`, which
+      needs S = L.
 
   Returns:
-    Averages with the shape and dtype of the values. Weights are computed in
-    fp32 or a wider type.
+    Weighted means of the values, in their dtype. The weights are computed in
+    fp32 or wider.
   """
   _, length, num_heads, width = query_BxLxNxK.shape
   key = key_BxSxGxK
@@ -179,15 +164,12 @@ def attend(
 
 
 def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
-  """Writes the keys and values of new positions into a cache.
+  """Returns a cache in which `new` replaces the positions from `start` on.
 
   Args:
     cache: Keys and values of S positions, [B, S, G, K] each.
     new: Keys and values of L positions, [B, L, G, K] each.
     start: First of the L positions.
-
-  Returns:
-    A cache of S positions, in which the L positions are replaced.
   """
   return {
     name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
@@ -198,15 +180,11 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
 def segment_ids(
   tokens_BxL: Int[Array, "B L"], end_of_text: int
 ) -> Int[Array, "B L"]:
-  """Returns the number of each token's segment in its sequence, from 0.
+  """Returns the number of each token's segment, counted from 0.
 
-  A segment is the part of a sequence that belongs to one document.
-  Example: if token 0 ends a document, the tokens [7, 8, 0, 5, 6, 0, 9] have the
-  segments [0, 0, 1, 1, 1, 2, 2].
-
-  Args:
-    tokens_BxL: Tokens that a model reads.
-    end_of_text: Token that ends a document. It begins the next segment.
+  A segment is the part of a sequence that belongs to one document. Example: if
+  token 0 is `end_of_text`, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments
+  [0, 0, 1, 1, 1, 2, 2].
   """
   return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)
 
@@ -215,9 +193,6 @@ def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
   """Returns the distance of each token from the first token of its segment.
 
   Example: the segments [0, 0, 1, 1, 1] have the positions [0, 1, 0, 1, 2].
-
-  Args:
-    segments_BxL: Number of each token's segment (`segment_ids`).
   """
   positions = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
   previous_BxL = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
@@ -228,18 +203,9 @@ def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
 def wide_einsum(
   equation: str, x: Float[Array, "..."], y: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-  """Returns `jnp.einsum` of two arrays with a result in fp32 or wider.
+  """Returns `jnp.einsum(equation, x, y)` in fp32, or in fp64 for fp64 factors.
 
-  Devices add up products of bfloat16 values in fp32 anyway, so the result need
-  not be rounded. The gradient of a factor is a product of the result's gradient
-  and the other factor. For that product, the result's gradient is rounded to
-  the dtype of the factors, because a product of fp32 and bfloat16 would be
-  computed in fp32, at a fraction of the speed.
-
-  Args:
-    equation: Equation of the einsum.
-    x: First factor.
-    y: Second factor, with the dtype of the first.
+  Both factors have the same dtype.
   """
   wide = np.promote_types(np.float32, x.dtype)
   if x.dtype == wide:
@@ -249,46 +215,23 @@ def wide_einsum(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _widened(equation: str, x: Array, y: Array) -> Array:
-  """Computes an einsum of bfloat16 factors in fp32 (`wide_einsum`).
-
-  Args:
-    equation: Equation of the einsum.
-    x: First factor.
-    y: Second factor.
-  """
+  """Computes the einsum of bfloat16 factors in fp32, with its own backward."""
   return jnp.einsum(equation, x, y, preferred_element_type=np.float32)
 
 
 def _widened_forward(
   equation: str, x: Array, y: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-  """Forward pass of `_widened`.
-
-  Args:
-    equation: Equation of the einsum.
-    x: First factor.
-    y: Second factor.
-
-  Returns:
-    The einsum, and the two factors, which the backward pass needs.
-  """
+  """Returns the einsum, and the two factors for the backward pass."""
   return _widened(equation, x, y), (x, y)
 
 
 def _widened_backward(
   equation: str, factors: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-  """Backward pass of `_widened`.
-
-  Args:
-    equation: Equation of the einsum.
-    factors: The two factors.
-    gradient: Gradient of the result, in fp32. It is rounded to the type of the
-      factors first.
-
-  Returns:
-    The gradients of the two factors.
-  """
+  """Returns the gradients of the two factors, in their dtype."""
+  # A product of fp32 and bfloat16 would be computed in fp32, at a fraction of
+  # the speed.
   _, pullback = jax.vjp(functools.partial(jnp.einsum, equation), *factors)
   return pullback(gradient.astype(factors[0].dtype))
 

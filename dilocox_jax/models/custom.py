@@ -1,11 +1,10 @@
-"""Makes a `LossModel` of a user's model: a module, or a pair of functions.
+"""Turns a user's model, a module or a pair of functions, into a `LossModel`.
 
-A loss is a function (model, batch) -> scalar. Its argument `model` is the
-module. For a pair of functions, it is the second function with its parameters
-bound. Without a loss, batches are tokens, and the loss is the cross-entropy of
-each token given the tokens before it. The parameters of a module become a
-nested dict of arrays. A loss with a third argument, `key`, draws random
-numbers, e.g. for dropout (`random_loss`).
+The user's loss is a function (model, batch) -> scalar, where `model` is the
+module. For a pair (init, apply), `model` is `apply` with its parameters bound.
+Without a loss, a module is trained on tokens, by the cross-entropy of each
+token given the tokens before it. A loss with a third argument, `key`, draws
+random numbers, e.g. for dropout (`random_loss`).
 """
 
 import functools
@@ -30,14 +29,10 @@ ModelLoss = Callable[..., Array]
 
 
 def cross_entropy(model: Callable, tokens_BxS: Int[Array, "B S"]) -> Array:
-  """Computes the mean cross-entropy of each token given the ones before it.
+  """Returns the mean cross-entropy of all tokens but the first, in nats.
 
-  Args:
-    model: Function from tokens [B, L] to logits [B, L, V].
-    tokens_BxS: Sequences of S = L + 1 tokens.
-
-  Returns:
-    The mean over all B * L predicted tokens, in nats.
+  `model` maps the first S - 1 tokens [B, S - 1] to logits [B, S - 1, V], which
+  predict the last S - 1 tokens.
   """
   logits = model(tokens_BxS[:, :-1])
   logits = logits.astype(np.promote_types(np.float32, logits.dtype))
@@ -51,7 +46,7 @@ def as_loss_model(
   example: Callable[[], Tree] = lambda: np.zeros((1, 2), np.int32),
   partition: PartitionRule | None = None,
 ) -> LossModel:
-  """Makes a `LossModel` of a model.
+  """Turns a user's model into a `LossModel`.
 
   Args:
     model: A `LossModel`; a module of NNX, linen or Equinox; a function from
@@ -60,12 +55,13 @@ def as_loss_model(
       (key) -> parameters, `loss` is (parameters, batch) -> scalar, and `apply`
       is (parameters, inputs) -> outputs.
     loss: Function (model, batch) -> scalar, or (model, batch, key) -> scalar if
-      it draws random numbers. None: batches are tokens.
+      it draws random numbers. None: the model's own loss, or for a module the
+      cross-entropy of tokens.
     example: Function that returns a batch, which linen needs for its init. The
       default returns two tokens.
-    partition: Function from the path and the shape of a parameter to its
-      partition among the devices of a replica (`distributed.partition_rules`).
-      None: the partitioning metadata of the module decide, if it has any.
+    partition: (path, shape) -> partition of a parameter among the devices of a
+      replica (`distributed.partition_rules`). None: the partition of the
+      `LossModel`, or of the module's partitioning metadata if it has any.
 
   Raises:
     ValueError: One line, if the model is none of these, if `loss` is given for
@@ -86,21 +82,10 @@ def as_loss_model(
 def _loss_model_of(
   model: Any, loss: ModelLoss | None, example: Callable[[], Tree]
 ) -> LossModel:
-  """Makes a `LossModel`; `as_loss_model` then adds the user's partition rule.
+  """Does the work of `as_loss_model`, but ignores the argument `partition`.
 
-  The partition is that of the module's metadata, if it has any.
-
-  Args:
-    model: Any model that `as_loss_model` accepts.
-    loss: Function (model, batch) -> scalar, which reads a `KeyedBatch` if it is
-      random. None: the model's own loss, or for a module the cross-entropy of
-      tokens.
-    example: Function that returns a batch.
-
-  Raises:
-    ValueError: One line, if the model is of no known kind, if it already has a
-      loss and `loss` is given too, or if a module has state that is not a
-      parameter.
+  A `loss` that draws random numbers must already read its key from the batch
+  (`reads_keyed_batch`).
   """
   if isinstance(model, LossModel):
     require(loss is None, "loss: the model that is passed in has one already")
@@ -123,27 +108,21 @@ def _loss_model_of(
 
 
 def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
-  """Returns whether a model is trained to predict tokens.
+  """Returns whether a model is trained on tokens, by their cross-entropy.
 
-  The answer is True if neither the caller nor the model brings a loss, because
-  the run then takes the cross-entropy of the next token.
+  That is so if `loss` is None and the model has no loss of its own.
 
   Args:
     model: Any model that `as_loss_model` accepts; None: the model of the
       config.
-    loss: Function (model, batch) -> scalar; None: none was passed.
+    loss: Function (model, batch) -> scalar, or None.
   """
   has_loss = isinstance(model, LossModel | tuple) or loss is not None
   return not has_loss
 
 
 def _with_logits(model: LossModel) -> LossModel:
-  """Adds the function `logits`, which calls the module with tokens.
-
-  Args:
-    model: A `LossModel` whose module returns logits [B, L, V] for tokens [B,
-      L].
-  """
+  """Sets `LossModel.logits` to a call of the module with tokens."""
 
   def logits(params: Any, tokens_BxL: Array) -> Array:
     return model.module(params)(tokens_BxL)
@@ -156,15 +135,7 @@ def _of_module(
 ) -> LossModel:
   """Makes a `LossModel` of a module, or of a function that makes a module.
 
-  Args:
-    model: A module of linen, NNX or Equinox, or a function from `nnx.Rngs` to a
-      module of NNX.
-    loss: Function (model, batch) -> scalar.
-    example: Function that returns a batch.
-
-  Raises:
-    ValueError: One line, if the model is neither a module nor a function, or if
-      it has state that is not a parameter.
+  Raises ValueError if `model` is neither, or has state besides parameters.
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
@@ -185,12 +156,9 @@ def _of_module(
 def _bound_loss_model(
   loss: ModelLoss, init: Callable, module: Callable[[Tree], Any]
 ) -> LossModel:
-  """Makes a `LossModel` from a loss that takes a module, not parameters.
+  """Makes a `LossModel` from a loss (module, batch) -> scalar.
 
-  Args:
-    loss: Function (module, batch) -> mean loss, a scalar.
-    init: Function (key) -> parameters.
-    module: Function (parameters) -> module that holds these parameters.
+  `module` is a function from parameters to a module that holds them.
   """
 
   def bound_loss(params: Any, batch: Any) -> Array:
@@ -202,15 +170,9 @@ def _bound_loss_model(
 def _of_linen(
   module: linen.Module, loss: ModelLoss, example: Callable[[], Tree]
 ) -> LossModel:
-  """Makes a `LossModel` of a module of linen.
+  """Makes a `LossModel` of a linen module, which runs `loss` as its method.
 
-  Args:
-    module: The module. `init` and `apply` call the loss as its method.
-    loss: Function (model, batch) -> scalar.
-    example: Function that returns a batch, which linen needs for its init.
-
-  Raises:
-    ValueError: If the module has state that is not a parameter.
+  Raises ValueError if the module has state besides parameters.
   """
   # The batch is drawn here and not in `init`: JAX traces `init`, and `example`
   # is the user's code.
@@ -243,12 +205,7 @@ def _of_linen(
 def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
   """Makes a `LossModel` of a function from `nnx.Rngs` to a module of NNX.
 
-  Args:
-    make: Function from `nnx.Rngs` to the module.
-    loss: Function (model, batch) -> scalar.
-
-  Raises:
-    ValueError: If the module has state that is not a parameter.
+  Raises ValueError if the module has state besides parameters.
   """
   # A parameter with partitioning metadata would be put on a mesh at once, which
   # does not exist here.
@@ -273,14 +230,9 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
 
 
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
-  """Makes a `LossModel` of a module that is itself a tree, as in Equinox.
+  """Makes a `LossModel` of a module that is a tree of arrays, as in Equinox.
 
-  Its floating-point arrays are trained. They begin with the values that they
-  have now.
-
-  Args:
-    model: The module, a tree of JAX that has arrays among its leaves.
-    loss: Function (model, batch) -> scalar.
+  Its floating-point arrays are trained, from the values that they have now.
   """
   trained = nested(
     {
@@ -300,28 +252,23 @@ def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
 
 
 def _with_leaves(tree: Any, params: Any) -> Any:
-  """Returns a tree in which the leaves of a nested dict replace the old leaves.
+  """Returns `tree` with the leaves of `params` in place of its own.
 
-  Args:
-    tree: Any tree of JAX.
-    params: Nested dict of new leaves, with some of the paths of the tree.
+  `params` is a nested dict that has some of the paths of the tree.
   """
   leaves = leaves_by_path(tree) | leaves_by_path(params)
   return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
 
 
 def _rule_of_metadata(partitions: Any) -> PartitionRule | None:
-  """Returns the partition rule of a module's metadata.
+  """Returns a function (path, shape) -> the partition in a module's metadata.
+
+  The function returns None for a parameter without metadata. If no parameter
+  has metadata, None is returned instead of a function.
 
   Args:
-    partitions: Tree with a `PartitionSpec` for each parameter, as flax reads it
-      from the parameters of a module. An empty one means that the parameter has
-      no metadata.
-
-  Returns:
-    A function (path, shape) -> the parameter's partition, or None if this
-    parameter has no metadata. If no parameter has metadata, the result is None
-    instead of a function.
+    partitions: Tree with a `PartitionSpec` for each parameter. An empty one
+      means that the parameter has no metadata.
   """
   by_path = {
     path: partition
@@ -334,22 +281,14 @@ def _rule_of_metadata(partitions: Any) -> PartitionRule | None:
 
 
 def _is_trained(leaf: Any) -> bool:
-  """Returns whether a leaf is trained: whether it is an array of floats.
-
-  Args:
-    leaf: Leaf of a module, of any type.
-  """
+  """Returns whether a leaf is an array of floating-point or complex numbers."""
   if not isinstance(leaf, jax.Array | np.ndarray):
     return False
   return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _check_state(others: dict[str, Any]) -> None:
-  """Raises ValueError if a module has state beside its parameters.
-
-  Args:
-    others: The other state by name; empty if there is none.
-  """
+  """Raises ValueError if a module has state besides its parameters."""
   require(
     not others,
     f"the module has state that is no parameter ({', '.join(map(str, others))})"

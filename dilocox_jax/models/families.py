@@ -1,10 +1,9 @@
 """How checkpoints of OPT, Llama and Qwen differ from the built-in decoder.
 
 Each family of models is a row of `FAMILIES`: the names of its tensors, the
-names of its sizes in `config.json`, and the options that all of its models have
-in common. The functions map a config to the sizes of a model and back, and the
-leaves of a model to the tensors of a checkpoint. They read no file, and need no
-JAX.
+names of its sizes in `config.json`, and the options that all of its models
+share. The functions convert a config to a `ModelShape` and back, and the leaves
+of a model to the tensors of a checkpoint and back. They read no files.
 """
 
 import dataclasses
@@ -44,20 +43,20 @@ class Family(NamedTuple):
 
   Attributes:
     architecture: Name of the model's class in `transformers`.
-    shape_options: Values of the fields of `ModelShape` that are the same for
-      all models of the family.
-    size_keys: Keys of config.json by field of `ModelShape`, for the fields that
-      differ between models of the family. A field that is neither here nor in
-      `shape_options` has its default, except for `rope_factor`.
+    shape_options: Fields of `ModelShape` with the same value in all models of
+      the family.
+    size_keys: Key of config.json by field of `ModelShape`, for the fields that
+      differ between models. A field that is neither here nor in `shape_options`
+      has its default, except for `rope_factor`.
     module_names: Names of the modules in a checkpoint, by path of the module in
       the built-in decoder. "{}" stands for the number of the layer.
     expected: Keys of config.json that choose what a model computes, with the
-      only value that the built-in decoder can compute. A missing key counts as
+      only value that the built-in decoder supports. A missing key counts as
       that value.
-    ties_head: Value of `tie_word_embeddings` in a config.json without this key:
-      whether the head is the embedding.
+    ties_head: Value of `tie_word_embeddings` (whether the head is the
+      embedding) if config.json lacks the key.
     first_position: Row of the table of learned positions that belongs to the
-      first token of a sequence. The rows in front of it are not read.
+      first token. The rows before it are not read.
   """
 
   architecture: str
@@ -184,15 +183,14 @@ _DEFAULT_SIZES = {"head_dim": 0, "rope_base": 10_000.0, "num_kv_heads": 0}
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
-  """Returns the sizes of the model that a config.json describes.
+  """Returns the `ModelShape` that a config.json describes.
 
   Args:
     config: Values of config.json, by key.
 
   Raises:
     ValueError: One line, if the family is unknown, if a size is missing or
-      impossible, or if the built-in decoder does not compute what the config
-      describes.
+      impossible, or if the built-in decoder does not support the model.
   """
   family_name = str(config.get("model_type"))
   require(
@@ -217,18 +215,11 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the settings of rotary positions, by key of config.json.
+  """Returns `rope_scaling` and `rope_parameters` of config.json as one dict.
 
-  Newer versions of `transformers` write these settings into `rope_parameters`.
-  Older versions write the base beside the other keys of config.json, and the
-  rest into `rope_scaling`.
-
-  Args:
-    config: Values of config.json, by key.
-
-  Raises:
-    ValueError: One line, if one of these two sections is no dict.
+  If both have a key, the value of `rope_parameters` is taken.
   """
+  # Newer versions of `transformers` write `rope_parameters`.
   rope: dict[str, Any] = {}
   for section in ("rope_scaling", "rope_parameters"):
     values = config.get(section) or {}
@@ -239,12 +230,7 @@ def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
 def _rope_factor(rope: Mapping[str, Any]) -> float:
   """Returns the divisor of the speed of slow rotations, 1 if none is slowed.
 
-  Args:
-    rope: Settings of rotary positions by key (`_rope_values`).
-
-  Raises:
-    ValueError: One line, if the built-in decoder does not compute such
-      positions.
+  Raises ValueError for rotary positions that the decoder does not support.
   """
   rope_type = rope.get("rope_type", rope.get("type", "default"))
   require(
@@ -274,18 +260,10 @@ def _rope_factor(rope: Mapping[str, Any]) -> float:
 
 
 def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
-  """Returns the fields of `ModelShape` that config.json gives.
+  """Reads the fields of `ModelShape` that `family.size_keys` names.
 
-  Args:
-    values: Values of config.json, by key.
-    family: The family of the model.
-
-  Returns:
-    A value for each field of `family.size_keys`. `num_kv_heads` and `head_dim`
-    are 0 if they have the usual size.
-
-  Raises:
-    ValueError: One line, if a size is missing or of a wrong type.
+  `values` are those of config.json. Raises ValueError if a size is missing or
+  of a wrong type.
   """
   defaults = _DEFAULT_SIZES | {"tied_head": family.ties_head}
   needed_keys = {
@@ -311,14 +289,7 @@ def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
-  """Returns the values of config.json for a model.
-
-  It is the reverse of `shape_of`.
-
-  Args:
-    shape: Sizes of the model.
-    family_name: Name of its family, one of `FAMILIES`.
-  """
+  """Returns the values of config.json for a model; reverses `shape_of`."""
   family = FAMILIES[family_name]
   config = {
     key: getattr(shape, field) for field, key in family.size_keys.items()
@@ -348,10 +319,7 @@ def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
 
 
 def family_of(shape: ModelShape) -> str:
-  """Returns the name of the family that has models of a shape.
-
-  Args:
-    shape: Sizes and options of the model.
+  """Returns the name of the family to which a model of this shape belongs.
 
   Raises:
     ValueError: One line, if no family has such a model.
@@ -366,12 +334,7 @@ def family_of(shape: ModelShape) -> str:
 
 
 def _has_options_of(family: Family, shape: ModelShape) -> bool:
-  """Whether a model differs from a family's models only in its sizes.
-
-  Args:
-    family: The family.
-    shape: Sizes and options of the model.
-  """
+  """Whether a model differs from a family's models only in its sizes."""
   # A subclass may belong to a model that computes something else.
   if type(shape) is not ModelShape:
     return False
@@ -389,16 +352,15 @@ def _has_options_of(family: Family, shape: ModelShape) -> bool:
 def tensor_shape(
   path: str, leaf_shape: tuple[int, ...], family: Family
 ) -> tuple[int, ...]:
-  """Returns the shape of the tensors that hold a leaf in a checkpoint.
+  """Returns the shape of each tensor that holds a leaf in a checkpoint.
 
-  A leaf of the blocks has the values of all layers. In a checkpoint each layer
-  has a tensor of its own. Kernels are transposed there, and the table of
-  learned positions may have more rows in front (`Family.first_position`).
+  A leaf of the blocks is one tensor per layer in a checkpoint, without the
+  layer axis. Kernels are transposed. The table of learned positions may have
+  more rows in front (`Family.first_position`).
 
   Args:
-    path: Path of the leaf in the parameters of the built-in decoder.
-    leaf_shape: Shape of the leaf in the built-in decoder. For a leaf of the
-      blocks the first axis is the layer.
+    path: Path of the leaf in the built-in decoder.
+    leaf_shape: Shape of the leaf in the built-in decoder.
     family: The family of the checkpoint.
   """
   if path == POSITIONS:
@@ -414,16 +376,10 @@ def tensor_shape(
 def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
   """Yields the names of a leaf's tensors in a checkpoint.
 
-  A leaf of the blocks has a tensor for each layer, and any other leaf has one
-  tensor. The names come one by one, so that a reader can stop at the first name
-  that the checkpoint lacks. A damaged config may say that there are a billion
-  layers.
-
-  Args:
-    path: Path of the leaf, e.g. "blocks/mlp/up/kernel".
-    shape: Sizes of the model.
-    family: The family of the checkpoint.
+  A leaf of the blocks, e.g. "blocks/mlp/up/kernel", has one tensor per layer;
+  other leaves have one tensor.
   """
+  # Names come one by one, because a damaged config may claim a billion layers.
   num_tensors = shape.num_layers if is_stacked(path) else 1
   for layer in range(num_tensors):
     yield tensor_name(path, layer, family)
@@ -432,10 +388,7 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
 def tensor_name(path: str, layer: int, family: Family) -> str:
   """Returns the name of the tensor that holds a leaf in a checkpoint.
 
-  Args:
-    path: Path of the leaf in the parameters of the built-in decoder.
-    layer: Number of the layer; 0 if the leaf is not one of the blocks.
-    family: The family of the checkpoint.
+  `layer` is the number of the layer; ignored for a leaf outside the blocks.
   """
   module_path, _, last_key = path.rpartition("/")
   # The two tables of "embed" are different modules in a checkpoint, so they
@@ -452,8 +405,8 @@ def leaves_of(
 ) -> dict[str, np.ndarray]:
   """Converts tensors of a checkpoint to leaves of the built-in decoder.
 
-  The tensors of all layers are stacked, and kernels are transposed. Rows of
-  learned positions that are not read are dropped (`Family.first_position`).
+  Layers are stacked, kernels are transposed, and unused rows of learned
+  positions are dropped (`Family.first_position`).
 
   Args:
     tensors: Values of the tensors by their names in the family.
@@ -461,7 +414,7 @@ def leaves_of(
     family_name: Name of the family, one of `FAMILIES`.
 
   Returns:
-    Copies of the values by path, in the order in which replicas exchange them.
+    Copies of the values by path, sorted by the keys of the paths.
   """
   family = FAMILIES[family_name]
   leaves = {}
@@ -479,13 +432,13 @@ def leaves_of(
 def tensors_of(
   leaves: Mapping[str, Any], shape: ModelShape, family_name: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields name and values of each tensor of a model, for a checkpoint.
+  """Yields name and fp32 values of each tensor of a checkpoint.
 
-  It is the reverse of `leaves_of`. The values are in fp32.
+  Reverses `leaves_of`.
 
   Args:
-    leaves: Leaves of the model by path: arrays, or objects that `np.asarray`
-      turns into arrays when their tensors are yielded.
+    leaves: Leaves of the model by path. `np.asarray` is called on each only
+      when its tensors are yielded.
     shape: Sizes of the model.
     family_name: Name of the family, one of `FAMILIES`.
   """
@@ -504,18 +457,10 @@ def tensors_of(
 
 
 def is_stacked(path: str) -> bool:
-  """Whether a leaf has an axis of layers in front.
-
-  Args:
-    path: Path of the leaf. Leaves of "blocks" have such an axis.
-  """
+  """Whether the leaf at `path` has a leading layer axis, as all blocks do."""
   return path.startswith("blocks/")
 
 
 def is_kernel(path: str) -> bool:
-  """Whether a leaf is the matrix of a linear layer.
-
-  Args:
-    path: Path of the leaf, e.g. "blocks/mlp/up/kernel".
-  """
+  """Whether the leaf at `path` is the matrix of a linear layer."""
   return path.endswith("/kernel")

@@ -1,16 +1,14 @@
 """Causal attention that never holds the weights [L, L] of a whole sequence.
 
-`models.attention.attend` computes the same result and does hold the weights. On
-a CPU, where sequences are short, it is the fastest function. This module has
-three functions for accelerators:
+`models.attention.attend` computes the same result, holds the weights, and is
+the fastest on a CPU. The functions here are for accelerators:
 
 * "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document per
   sequence.
 * "splash" is the Pallas kernel for TPUs that comes with JAX. It takes lengths
   that are multiples of 128.
 * "blockwise" is written in JAX and runs on every device. It computes the
-  weights of a block of queries at a time. The backward pass computes them
-  again.
+  weights of a block of queries at a time, and again in the backward pass.
 
 Letters in names: B batch, L length, N heads, G heads of keys and values, K head
 width, C queries of a block.
@@ -45,11 +43,11 @@ _SPLASH_BLOCKS = (512, 256, SPLASH_LENGTH)
 
 
 def named_attention(name: str) -> Attention:
-  """Returns the function that computes an attention.
+  """Returns the attention function for a name.
 
   Args:
     name: "plain" (`models.attention.attend`), "blockwise", "cudnn" or "splash".
-      "splash" computes lengths that its kernel does not take by "blockwise".
+      "splash" falls back to "blockwise" if the length is not a multiple of 128.
   """
   functions: dict[str, Attention] = {
     "plain": attend,
@@ -61,21 +59,18 @@ def named_attention(name: str) -> Attention:
 
 
 def divided_by_heads(attention: Attention) -> Attention:
-  """Makes an attention function in which each tensor shard has its own heads.
+  """Lets each tensor shard compute the attention of its own heads.
 
   A tensor shard is one of the devices along the mesh axis "tensor". JAX's
-  partitioner cannot divide the kernels of "splash" and "cudnn" itself, so the
-  function is mapped over the shards.
+  partitioner cannot divide the kernels of "splash" and "cudnn" itself.
 
   Args:
-    attention: Function that computes the attention of all heads in its
-      arguments.
+    attention: Function that computes the attention of all heads that it gets.
 
   Returns:
-    A function with the same arguments and result. If JAX's partitioner divides
-    work along the mesh axis "tensor", each shard computes its own heads;
-    otherwise `attention` is called as it is. The number of heads of queries,
-    and of keys and values, must be multiples of the number of shards.
+    A function like `attention`, mapped over the tensor shards. The numbers of
+    query heads and of key heads must be multiples of the number of shards. If
+    JAX does not partition the axis "tensor", it just calls `attention`.
   """
 
   def divided(
@@ -98,21 +93,7 @@ def divided_by_heads(attention: Attention) -> Attention:
 def _splash_or_blockwise(
   query: Array, key: Array, value: Array, segments: Segments = None
 ) -> Array:
-  """Computes attention with "splash", or else with "blockwise".
-
-  "splash" takes only lengths that are multiples of 128. Sequences of other
-  lengths occur as the last part of a held-out text. They are computed with
-  "blockwise".
-
-  Args:
-    query: Queries [B, L, N, K].
-    key: Keys [B, L, G, K].
-    value: Values [B, L, G, K].
-    segments: Number of each token's document [B, L]; None: one document.
-
-  Returns:
-    Weighted means of the values, [B, L, N, K].
-  """
+  """Calls "splash" if the length is a multiple of 128, else "blockwise"."""
   if query.shape[1] % SPLASH_LENGTH == 0:
     return splash_attention(query, key, value, segments)
   return blockwise_attention(query, key, value, segments)
@@ -129,7 +110,7 @@ def blockwise_attention(
 
   Every block of C queries is multiplied with all L keys, so half of the
   products are masked. The weights in memory are [B, N, C, L]. The backward pass
-  computes them again, whatever else a layer saves (`models.transformer`).
+  computes them again.
 
   Source: Rabe and Staats 2021, arXiv 2112.05682, for the memory.
   Differs: keys are not divided, so no running maximum is needed.
@@ -157,18 +138,10 @@ def blockwise_attention(
 def _blocks(
   query: Array, segments: Segments
 ) -> tuple[Array, Callable[[Array], Callable[..., Array]]]:
-  """Divides queries into blocks of equal length.
+  """Divides L queries into the fewest equal blocks of at most `_BLOCK`.
 
-  The length is the largest divisor of L that is at most `_BLOCK`.
-
-  Args:
-    query: Queries of whole sequences, for their length.
-    segments: Number of each token's document [B, L]; None: one document.
-
-  Returns:
-    The first position of each block; and a function from such a position to the
-    attention of that block, which is a function of all queries, keys and
-    values.
+  Returns the first position of each block, and a function from such a position
+  to a function (all queries, keys, values) -> attention of that block.
   """
   length = query.shape[1]
   size = min(_BLOCK, length)
@@ -199,17 +172,7 @@ def _blocks(
 def _blockwise_forward(
   query: Array, key: Array, value: Array, segments: Segments = None
 ) -> tuple[Array, tuple[Array, Array, Array, Segments]]:
-  """Forward pass of `blockwise_attention`.
-
-  Args:
-    query: Queries [B, L, N, K].
-    key: Keys [B, L, G, K].
-    value: Values [B, L, G, K].
-    segments: Number of each token's document [B, L]; None: one document.
-
-  Returns:
-    The attention, and the four arguments, which the backward pass needs.
-  """
+  """Returns the attention, and the arguments for the backward pass."""
   mixed = blockwise_attention(query, key, value, segments)
   return mixed, (query, key, value, segments)
 
@@ -217,16 +180,9 @@ def _blockwise_forward(
 def _blockwise_backward(
   residuals: tuple[Array, Array, Array, Segments], gradient: Array
 ) -> tuple[Any, ...]:
-  """Backward pass of `blockwise_attention`.
+  """Returns the gradients of queries, keys, values and segments.
 
-  Args:
-    residuals: The arguments of the forward pass.
-    gradient: Gradient of the attention, [B, L, N, K].
-
-  Returns:
-    The gradients of queries, keys and values, which are summed block by block
-    in fp32 or wider. The gradient of the segments is None if there are none.
-    As segments are integers, it is otherwise zeros of JAX's type float0.
+  Gradients are summed over the blocks in fp32 or wider.
   """
   query, key, value, segments = residuals
   factors = (query, key, value)
@@ -270,15 +226,9 @@ def cudnn_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with NVIDIA's cuDNN.
 
-  Args:
-    query_BxLxNxK: Queries of N heads with K values each, in bfloat16.
-    key_BxLxGxK: Keys of G heads in bfloat16. N is a multiple of G.
-    value_BxLxGxK: Values of G heads in bfloat16.
-    segments_BxL: Must be None, because this function reads each sequence as one
-      document.
-
-  Returns:
-    Weighted means of the values, [B, L, N, K].
+  Arguments and result are those of `blockwise_attention`, but queries, keys and
+  values must be bfloat16, and `segments_BxL` must be None: each sequence is one
+  document.
 
   Raises:
     ValueError: If there are segments, or the dtype is not bfloat16.
@@ -311,18 +261,8 @@ def splash_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with the Pallas kernel for TPUs.
 
-  The kernel skips blocks of keys that no query of a block may read.
-
-  Args:
-    query_BxLxNxK: Queries.
-    key_BxLxGxK: Keys. N is a multiple of G.
-    value_BxLxGxK: Values.
-    segments_BxL: Number of each token's document. A token reads only its own
-      document. None: a sequence is one document.
-    interpret: Whether to run the kernel step by step in JAX, on any device.
-
-  Returns:
-    Weighted means of the values, [B, L, N, K].
+  Arguments and result are those of `blockwise_attention`. With `interpret`, the
+  kernel runs step by step in JAX, on any device.
 
   Raises:
     ValueError: If the length is not a multiple of 128.

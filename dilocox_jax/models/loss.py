@@ -1,8 +1,7 @@
 """The loss that training minimizes and reports show.
 
 The loss is the mean cross-entropy of predicted tokens, in nats, computed in
-fp32 (or in fp64 for a model in fp64). Training may add a z-loss. All methods
-use the same function, so their curves can share an axis.
+fp32 (or in fp64 for a model in fp64). Training may add a z-loss.
 
 Letters in names: B sequences of L tokens each, T tokens, D width of the
 residual stream, V tokens of the vocabulary.
@@ -35,14 +34,13 @@ class LossModel(NamedTuple):
       [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters. Without a
       module it returns the parameters.
-    logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
-      cross-entropy of tokens. None: the loss is the user's function, and a
-      batch is any tree that this function reads.
+    logits: (parameters, tokens [B, L]) -> logits [B, L, V]. None: the loss is
+      the user's function, and a batch is any tree that this function reads.
     partition: (path, shape) -> partition of a parameter among the devices of a
       replica (`distributed.partition_rules`). None: the data shards divide the
       largest dimension of every parameter.
-    draws_random: Whether the loss draws random numbers. In training each of its
-      batches is then a `random_loss.KeyedBatch`, in evaluations a plain batch.
+    draws_random: Whether the loss draws random numbers. In training its batches
+      are then each a `random_loss.KeyedBatch`, in evaluations plain batches.
   """
 
   init: Callable[[Array], Any]
@@ -58,10 +56,7 @@ def token_loss(
   targets_T: Int[Array, " T"],
   z_loss: float | int = 0.0,
 ) -> Float[Array, ""]:
-  """Computes the mean cross-entropy of tokens.
-
-  Every token has the weight 1 / T. So the mean of this loss over micro-batches
-  of equal size is the loss of the whole batch.
+  """Computes the mean cross-entropy of tokens, plus a z-loss.
 
   Example: V = 2 and logits [0, 0] give log Z = log 2 = 0.693, so the loss of
   either token is 0.693 nats. With z_loss = 1e-4 it is larger by
@@ -72,12 +67,11 @@ def token_loss(
     logits_TxV: Logits.
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the mean of log(Z)^2, where Z is the sum of exp(logits).
-      It keeps logits from drifting. Source: Chowdhery et al. 2022, arXiv
-      2204.02311, section 5, which uses 1e-4.
+      Source: Chowdhery et al. 2022, arXiv 2204.02311, section 5, which uses
+      1e-4.
 
   Returns:
-    Mean over T tokens in nats, in the dtype of the logits, with the z-loss
-    added.
+    Mean over T tokens in nats, in the dtype of the logits.
   """
   return _mean_loss(*token_scores(logits_TxV, targets_T), z_loss)
 
@@ -85,17 +79,9 @@ def token_loss(
 def token_scores(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns log(Z) and the logit of the target, for each token.
+  """Returns log(Z) and the logit of the target of each token, both [T].
 
-  Z is the sum of exp(logits) over the vocabulary. The loss of a token depends
-  on these two numbers only.
-
-  Args:
-    logits_TxV: Logits.
-    targets_T: Tokens that should have been predicted.
-
-  Returns:
-    log(Z) and the logit of the target, both [T].
+  Z is the sum of exp(logits) over the vocabulary.
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   target_T = jnp.take_along_axis(logits_TxV, targets_T[:, None], axis=-1)[:, 0]
@@ -107,17 +93,9 @@ def token_scores_of_columns(
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
   """Computes `token_scores` of logits whose columns are divided among devices.
 
-  The logit of the target is computed as a sum over all columns, because JAX's
-  partitioner divides a sum among the devices. To index the column of the
-  target, it would collect all logits on every device.
-
-  Args:
-    logits_TxV: Logits of T tokens for the V tokens of the vocabulary.
-    targets_T: Tokens that should have been predicted.
-
-  Returns:
-    The logarithm of the partition function, log(sum(exp(logits))), and the
-    logit of the target, both [T].
+  It sums over columns, because JAX's partitioner divides a sum among the
+  devices. For a lookup of the target's column, as in `token_scores`, it would
+  gather all logits on every device.
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   columns_V = jnp.arange(logits_TxV.shape[1], dtype=targets_T.dtype)
@@ -129,13 +107,7 @@ def token_scores_of_columns(
 def _mean_loss(
   log_partition_T: Array, target_T: Array, z_loss: float | int
 ) -> Array:
-  """Returns the mean loss of T tokens, with the z-loss added.
-
-  Args:
-    log_partition_T: log(Z) of each token.
-    target_T: Logit of each token's target.
-    z_loss: Weight of the mean of log(Z)^2 in the loss.
-  """
+  """Returns the mean loss of T tokens, with the z-loss added."""
   loss = jnp.mean(log_partition_T - target_T)
   if z_loss:
     loss = loss + z_loss * jnp.mean(jnp.square(log_partition_T))
@@ -150,11 +122,11 @@ def chunked_token_loss(
   chunk_tokens: int = 0,
   scores: Scores = token_scores,
 ) -> Float[Array, ""]:
-  """Computes the mean cross-entropy of tokens, one chunk of tokens at a time.
+  """Computes `token_loss`, with the logits of one chunk of tokens at a time.
 
-  If there are several chunks, the backward pass computes the logits of each
-  chunk again, so all logits [T, V] are never in memory at once. At T = 16,384
-  and V = 32,000 they would take 2.1 GB in fp32, and so would their gradient.
+  If there are several chunks, the backward pass computes their logits again, so
+  all logits [T, V] are never in memory at once. At T = 16,384 and V = 32,000
+  they would take 2.1 GB in fp32, and so would their gradient.
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].
@@ -162,12 +134,8 @@ def chunked_token_loss(
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
-    scores: Function that computes `token_scores`. If several devices divide the
-      vocabulary, another function lets them compute the scores together
-      (`inner.vocabulary`).
-
-  Returns:
-    Mean over T tokens in nats, with the z-loss added.
+    scores: Function that computes `token_scores`, also if several devices
+      divide the vocabulary (`inner.vocabulary`).
   """
   num_tokens = targets_T.size
   if not 0 < chunk_tokens < num_tokens:
@@ -213,15 +181,13 @@ def next_token_loss(
     tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
       predicts the last L.
     z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
-    end_of_text: Token that ends a document. A token reads only its own document
-      (`models.attention.segment_ids`). None: a sequence is one document.
+    end_of_text: Token that ends a document. A token then reads only its own
+      document. None: a sequence is one document.
     chunk_tokens: Largest number of tokens whose logits are in memory at a time
-      (`chunked_token_loss`); 0: all. A model without `stream` computes all
-      logits at once in any case.
+      (`chunked_token_loss`). 0, or a model without `stream`: all.
 
   Returns:
-    Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32, or
-    float64 for a float64 model.
+    Mean over B * L tokens in nats, with the z-loss added.
   """
   inputs_BxL = tokens_BxS[:, :-1]
   # A model without segments need not take the argument.

@@ -1,11 +1,12 @@
 """The modules of the decoder, in Flax.
 
 `models.transformer` makes pure functions of these modules. The *stream* is the
-residual stream: one row for each token, to which every layer adds its output.
+residual stream: one row for each token, to which every layer adds its output. A
+*segment* is the part of a sequence that belongs to one document. The argument
+`dtype` is the compute dtype, e.g. `jnp.bfloat16`; parameters are always fp32.
+
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
-width, F feed-forward, V vocabulary. The argument `dtype` is the compute dtype,
-e.g. `jnp.bfloat16`; parameters are always fp32. A *segment* is the part of a
-sequence that belongs to one document.
+width, F feed-forward, V vocabulary.
 """
 
 import functools
@@ -38,15 +39,10 @@ _ACTIVATIONS = {
 
 
 class Norm(nnx.Module):
-  """A norm of rows, as `ModelShape.norm` says: RMS norm or layer norm."""
+  """An RMS norm or a layer norm of rows, as `ModelShape.norm` says."""
 
   def __init__(self, width: int, shape: ModelShape):
-    """Makes the parameters: scales of 1, and for a layer norm biases of 0.
-
-    Args:
-      width: Number of values of a row, which are normalized together.
-      shape: Sizes of the model.
-    """
+    """Makes scales of 1, and for a layer norm biases of 0, [width]."""
     self.epsilon = shape.norm_epsilon
     self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
     if shape.norm == "layer":
@@ -55,11 +51,7 @@ class Norm(nnx.Module):
       self.bias = None
 
   def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """Returns the normalized rows, in the dtype of the argument.
-
-    Args:
-      x: Rows of `width` values, with any axes in front.
-    """
+    """Returns the normalized rows, in the dtype of the argument."""
     # Squares of bf16 values lose too much when summed in bf16.
     wide = x.astype(np.promote_types(np.float32, x.dtype))
     if self.bias is not None:
@@ -80,16 +72,7 @@ def _linear(
   rngs: nnx.Rngs,
   bias: bool = False,
 ) -> nnx.Linear:
-  """Builds a linear layer whose kernel is drawn from N(0, scale^2).
-
-  Args:
-    fan_in: Number of inputs.
-    fan_out: Number of outputs.
-    scale: Standard deviation of the kernel's values.
-    dtype: Compute dtype. Parameters are in fp32.
-    rngs: Random numbers for the kernel.
-    bias: Whether the layer has a bias.
-  """
+  """Builds a linear layer whose fp32 kernel is drawn from N(0, scale^2)."""
   return nnx.Linear(
     fan_in,
     fan_out,
@@ -109,9 +92,6 @@ def _residual_scale(shape: ModelShape) -> float:
   on the depth: 12 layers add 24 terms, each with 1/24 of the variance.
 
   Source: Radford et al. 2019, GPT-2, section 2.3.
-
-  Args:
-    shape: Sizes of the model.
   """
   return INIT_SCALE / (2 * shape.num_layers) ** 0.5
 
@@ -122,14 +102,9 @@ class _Attention(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Draws the kernels of the four projections, and makes the norms.
+    """Makes the norms, and draws the kernels of the four projections.
 
-    Args:
-      shape: Sizes of the model.
-      dtype: Compute dtype, e.g. `jnp.bfloat16`.
-      rngs: Random numbers for the parameters.
-      mix: Attention of whole sequences (`models.fused_attention`). It mixes the
-        values of the positions.
+    `mix` is the attention of whole sequences (`models.fused_attention`).
     """
     self.shape = shape
     self.mix = mix
@@ -167,20 +142,17 @@ class _Attention(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    """Computes the term that attention adds to the residual stream.
+    """Returns the term for the residual stream, and the keys and values.
 
     Args:
-      x_TxD: The residual stream of B sequences, a row for each token.
+      x_TxD: The residual stream of B sequences.
       length: Length of each sequence, L.
       cache: Keys and values of earlier positions, with room for these tokens.
-        None: the tokens are whole sequences.
+        They are returned with the new keys and values. None: the tokens are
+        whole sequences, and only their keys and values are returned.
       start: Position of the first token.
       segments: Number of each token's segment, [B, L] (`models.attention`).
         None: a sequence is one document.
-
-    Returns:
-      The term [T, D]; and the keys and values of the tokens. If there is a
-      cache, the second result is the cache with these keys and values.
     """
     y_TxD = self.norm(x_TxD)
 
@@ -222,19 +194,10 @@ class _Attention(nnx.Module):
 
 
 class _Mlp(nnx.Module):
-  """The feed-forward part of one layer: a norm, and an MLP.
-
-  If the activation is SwiGLU, the MLP has a gate.
-  """
+  """The feed-forward part of one layer: a norm and an MLP, gated for SwiGLU."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    """Draws the kernels of the MLP, and makes the norm.
-
-    Args:
-      shape: Sizes of the model.
-      dtype: Compute dtype, e.g. `jnp.bfloat16`.
-      rngs: Random numbers for the parameters.
-    """
+    """Makes the norm, and draws the kernels of the MLP."""
     model_dim = shape.model_dim
     ff_dim = shape.ff_dim
     self.gated = shape.activation == "swiglu"
@@ -258,11 +221,7 @@ class _Mlp(nnx.Module):
     )
 
   def __call__(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T D"]:
-    """Returns the term that the MLP adds to the residual stream, [T, D].
-
-    Args:
-      x_TxD: The residual stream of B sequences, a row for each token.
-    """
+    """Returns the term that the MLP adds to the residual stream, [T, D]."""
     y_TxD = self.norm(x_TxD)
     hidden_TxF = self.up(y_TxD)
     if self.gated:
@@ -280,11 +239,7 @@ class _Block(nnx.Module):
   ):
     """Builds the attention and the MLP of the layer.
 
-    Args:
-      shape: Sizes of the model.
-      dtype: Compute dtype, e.g. `jnp.bfloat16`.
-      rngs: Random numbers for the parameters.
-      mix: Attention of whole sequences (`models.fused_attention`).
+    `mix` is the attention of whole sequences (`models.fused_attention`).
     """
     self.attention = _Attention(shape, dtype, rngs=rngs, mix=mix)
     self.mlp = _Mlp(shape, dtype, rngs)
@@ -297,21 +252,9 @@ class _Block(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    """Runs one layer.
+    """Returns the new residual stream [T, D], and the keys and values.
 
-    Args:
-      x_TxD: The residual stream of B sequences, a row for each token.
-      length: Length of each sequence, L.
-      cache: Keys and values of earlier positions, with room for these tokens.
-        None: the tokens are whole sequences.
-      start: Position of the first token.
-      segments: Number of each token's segment, [B, L] (`models.attention`).
-        None: a sequence is one document.
-
-    Returns:
-      The new residual stream [T, D]; and the keys and values of the tokens. If
-      there is a cache, the second result is the cache with these keys and
-      values.
+    The arguments and the second result are those of `_Attention.__call__`.
     """
     attention_TxD, cache = self.attention(
       x_TxD, length, cache, start=start, segments=segments
@@ -324,13 +267,7 @@ class _Embed(nnx.Module):
   """The token table, and the table of learned positions if there is one."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    """Draws the values of the tables from a normal distribution.
-
-    Args:
-      shape: Sizes of the model.
-      dtype: Dtype of the residual stream.
-      rngs: Random numbers for the parameters.
-    """
+    """Draws the values of the tables from a normal distribution."""
     normal = nnx.initializers.normal(INIT_SCALE)
 
     def table(num_rows: int) -> nnx.Param:
@@ -352,13 +289,13 @@ class _Embed(nnx.Module):
   ) -> Float[Array, "T D"]:
     """Returns the residual stream before the first layer: a row for each token.
 
-    It is the token's row of the token table, plus the position's row of the
-    table of positions if there is one. A token or a position that its table
-    lacks gives a row of NaN.
+    A row is that of the token in the token table, plus that of its position in
+    the table of positions, if there is one. A token or a position that its
+    table lacks gives a row of NaN.
 
     Args:
       tokens_BxL: The tokens.
-      start: Position of the first token. Not read if there are `segments`.
+      start: Position of the first token; ignored if there are `segments`.
       segments: Number of each token's segment, [B, L] (`models.attention`).
         Positions then count from the start of each segment. None: a sequence is
         one document.
@@ -383,10 +320,8 @@ class _Embed(nnx.Module):
 class Decoder(nnx.Module):
   """The modules of the decoder: embedding, stacked blocks, last norm and head.
 
-  The class cannot be called. `models.transformer` calls each of its modules. A
-  tied head is the embedding, so it has no module. The modules draw their
-  parameters in the order in which they are built. So with another order, the
-  same seed would give other parameters.
+  `models.transformer` calls each of these modules; the class itself cannot be
+  called. A tied head is the embedding, and has no module of its own.
   """
 
   def __init__(
@@ -394,12 +329,9 @@ class Decoder(nnx.Module):
   ):
     """Builds the modules, and draws all parameters.
 
-    Args:
-      shape: Sizes of the model.
-      dtype: Compute dtype, e.g. `jnp.bfloat16`.
-      rngs: Random numbers for the parameters.
-      mix: Attention of whole sequences (`models.fused_attention`).
+    `mix` is the attention of whole sequences (`models.fused_attention`).
     """
+    # Another order of these modules would give other parameters for a seed.
     self.embed = _Embed(shape, dtype, rngs)
 
     @nnx.split_rngs(splits=shape.num_layers)

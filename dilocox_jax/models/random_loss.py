@@ -2,11 +2,10 @@
 
 Such a loss has an argument `key`: (model, batch, key) -> scalar. In training
 `key` is a key of JAX, another one for each micro-batch of each replica. In an
-evaluation it is None, and the loss should draw nothing.
+evaluation it is None, and the loss should draw no random numbers.
 
-The keys travel with the batch, as two numbers for each row. So whatever divides
-a batch, such as micro-batches and data shards, divides the keys as well, and a
-replica draws the same numbers however many devices it has.
+Keys travel in the batch, two numbers per row. So a replica draws the same
+numbers however many devices divide its batch.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ class KeyedBatch:
 
   Attributes:
     batch: The batch that the loss reads, leaves [B, ...].
-    keys: Data of a key for each row (`jax.random.key_data`), uint32 [B, 2].
+    keys: A key for each row (`jax.random.key_data`), uint32 [B, 2].
   """
 
   batch: Any
@@ -33,11 +32,7 @@ class KeyedBatch:
 
 
 def draws_random(loss: Callable) -> bool:
-  """Returns whether a loss has an argument `key`; False if Python cannot tell.
-
-  Args:
-    loss: Function (model, batch) or (model, batch, key) -> scalar.
-  """
+  """Returns whether a loss has an argument `key`; False if unknown."""
   try:
     return "key" in inspect.signature(loss).parameters
   except (TypeError, ValueError):  # A builtin without a signature.
@@ -45,14 +40,10 @@ def draws_random(loss: Callable) -> bool:
 
 
 def reads_keyed_batch(loss: Callable) -> Callable[[Any, Any], Array]:
-  """Returns a loss of two arguments that takes its key from the batch.
+  """Converts a loss (model, batch, key) into a function (model, batch).
 
-  Args:
-    loss: Function (model, batch, key) -> scalar.
-
-  Returns:
-    Function (model, batch) -> scalar. If the batch is a `KeyedBatch`, the loss
-    gets the key of the first row. It gets the key None with any other batch.
+  The key is that of the first row of a `KeyedBatch`, and None for another
+  batch.
   """
 
   def keyed_loss(model: Any, batch: Any) -> Array:

@@ -1,7 +1,7 @@
 """Generates text: a model draws the tokens after a prompt one by one.
 
-A cache holds the keys and values of all earlier positions in every layer. So a
-new token costs the computation of one position, not of the whole text.
+A cache holds the keys and values of all earlier positions in every layer. So
+each new token costs the computation of one position only.
 """
 
 import math
@@ -40,13 +40,12 @@ def generate(
     key: Random key; the same key gives the same tokens.
     temperature: Divisor of the logits before the softmax; 0 always takes the
       likeliest token.
-    top_p: Only the likeliest tokens that have this probability together are
-      candidates (`draw_token`); 1: all tokens are.
+    top_p: Draw only among the likeliest tokens that together have this
+      probability (`draw_token`); 1: among all tokens.
 
   Returns:
-    The new tokens [B, num_tokens], int32. If a row contains `NO_TOKEN` (-1),
-    because logits were not finite, all later entries of the row are
-    meaningless.
+    The new tokens [B, num_tokens], int32. Where `draw_token` gives `NO_TOKEN`
+    (-1), the later tokens of this text are meaningless.
 
   Raises:
     ValueError: One line, if the model cannot decode or has too few positions,
@@ -90,10 +89,7 @@ def generate(
 def _check_prompt(prompt: Any, vocab_size: int) -> None:
   """Raises ValueError unless a prompt is token ids [B, L] of a vocabulary.
 
-  Args:
-    prompt: The prompt. While a program is traced the ids are not known, so the
-      caller of the program has to check them.
-    vocab_size: Number of different tokens.
+  The ids themselves are not checked while JAX traces the caller.
   """
   require(
     isinstance(prompt, jax.Array | np.ndarray) and prompt.ndim == 2,
@@ -119,10 +115,10 @@ def _check_prompt(prompt: Any, vocab_size: int) -> None:
 def empty_cache(
   model: Model, batch: int, length: int, dtype: np.dtype
 ) -> Cache:
-  """Returns a cache of zeros.
+  """Returns a cache of zeros for the keys and values of all layers.
 
   Args:
-    model: Model whose layers, heads and head width the cache has.
+    model: Model that will use the cache.
     batch: Number of texts, B.
     length: Tokens of a text, L: the prompt and all tokens to be drawn.
     dtype: Type of keys and values.
@@ -161,14 +157,12 @@ def draw_token(
     logits_BxV: Logits of any float type. A token with -inf is never drawn.
     key: Random key.
     temperature: Divisor of the logits; 0 takes the likeliest token.
-    top_p: Probability from 0 to 1. The candidates are the smallest set of the
-      likeliest tokens that has this probability together. The likeliest token
-      is always a candidate. Among equally likely tokens, the lower id counts as
-      likelier.
+    top_p: Draw only among the smallest set of the likeliest tokens that has
+      this probability together, at least one. The lower id wins a tie.
 
   Returns:
-    The tokens [B], int32. A row has `NO_TOKEN` if one of its logits is NaN, or
-    if all of them are -inf.
+    The tokens [B], int32. A row with a NaN, or with only -inf, gives `NO_TOKEN`
+    (-1).
 
   Raises:
     ValueError: One line, if `temperature` or `top_p` is outside its limits.
@@ -186,12 +180,7 @@ def draw_token(
 
 
 def _check_limits(temperature: float | int, top_p: float | int) -> None:
-  """Raises ValueError if a number is outside its limits.
-
-  Args:
-    temperature: Must be at least 0 and finite.
-    top_p: Must be between 0 and 1.
-  """
+  """Raises ValueError unless 0 <= temperature < inf and 0 <= top_p <= 1."""
   within_limits("temperature", temperature, at_least=0, below=math.inf)
   within_limits("top_p", top_p, at_least=0, at_most=1)
 
@@ -203,18 +192,9 @@ def _drawn(
   temperature: float | int,
   top_p: float | int,
 ) -> Array:
-  """Draws tokens at a temperature above 0.
+  """Draws a token from each row of logits, at a temperature above 0.
 
-  Args:
-    logits_BxV: Logits in at least fp32.
-    highest_Bx1: Highest logit of each row.
-    key: Random key.
-    temperature: Divisor of the logits, above 0.
-    top_p: Tokens are drawn from candidates: as many of the likeliest tokens as
-      together have this probability.
-
-  Returns:
-    The tokens, [B].
+  `highest_Bx1` is the highest logit of each row.
   """
   # Above 1 the difference of two logits could overflow, so both are divided
   # first. Below 1 a quotient could overflow, so they are subtracted first.
@@ -238,13 +218,7 @@ def _drawn(
 
 
 def _has_top_share(logits_BxV: Array, top_p: float | int) -> Array:
-  """Returns whether each token is a candidate of top-p sampling, [B, V].
-
-  Args:
-    logits_BxV: Logits.
-    top_p: The candidates are as many of the likeliest tokens as together have
-      this probability.
-  """
+  """Returns whether each token is a candidate of top-p sampling, [B, V]."""
   order_BxV = jnp.argsort(-logits_BxV, axis=-1, stable=True)
   shares_BxV = jnp.take_along_axis(
     jax.nn.softmax(logits_BxV, axis=-1), order_BxV, axis=-1

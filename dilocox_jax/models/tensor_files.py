@@ -1,19 +1,14 @@
 """Reads and writes tensors as `transformers` does, in files of safetensors.
 
-A checkpoint is a folder. All tensors are in `model.safetensors`, or they are
-divided among several files. In the second case `model.safetensors.index.json`
-names the file of each tensor:
+A checkpoint is a folder. All tensors are in `model.safetensors`, or several
+files have them, and `model.safetensors.index.json` names the file of each:
 
     {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors", ...}}
 
-Only the files of the checkpoint are read. The folder may have files of an
-earlier save, whose older tensors would replace the newer ones.
-
-A checkpoint may be larger than the memory of a machine. So tensors are read and
-written part by part: a reader maps some rows of a tensor into memory at a time,
-and a writer holds one tensor at a time. A file that this module has written
-contains a digest of its tensors, so that a flipped bit is noticed when the file
-is opened.
+A checkpoint may be larger than the memory of a machine. So a reader maps some
+rows of a tensor into memory at a time, and a writer holds one tensor at a time.
+A file that this module has written contains a digest of its tensors, which is
+checked when the file is opened.
 """
 
 import dataclasses
@@ -86,16 +81,15 @@ class StoredTensor:
   ) -> Iterator[tuple[slice, np.ndarray]]:
     """Maps some rows of the tensor into memory, block by block.
 
-    A block has at most 1 MiB (`_BLOCK_BYTES`), but at least one row. Its memory
-    is free again when the caller drops the values. A tensor without values has
+    A block has at most 1 MiB, but at least one row. A tensor without values has
     no blocks.
 
     Args:
       rows: Neighboring rows, indices of the first axis. A scalar has one row.
 
     Yields:
-      A slice of the rows of the block, where 0 is the first row of `rows`, and
-      the values of these rows, [block rows, ...].
+      A slice of the block's rows, where 0 is the first row of `rows`, and the
+      values of these rows, [block rows, ...].
     """
     num_rows, *row_shape = self.shape or (1,)
     row_bytes = math.prod(row_shape) * self.dtype.itemsize
@@ -117,13 +111,7 @@ class StoredTensor:
 
 
 def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
-  """Opens a checkpoint, and checks its files.
-
-  Args:
-    folder: Folder of the checkpoint.
-
-  Returns:
-    The tensors by name, in the types that their files have.
+  """Checks the files of a checkpoint, and returns its tensors by name.
 
   Raises:
     ValueError: One line, if a file is missing or damaged, if a tensor has a
@@ -147,18 +135,10 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
-  """Reads from a folder's index which file has which tensor.
+  """Reads the name of each tensor's file from the index, by name of the tensor.
 
-  Args:
-    folder: Folder of the checkpoint.
-
-  Returns:
-    The name of the file, by the name of the tensor. None if the folder has no
-    index.
-
-  Raises:
-    ValueError: One line, if the index is damaged, or if the folder also has
-      `model.safetensors` and the index names other files.
+  Returns None if the folder has no index. Raises ValueError if the index is
+  damaged, or names other files although `model.safetensors` exists.
   """
   path = folder / INDEX_FILE
   if not path.exists():
@@ -187,11 +167,7 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
 def _only_file(folder: pathlib.Path) -> pathlib.Path:
   """Returns the file that has all tensors of a folder without an index.
 
-  Args:
-    folder: Folder of the checkpoint.
-
-  Raises:
-    ValueError: One line, if there is no such file, or if there are several.
+  Raises ValueError if the folder has no such file, or several.
   """
   if (folder / TENSORS_FILE).exists():
     return folder / TENSORS_FILE
@@ -206,17 +182,9 @@ def _only_file(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _open_file(file: pathlib.Path) -> dict[str, StoredTensor]:
-  """Opens one file, and checks its header and its digest.
+  """Checks header and digest of a file, and returns its tensors by name.
 
-  Args:
-    file: The file.
-
-  Returns:
-    The tensors of the file by name.
-
-  Raises:
-    ValueError: One line, if the file is missing or damaged, or if a tensor has
-      a type that numpy lacks.
+  Raises ValueError if the file is damaged, or has a type that numpy lacks.
   """
   header, values_offset = _header(file)
   metadata = header.pop(_METADATA, {})
@@ -249,11 +217,7 @@ def _open_file(file: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _rows_of(tensor: StoredTensor) -> Iterator[np.ndarray]:
-  """Yields the values of a tensor, some rows at a time.
-
-  Args:
-    tensor: The tensor.
-  """
+  """Yields the values of a tensor, some rows at a time."""
   for _, values in tensor.blocks():
     yield values
 
@@ -261,15 +225,8 @@ def _rows_of(tensor: StoredTensor) -> Iterator[np.ndarray]:
 def _header(file: pathlib.Path) -> tuple[dict[str, Any], int]:
   """Checks a file with the library safetensors, and reads its header.
 
-  Args:
-    file: The file.
-
-  Returns:
-    The header, and the byte of the file at which the values begin.
-
-  Raises:
-    ValueError: One line, if the file is missing, damaged or no regular file, or
-      if the library is not installed.
+  Returns the header, and the byte of the file at which the values begin. Raises
+  ValueError if the file is missing or damaged.
   """
   library = extra_package("safetensors", str(file), "weights")
   # The library would wait for ever to read from a FIFO.
@@ -295,17 +252,7 @@ def _tensor_digest(
   shape: tuple[int, ...],
   parts: Iterable[np.ndarray],
 ) -> bytes:
-  """Returns the digest of a tensor.
-
-  It has 64 bytes: the SHA-256 of the name, the type and the shape, and then the
-  SHA-256 of the values.
-
-  Args:
-    key: Name of the tensor.
-    dtype: Type of the tensor.
-    shape: Shape of the tensor.
-    parts: The values, in the order in which the file has them.
-  """
+  """Returns a SHA-256 of name, type and shape, then one of the values."""
   description = f"{key} {dtype} {shape} "
   values_digest = hashlib.sha256()
   for part in parts:
@@ -314,11 +261,7 @@ def _tensor_digest(
 
 
 def _file_digest(digests: Mapping[str, bytes]) -> str:
-  """Returns the digest of a file of tensors: a SHA-256, as hex digits.
-
-  Args:
-    digests: Digests of all tensors by name (`_tensor_digest`).
-  """
+  """Returns a SHA-256 of the tensors' digests, as hex digits."""
   total = hashlib.sha256()
   for _, digest in sorted(digests.items()):
     total.update(digest)
@@ -326,23 +269,13 @@ def _file_digest(digests: Mapping[str, bytes]) -> str:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-  """Returns the bytes of an array's values.
-
-  Args:
-    array: An array of any type. The types of `ml_dtypes`, such as bfloat16,
-      have no buffer, so the values are viewed as bytes.
-  """
+  """Returns the bytes of an array's values."""
+  # The types of `ml_dtypes`, such as bfloat16, have no buffer of their own.
   return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class TensorShape(NamedTuple):
-  """Name, type and shape of a tensor that is going to be written.
-
-  Attributes:
-    name: Name of the tensor in the checkpoint.
-    dtype: Type of the values.
-    shape: Shape of the tensor.
-  """
+  """Name, type and shape of a tensor that is going to be written."""
 
   name: str
   dtype: np.dtype
@@ -357,19 +290,16 @@ class TensorShape(NamedTuple):
 def divided_among_files(
   tensors: Iterable[TensorShape], max_file_bytes: int
 ) -> dict[str, list[TensorShape]]:
-  """Divides the tensors of a checkpoint among files.
-
-  Neighboring tensors go into one file, as many as fit. A tensor that exceeds
-  the limit gets a file of its own.
+  """Divides the tensors of a checkpoint among files, in order.
 
   Args:
     tensors: All tensors of the checkpoint.
-    max_file_bytes: Largest number of bytes of values in a file.
+    max_file_bytes: Largest number of bytes of values in a file. A larger tensor
+      gets a file of its own.
 
   Returns:
-    The tensors of each file, by name of the file. A single file has the name
-    `TENSORS_FILE`. Several have names such as
-    "model-00001-of-00002.safetensors".
+    The tensors of each file, by name of the file: `TENSORS_FILE` if there is
+    one, else names such as "model-00001-of-00002.safetensors".
   """
   groups: list[list[TensorShape]] = [[]]
   num_bytes = 0
@@ -391,12 +321,7 @@ def divided_among_files(
 def write_index(
   folder: pathlib.Path, tensors_by_file: Mapping[str, list[TensorShape]]
 ) -> None:
-  """Writes the index, which says in which file each tensor is.
-
-  Args:
-    folder: Folder of the checkpoint.
-    tensors_by_file: The tensors of each file, by name of the file.
-  """
+  """Writes the index, which names the file of each tensor."""
   weight_map = {}
   total_bytes = 0
   for file_name, tensors in tensors_by_file.items():
@@ -413,10 +338,7 @@ def write_tensors(
   tensors: Iterable[TensorShape],
   values: Iterator[tuple[str, np.ndarray]],
 ) -> None:
-  """Writes a file of safetensors, with its digest.
-
-  The host holds one tensor at a time. The file gets the same permissions as the
-  other files of this package.
+  """Writes a file of safetensors, with its digest, one tensor at a time.
 
   Args:
     path: The file. It is replaced as a whole.
@@ -442,12 +364,7 @@ def write_tensors(
 
 
 def _header_bytes(tensors: Iterable[TensorShape], digest: str) -> bytes:
-  """Returns the bytes in front of the values of a file.
-
-  Args:
-    tensors: The tensors of the file, in order.
-    digest: Digest of the file, 64 hex digits.
-  """
+  """Returns the bytes in front of the values of a file."""
   header: dict[str, Any] = {_METADATA: {"format": "pt", _DIGEST: digest}}
   begin = 0
   for tensor in tensors:
@@ -466,8 +383,8 @@ def _header_bytes(tensors: Iterable[TensorShape], digest: str) -> bytes:
 def check_no_other_checkpoint(folder: pathlib.Path, written: set[str]) -> None:
   """Refuses a folder that has files of another checkpoint.
 
-  Readers would mix both checkpoints: `transformers` applies adapters that lie
-  beside a model, and follows the index of an earlier save.
+  Readers would mix both: `transformers` applies adapters that lie beside a
+  model, and follows the index of an earlier save.
 
   Args:
     folder: Folder to write into.

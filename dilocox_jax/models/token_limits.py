@@ -1,8 +1,8 @@
 """Finds out how many different tokens a user's model knows.
 
 Two numbers limit the tokens: the width of the logits, and the rows of every
-table in which the model looks up tokens. Both are read in the program that JAX
-traces, so nothing is computed.
+table in which the model looks up tokens. Both are read from the jaxpr of the
+model, so nothing is computed.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class TokenLimits:
 
   Attributes:
     num_logits: Number of logits of a token, V.
-    table_rows: Number of rows of the smallest table in which tokens are looked
-      up. None: no such lookup was found, as in a model that multiplies one-hot
-      vectors, or that changes ids before it looks them up.
+    table_rows: Rows of the smallest table in which tokens are looked up. None:
+      no such lookup was found, e.g. because the model multiplies one-hot
+      vectors.
   """
 
   num_logits: int
@@ -49,7 +49,7 @@ class TokenLimits:
 def token_limits(
   logits: Callable[[Any, Array], Array], params: Any, shape: tuple[int, int]
 ) -> TokenLimits:
-  """Reads how many different tokens a model knows.
+  """Finds out how many different tokens a model knows.
 
   Args:
     logits: Function (parameters, tokens [B, L]) -> logits [B, L, V].
@@ -76,15 +76,10 @@ def token_limits(
 
 
 def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
-  """Yields the number of rows of each table in which tokens are looked up.
+  """Yields the number of rows of each table in which a jaxpr looks up tokens.
 
-  The function follows the ids through the operations that move them, and into
-  the programs that the program calls.
-
-  Args:
-    jaxpr: The program, as JAX has traced it.
-    ids: Variables that hold token ids. The function adds the variables to which
-      the program moves ids.
+  `ids` are the variables that hold token ids. Variables to which the program
+  moves ids are added to it.
   """
   for equation in jaxpr.eqns:
     # A literal is not a variable, and cannot be in a set.
@@ -108,16 +103,10 @@ def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
 
 
 def _program_inside(equation: Any) -> Jaxpr | None:
-  """Returns the program that an equation of a jaxpr calls.
+  """Returns the jaxpr that an equation calls, such as the function of a `jit`.
 
-  For example, a `jit` calls the program of its function.
-
-  Args:
-    equation: An equation of a jaxpr.
-
-  Returns:
-    The program. None if the equation is not a call, or if the program has
-    another number of inputs than the equation, as in a `while` loop.
+  Returns None if there is none, or if it has another number of inputs than the
+  equation, as in a `while` loop.
   """
   for value in equation.params.values():
     program = value.jaxpr if isinstance(value, ClosedJaxpr) else value
@@ -129,16 +118,9 @@ def _program_inside(equation: Any) -> Jaxpr | None:
 
 
 def _keeps_ids(equation: Any, ids: set[Any]) -> bool:
-  """Returns whether the result of an operation still holds token ids.
-
-  Libraries let negative indices count from the end, by `select(id < 0, id +
-  rows, id)`. So a sum of ids and a number that is not negative counts as ids. A
-  selection counts as ids only if all its choices are ids.
-
-  Args:
-    equation: An operation that reads token ids.
-    ids: Variables that hold token ids.
-  """
+  """Returns whether the result of an operation on token ids holds token ids."""
+  # Libraries let negative indices count from the end, by `select(id < 0, id +
+  # rows, id)`. So ids plus a number that is not negative count as ids.
   name = equation.primitive.name
   if name == "add":
     literals = [v for v in equation.invars if isinstance(v, core.Literal)]
@@ -152,13 +134,9 @@ def _keeps_ids(equation: Any, ids: set[Any]) -> bool:
 
 
 def _rows_of_lookup(equation: Any, ids: set[Any]) -> Iterator[int]:
-  """Yields the number of rows of the table in which tokens are looked up.
+  """Yields the number of rows of the table that a "gather" indexes.
 
-  Nothing is yielded if the lookup has other indices than token ids.
-
-  Args:
-    equation: A "gather" of a jaxpr.
-    ids: Variables that hold token ids.
+  Yields nothing if the indices are not token ids.
   """
   table, indices = equation.invars[:2]
   axes = equation.params["dimension_numbers"].start_index_map

@@ -1,12 +1,8 @@
 """The decoder of this project, as pure functions.
 
 The rest of the project uses a `Model`: pure functions of a nested dict of
-arrays, which can be stacked, averaged, sharded and compressed like any other
-tree. The functions are made from the Flax modules in `models.modules`.
-
-Blocks are stacked along a leading layer axis, and a scan runs over this axis,
-so the program does not grow with depth. A pipeline runs embedding, blocks and
-logits on different devices, so each of them is a function.
+arrays, made from the Flax modules in `models.modules`. The leaves of all blocks
+are stacked along a leading layer axis, over which a scan runs.
 
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.
@@ -36,34 +32,31 @@ Params = dict[str, Any]
 class Model(NamedTuple):
   """A decoder as pure functions.
 
-  `apply` is `embed`, then `block` for every layer, then `logits`. What they
-  pass on is the residual stream: one row of D values for each of the T = B * L
-  tokens, to which every layer adds its output.
+  `apply` is `embed`, then `block` for every layer, then `logits`. The stream is
+  the residual stream: one row of D values for each of the T = B * L tokens.
+  Segments [B, L] separate the documents of a sequence (`models.attention`).
 
   Attributes:
     shape: Sizes of the model.
     init: (key) -> parameters, a nested dict of fp32 arrays with the paths and
       shapes of `ModelShape.parameter_shapes`.
     apply: (parameters, int32 tokens [B, L], segments=None) -> logits [B, L, V]
-      in fp32, or in float64 for a float64 model. Segments [B, L] separate the
-      documents of a sequence (`models.attention`).
-    embed: (parameters, tokens [B, L], segments=None) -> stream [T, D]. It does
-      not read the parameters of blocks. The embedding may have only some rows
-      of the vocabulary (`inner.vocabulary`). Tokens are then counted from its
-      first row.
+      in fp32, or in float64 for a float64 model.
+    embed: (parameters, tokens [B, L], segments=None) -> stream [T, D]. Reads no
+      parameters of blocks. The table may have only some rows of the vocabulary
+      (`inner.vocabulary`); tokens then count from its first row.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
       segments=None) -> stream [T, D]. In a pipeline, leaves with two axes or
       more are passed in the dtype of the stream.
-    logits: (parameters, stream [T, D]) -> logits [T, V]. If several devices
-      divide the vocabulary, these are the logits of this device's tokens. It
-      does not read the parameters of blocks.
+    logits: (parameters, stream [T, D]) -> logits [T, V], or only those of this
+      device's tokens if devices divide the vocabulary. Reads no parameters of
+      blocks.
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
-      (logits [B, L, V], cache). The cache holds the keys and values of the
-      tokens of earlier calls, leaves [num_layers, B, S, kv heads, K]. None: the
-      model has no cache.
+      (logits [B, L, V], cache). The cache holds the keys and values of earlier
+      calls, leaves [num_layers, B, S, kv heads, K]. None: the model cannot
+      decode.
     stream: (parameters, tokens [B, L], segments=None) -> stream [T, D], the
-      argument of `logits`. None: the model has no such function, so its loss
-      needs all logits at once.
+      argument of `logits`. None: the loss needs all logits at once.
   """
 
   shape: ModelShape
@@ -77,13 +70,10 @@ class Model(NamedTuple):
 
 
 def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
-  """Returns a function that puts parameters into a module.
+  """Returns a function that puts a nested dict of leaves into a module.
 
   Args:
     module: The module. Its leaves may be only shapes and types.
-
-  Returns:
-    (nested dict of all leaves) -> the module with these leaves.
   """
   graph, abstract_state = nnx.split(module)
 
@@ -96,10 +86,10 @@ def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
 
 
 def _divert(module: nnx.Module, multiply: Multiply) -> None:
-  """Makes the linear layers of a module call `multiply` for their products.
+  """Changes a module so that `multiply` computes its linear layers' products.
 
   Args:
-    module: The module; it is changed.
+    module: The module.
     multiply: Function (path of the kernel, x, kernel) -> product.
   """
 
@@ -116,14 +106,7 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
 
 
 def _head_kernel(params: Params, shape: ModelShape) -> Array:
-  """Returns the kernel [D, V] of the head.
-
-  If the head is tied, this is the transposed embedding.
-
-  Args:
-    params: Parameters of the model.
-    shape: Sizes of the model.
-  """
+  """Returns the kernel [D, V] of the head; a tied head is the embedding."""
   if shape.tied_head:
     return params["embed"]["embedding"].T
   return params["head"]["kernel"]
@@ -135,18 +118,16 @@ def remat_wrapper(
   """Returns a wrapper that decides what a layer saves for its backward pass.
 
   Args:
-    name: One of `plan.choices.REMATS`. "none" saves all values that JAX's
-      backward pass reads. "dots" saves the results of products; the backward
-      computes all elementwise operations and fused attention again. "full"
-      saves only the layer's input; the backward computes all products but the
-      last one again.
-    prevent_cse: Whether to keep XLA from merging the forward with the forward
-      that is computed again. This is needed if both may be in the same
-      computation, as for layers that are not in a loop.
+    name: "none" saves all values that JAX's backward pass reads. "dots" saves
+      the results of products; the backward computes elementwise operations and
+      fused attention again. "full" saves only the layer's input.
+    prevent_cse: Whether to keep XLA from merging the forward with its
+      repetition in the backward pass. Needed if both may be in one computation,
+      as for layers that are not in a loop.
 
   Returns:
-    (function of a layer, or a whole loss) -> a function with the same values
-    and derivatives, under `jax.checkpoint`; with "none" the function itself.
+    (function of a layer, or a whole loss) -> the function under
+    `jax.checkpoint`; with "none" the function itself.
   """
   checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse)
   saves_products = jax.checkpoint_policies.dots_saveable
@@ -171,17 +152,13 @@ def build_model(
   Args:
     shape: Sizes of the model.
     dtype: Compute dtype: float32, bfloat16, or float64 if JAX has it enabled
-      and the parameters are cast to it. `init` draws parameters in fp32. With
-      bfloat16 the statistics of norms, the softmax and the logits are in fp32.
+      and the parameters are cast to it. With bfloat16 the statistics of norms,
+      the softmax and the logits are still in fp32.
     unroll: Layers per iteration of the scan over layers; 0: all. 1 compiles
       fastest, 0 runs fastest on CPU.
     attention: One of `plan.choices.ATTENTIONS` (`models.fused_attention`).
-    remat: One of `plan.choices.REMATS`: what the backward pass of `apply` and
-      `stream` computes again.
-
-  Returns:
-    A `Model`. Its functions are pure and may be jitted, differentiated,
-    vmapped and used inside `shard_map`.
+    remat: One of `plan.choices.REMATS` (`remat_wrapper`), for `apply` and
+      `stream`.
   """
   mix = divided_by_heads(named_attention(attention))
   # With several layers in an iteration of the scan, XLA may merge the forward

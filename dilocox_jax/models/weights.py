@@ -1,10 +1,8 @@
 """Reads and writes checkpoints of OPT, Llama and Qwen for `transformers`.
 
 A checkpoint is a folder with a `config.json` and one or more `.safetensors`
-files, as the library `transformers` writes and reads them. The module
-`families` says which families of models there are. The `.safetensors` files
-need the extra `weights` (`pip install 'dilocox_jax[weights]'`), which is
-imported only when such a file is read.
+files. The module `families` lists the families of models. Only reading needs
+the extra `weights` (`pip install 'dilocox_jax[weights]'`).
 """
 
 import dataclasses
@@ -40,13 +38,9 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Returns whether a folder holds a checkpoint of `transformers`.
+  """Returns whether a folder has a config.json that names a family of models.
 
-  The result is True if its config.json names a family of models, even a family
-  that this module cannot read.
-
-  Args:
-    folder: The folder.
+  The family may be one that this module cannot read.
 
   Raises:
     ValueError: One line, if config.json is there but cannot be read.
@@ -59,14 +53,10 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
 class StoredCheckpoint:
   """A checkpoint whose parameters are read part by part.
 
-  A host reads only the parts that its devices hold. So it never has a copy of
-  the whole model.
-
   Attributes:
     shape: Sizes of the model.
     family_name: Name of the family, one of `families.FAMILIES`.
-    tensors: The tensors by name. `open_checkpoint` has compared their names and
-      shapes with those of the model.
+    tensors: The tensors by name, which fit the model.
   """
 
   shape: ModelShape
@@ -74,20 +64,14 @@ class StoredCheckpoint:
   tensors: Mapping[str, StoredTensor]
 
   def params(self) -> dict[str, Any]:
-    """Returns the parameters of the built-in decoder, a nested dict.
-
-    Each leaf is a `StoredLeaf`, whose values are read from the files when they
-    are needed.
-    """
+    """Returns the parameters as a nested dict of `StoredLeaf`, not yet read."""
     leaves = {
       path: StoredLeaf(self, path) for path in self.shape.parameter_shapes
     }
     return nested(leaves)
 
   def part(self, path: str, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads a part of a parameter, in fp32.
-
-    Besides the part, memory holds a few rows of the file at a time.
+    """Reads a part of a parameter, in fp32, a few rows of the file at a time.
 
     Args:
       path: Path of the parameter, e.g. "blocks/mlp/up/kernel".
@@ -114,13 +98,10 @@ class StoredCheckpoint:
   def _read(
     self, path: str, layer: int, slices: list[slice], part: np.ndarray
   ) -> None:
-    """Reads a part of one tensor into an array.
+    """Reads a part of one tensor into the array `part`.
 
-    Args:
-      path: Path of the parameter.
-      layer: Number of the layer; 0 if the parameter is not one of the blocks.
-      slices: Slice of every axis of the parameter, without the layers.
-      part: Array of the part, which gets the values.
+    `slices` select the part, without the layer axis. `layer` is 0 if the
+    parameter has no such axis.
     """
     family = families.FAMILIES[self.family_name]
     name = families.tensor_name(path, layer, family)
@@ -141,15 +122,10 @@ class StoredCheckpoint:
   def _check_head(
     self, rows: slice, columns: list[slice], embedding: np.ndarray
   ) -> None:
-    """Checks that the tied head of a checkpoint equals the embedding.
+    """Raises ValueError if a tied head differs from the embedding.
 
-    Args:
-      rows: Rows of the embedding that were read.
-      columns: Columns of the embedding that were read.
-      embedding: The values that were read.
-
-    Raises:
-      ValueError: One line, if the checkpoint has a head that differs.
+    Only the given rows and columns are compared. A checkpoint without a head
+    passes.
     """
     if families.HEAD_TENSOR not in self.tensors:
       return
@@ -164,12 +140,7 @@ class StoredCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLeaf(LazyArray):
-  """A parameter of a checkpoint that is still in the file.
-
-  Attributes:
-    checkpoint: The checkpoint.
-    path: Path of the parameter.
-  """
+  """A parameter of a checkpoint that is still in the file."""
 
   checkpoint: StoredCheckpoint
   path: str
@@ -185,23 +156,12 @@ class StoredLeaf(LazyArray):
     return np.dtype(np.float32)
 
   def part(self, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads a part of the parameter, in fp32.
-
-    Args:
-      index: Slice of every axis, with steps of 1.
-
-    Raises:
-      ValueError: One line, if a value is not finite, or if a tied head differs
-        from the embedding.
-    """
+    """Reads a part of the parameter, in fp32 (`StoredCheckpoint.part`)."""
     return self.checkpoint.part(self.path, index)
 
 
 def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
   """Opens a checkpoint, and checks that its tensors fit its model.
-
-  Args:
-    folder: Folder with config.json and .safetensors files.
 
   Raises:
     ValueError: One line, if a file is missing or damaged, if the built-in
@@ -219,16 +179,12 @@ def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
 def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
   """Reads a whole checkpoint into the memory of the host.
 
-  Args:
-    folder: Folder with config.json and .safetensors files.
-
   Returns:
     Sizes of the model, and its parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, if a file is missing or damaged, if the tensors do not
-      fit a model that the built-in decoder computes, or if a value is not
-      finite.
+    ValueError: One line, for the reasons of `open_checkpoint`, or if a value is
+      not finite, or if a tied head differs from the embedding.
   """
   checkpoint = open_checkpoint(folder)
   return checkpoint.shape, jax.tree.map(np.asarray, checkpoint.params())
@@ -243,12 +199,11 @@ def write_checkpoint(
   """Writes a checkpoint for `transformers`, tensor by tensor.
 
   Args:
-    folder: Folder to write into, which must exist. A checkpoint that this
-      function wrote into it before is replaced, if its files have the same
-      names.
+    folder: Folder to write into, which must exist. It may have an earlier
+      checkpoint with files of the same names, which are replaced.
     shape: Sizes of the model.
-    params: Parameters of the model, a nested dict. Leaves are arrays, or
-      objects that `np.asarray` turns into an array only when it is their turn.
+    params: Parameters of the model, a nested dict. `np.asarray` is called on
+      each leaf only when it is written.
     max_file_bytes: Largest number of bytes of tensors in a file. A larger model
       is divided among several files, with an index.
 
@@ -290,16 +245,9 @@ def write_checkpoint(
 
 
 def _check_replaceable(config_path: pathlib.Path) -> None:
-  """Refuses to replace a config.json that belongs to no checkpoint.
+  """Raises ValueError if config.json exists and is not that of a checkpoint.
 
-  Other programs, and the runs of this package, also keep their settings in a
-  file of this name.
-
-  Args:
-    config_path: Path of the file, which may be missing.
-
-  Raises:
-    ValueError: One line that names the file.
+  Runs of this package and other programs keep their settings in such a file.
   """
   if not config_path.exists():
     return
@@ -315,12 +263,7 @@ def _check_replaceable(config_path: pathlib.Path) -> None:
 
 
 def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  """Writes values as JSON, such as the config beside a file of tensors.
-
-  Args:
-    path: The file. It is replaced as a whole.
-    values: The values by key.
-  """
+  """Writes values as JSON, and replaces the file as a whole."""
   with files.replaced(path) as file:
     file.write(json.dumps(values, indent=2).encode() + b"\n")
 
@@ -328,19 +271,10 @@ def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
 def _check_tensors(
   tensors: Mapping[str, StoredTensor], shape: ModelShape, family_name: str
 ) -> None:
-  """Checks that a checkpoint has exactly the tensors of a model.
+  """Raises ValueError unless a checkpoint has exactly the tensors of a model.
 
   Two more kinds of tensors may be there: the frequencies of rotary positions,
   which are not read, and a head although it is tied to the embedding.
-
-  Args:
-    tensors: Tensors of the checkpoint, by their names in the family.
-    shape: Sizes of the model.
-    family_name: Name of the family, one of `families.FAMILIES`.
-
-  Raises:
-    ValueError: One line, if a tensor is missing, has another shape, has no
-      floats, or belongs to no parameter.
   """
   family = families.FAMILIES[family_name]
   unread = {
@@ -370,17 +304,7 @@ def _check_tensors(
 def _check_tensor(
   key: str, tensor: StoredTensor, expected_shape: tuple[int, ...]
 ) -> None:
-  """Checks shape and type of a tensor.
-
-  Args:
-    key: Name of the tensor, for messages.
-    tensor: The tensor.
-    expected_shape: Shape that the tensor should have.
-
-  Raises:
-    ValueError: One line, if the tensor has another shape, or a type that has no
-      floats.
-  """
+  """Raises ValueError unless a tensor has the expected shape and has floats."""
   require(
     tensor.shape == expected_shape,
     f"the tensor {key} has the shape {tensor.shape}, but by its config.json "
@@ -394,15 +318,7 @@ def _check_tensor(
 
 
 def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
-  """Converts values of a tensor to fp32, and checks that they are finite.
-
-  Args:
-    key: Name of the tensor, for messages.
-    values: Some values of the tensor, in any floating type.
-
-  Raises:
-    ValueError: One line, if a value is not finite in fp32.
-  """
+  """Converts values to fp32; raises ValueError if one is not finite."""
   # A value of fp64 may be too large for fp32. numpy would warn about it and
   # make it infinite. The check below refuses it anyway.
   with np.errstate(over="ignore"):
@@ -418,11 +334,11 @@ def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
 def tensors_of(
   params: Any, shape: ModelShape, family_name: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields name and values of each tensor of a checkpoint, one at a time.
+  """Yields name and fp32 values of each tensor of a checkpoint, one at a time.
 
   Args:
-    params: Parameters of the model, a nested dict of arrays. A leaf is turned
-      into an array of numpy when its tensors are yielded.
+    params: Parameters of the model, a nested dict. `np.asarray` is called on
+      each leaf only when its tensors are yielded.
     shape: Sizes of the model.
     family_name: Name of the family, one of `families.FAMILIES`.
   """
@@ -432,12 +348,7 @@ def tensors_of(
 def _tensor_shapes(
   shape: ModelShape, family_name: str
 ) -> Iterator[TensorShape]:
-  """Yields name, type and shape of each tensor, in the order of `tensors_of`.
-
-  Args:
-    shape: Sizes of the model.
-    family_name: Name of the family, one of `families.FAMILIES`.
-  """
+  """Yields the `TensorShape` of each tensor, in the order of `tensors_of`."""
   family = families.FAMILIES[family_name]
   for path, leaf_shape in shape.parameter_shapes.items():
     tensor_shape = families.tensor_shape(path, leaf_shape, family)
