@@ -593,7 +593,7 @@ class Mailbox:
       )
 
   def _check_order(self, event: int, turn: int) -> None:
-    """Raises ValueError if an event, or the first turn of an event, is skipped."""
+    """Raises ValueError if an event or its first turn is skipped."""
     next_event = self._agreement.memory.event
     # The first turn of an event settles it, so `memory` then names the next.
     is_in_order = event <= next_event if turn == 0 else event < next_event
