@@ -99,8 +99,7 @@ class MailboxClient:
     """Opens the mailbox, which joins the run or begins it. Sets `run`.
 
     Args:
-      terms: More values that must be equal in all replicas, beside
-        `self.terms`.
+      terms: Values, beside `self.terms`, that must be equal in all replicas.
     """
     config = {**self.terms, **terms, **self.terms_of_devices}
 
@@ -164,7 +163,7 @@ class MailboxClient:
     return future.result()
 
   def _write_in_thread(self, write: Callable[[], None]) -> None:
-    """Writes a snapshot in a thread, after the earlier snapshots are written."""
+    """Writes a snapshot in a thread, after all earlier ones are written."""
     earlier = self.written
 
     def write_after_earlier() -> None:
