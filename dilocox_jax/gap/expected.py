@@ -52,8 +52,8 @@ def expected_gap(
   that connects them was fitted to small models (59 thousand to 0.86 million
   parameters). Fits to different runs disagree, so the range is wide.
 
-  What a method loses more than DiLoCo may shrink in proportion to s in larger
-  models, or stay as it was measured in a small model. The result lies midway
+  A method's excess over DiLoCo was measured in a small model. In larger ones it
+  may shrink in proportion to s, or stay as it is. The result lies midway
   between these two cases, and its range covers both.
 
   Args:
@@ -202,16 +202,15 @@ def _on_line(line: Line, num_replicas: int) -> Estimate:
 
 
 def _growth(line: Line, sync_interval: int, power: float) -> float:
-  """Returns (H / H0)^power, by which D on a line grows with H."""
+  """Returns (H / H0)^power, where H0 is the `sync_interval` of the line."""
   return (sync_interval / line.sync_interval) ** power
 
 
 def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
   """Returns log(1 + gap) = -D log(1 - s), with its range.
 
-  Args:
-    lost: D, the number of doublings of the batch that the replicas lose.
-    gain: s, the share by which the loss falls with a doubling.
+  `lost` is D, the number of times that AllReduce's batch is halved. `gain` is
+  s, the share by which its loss falls if the batch doubles.
   """
   doubling, doubling_low, doubling_high = (
     -math.log1p(-share) for share in (gain.value, gain.low, gain.high)
@@ -233,12 +232,7 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Adds the measured excess of a method over DiLoCo, which is not scaled.
-
-  Args:
-    diloco: log(1 + gap) of DiLoCo.
-    method: Name of the method.
-  """
+  """Adds a method's measured excess over DiLoCo to DiLoCo's log(1 + gap)."""
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
   value, low, high = (

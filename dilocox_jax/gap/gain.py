@@ -111,10 +111,10 @@ def gain_of_size(parameters: float) -> Estimate:
 def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
   """Extrapolates s from smaller models to a larger model.
 
-  s is the share by which AllReduce's loss falls when its batch doubles. It
-  changes from the largest of the smaller models on by a power of the number of
-  parameters, which is fitted to all of them. The range also covers an s that
-  stays the same, and one that falls as the third root of the size.
+  s, the share by which AllReduce's loss falls when its batch doubles, is scaled
+  from the largest of the smaller models by a power of the number of parameters,
+  fitted to all of them. The range also covers an s that stays the same, and one
+  that falls as the third root of the size.
 
   Args:
     points: s of at least two models of different sizes.

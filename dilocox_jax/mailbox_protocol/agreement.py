@@ -175,8 +175,8 @@ class Memory:
   def residual_event(self, inbox: Inbox) -> int:
     """Returns the event whose residuals are added to the mean of a turn.
 
-    If each replica averages and encodes one slice, the encoding loses a
-    residual, which is added to the next mean of this slice.
+    If each replica averages and encodes one slice of all messages, the encoding
+    loses a residual, which is added to the next mean of this slice.
 
     Returns:
       The newest event of the same kind and turn in which slices were averaged.
@@ -198,11 +198,8 @@ class Memory:
     """Returns a copy of the memory to which a settled turn was added.
 
     Only the first turn of an event changes `event`, `before`, `roster` and
-    `was_split`.
-
-    Args:
-      agreed: The manifest of the turn, which lists the messages to average.
-      inbox: The messages of the turn that this replica has.
+    `was_split`. `agreed` is the turn's manifest (list of the messages to
+    average).
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -329,12 +326,7 @@ class Agreement:
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Reads the manifest of a turn: the list of the messages to average.
 
-    Args:
-      event: Number of the event (exchange).
-      turn: Number of the message within the event, from 0.
-
-    Returns:
-      The manifest; None if it is missing or damaged.
+    The result is None if the manifest is missing or damaged.
     """
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
@@ -342,13 +334,8 @@ class Agreement:
   def expected(self, event: int, turn: int, is_past: bool) -> list[str]:
     """Returns the names of the replicas whose messages a turn waits for.
 
-    They are in the same order in all replicas.
-
-    Args:
-      event: Number of the event (exchange).
-      turn: Number of the message within the event, from 0.
-      is_past: Whether the turn was settled before the snapshot with which this
-        replica began. Then the result is [].
+    They are in the same order in all replicas. The result is [] if `is_past`:
+    the turn was settled before the snapshot with which this replica began.
     """
     if is_past:
       return []
@@ -406,10 +393,7 @@ class Agreement:
   ) -> list[tuple[str, float, list[np.ndarray]]]:
     """Reads every message that a manifest lists, and waits for missing ones.
 
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      agreed: The manifest of the turn, which lists the messages to average.
-      beside: More functions without arguments, to call at the same time.
+    The functions in `beside` are called at the same time.
 
     Returns:
       Name of the replica, weight and arrays of each message, in the order of
@@ -472,10 +456,7 @@ class Agreement:
 
     A share is the mean of one slice of all messages. After the grace time, this
     replica also makes the missing shares of others if it can read their slices.
-
-    Args:
-      shares: The shares of the turn. Afterwards it holds all of them.
-      beside: More functions without arguments, to call at the same time.
+    The functions in `beside` are called at the same time.
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a newer snapshot
@@ -530,10 +511,7 @@ class Agreement:
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
     """Returns whether an event (exchange) was deleted, or soon will be.
 
-    Args:
-      event: The event that this replica handles next.
-      thoroughly: Whether to read both marks of a deletion, and not only the
-        first one, in case one of them is lost.
+    Two marks say so. If `thoroughly`, both are read, in case one is lost.
     """
     start = interval_of(event, self.memory.starts)
     return self.snapshots.is_gone(start, thoroughly)
@@ -613,11 +591,10 @@ class Agreement:
   def _list_and_read(
     self, inbox: Inbox, missing: Sequence[str], is_late: bool
   ) -> Manifest | None:
-    """Lists a turn's messages, and reads and returns its manifest, or None.
+    """Lists a turn's messages, and returns its manifest; None if it is missing.
 
-    If there is no manifest yet, the messages in the listing are read: now if
-    all expected ones are there or `is_late` (the grace time is over), else at
-    the next look.
+    Without a manifest, it reads the listed messages: now if all expected ones
+    are there or `is_late` (the grace time is over), else at the next look.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -789,14 +766,9 @@ class Agreement:
     """Yields, before each try, whether the grace time is over; then pauses.
 
     After the grace time, it also writes vanished objects again
-    (`_look_around`), and logs once a minute what the caller waits for.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      waiting: Returns the line for the log.
-      agreed: The manifest (list of messages); None: it is not decided yet.
-      looks_at_once: Whether to call `_look_around` after the first pause if
-        `agreed` is given.
+    (`_look_around`), and logs once a minute the line that `waiting` returns. If
+    a turn has its manifest `agreed`, and `looks_at_once`, it writes the objects
+    again after the first pause, too.
 
     Raises:
       ReplicaStaleError: If there is a newer snapshot.

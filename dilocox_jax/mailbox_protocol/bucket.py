@@ -142,12 +142,7 @@ class Bucket:
     return True
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object, or replaces it as a whole.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-    """
+    """Writes an object, or replaces it as a whole."""
     try:
       obstore.put(self._objects, path, parts_of(data), mode="overwrite")
     except ERRORS as error:

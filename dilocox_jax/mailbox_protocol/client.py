@@ -70,7 +70,7 @@ class MailboxClient:
       `NEVER` between `newest` and `take_part`.
     stop: `threading.Event` that any thread may set to ask the run to stop.
     last_s: Seconds that the last exchange took.
-    written: Empty, or a future that is done when all snapshots are written.
+    written: At most one future, which is done when all snapshots are written.
     steps: Counts the inner steps behind this replica's messages.
     run: Identifier of the run; only set after `enter`.
     mailbox: The mailbox; only set after `enter`, and only in process 0.
@@ -251,11 +251,7 @@ class MailboxClient:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    Args:
-      event: Number of the event (exchange).
-
-    Returns:
-      Whether this replica's message for the event may still count.
+    Returns whether this replica's message for the event may still count.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -341,14 +337,9 @@ class ExchangeSession:
   ):
     """Makes no request yet; `send` does.
 
-    Args:
-      client: The client of the mailbox.
-      event: Number of the event (exchange).
-      kind: Number of the fragment that is exchanged.
-      attends: Whether this replica sends messages. If not, it only reads.
-      weight: Weight of this replica's messages in the mean.
-      state: Fingerprint (a few random sums) of the outer parameters and the
-        outer optimizer before the event.
+    If not `attends`, this replica only reads. `kind` is the number of the
+    fragment, and `state` the fingerprint (a few random sums) of the outer
+    parameters and the outer optimizer before the event.
     """
     self._client = client
     self._event = event

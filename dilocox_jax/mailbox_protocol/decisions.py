@@ -44,12 +44,7 @@ class Decisions:
   """
 
   def __init__(self, store: Any, signer: Signer):
-    """Makes no request to the store yet.
-
-    Args:
-      store: The folder or bucket, as a `RetryingStore`.
-      signer: Signs and verifies the objects of the run.
-    """
+    """Makes no request yet. `store` is a `RetryingStore`."""
     self._store = store
     self._signer = signer
     self.has_proposed = False

@@ -71,7 +71,7 @@ NOTHING = Fingerprint(
 
 
 class SharedState(NamedTuple):
-  """The description of its sender's shared state that a message carries.
+  """A message's description of its sender's shared state.
 
   The shared state is the outer parameters, the outer optimizer and the codec's
   common state.
@@ -121,7 +121,7 @@ def rows_in(content: bytes | memoryview) -> np.ndarray:
 
 
 def rows_bytes(num_blocks: int) -> int:
-  """Returns the bytes of a fingerprint's rows, one row for each block."""
+  """Returns the number of bytes of a fingerprint with `num_blocks` rows."""
   return num_blocks * _ROW_BYTES
 
 
@@ -188,12 +188,9 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Estimates the relative distance of two states in each block, float64 [B].
 
-  It is relative to the larger norm. It is 0 for a tiny distance and if neither
-  block is finite, and infinite if only one is finite.
-
-  Args:
-    one: Rows of a state's fingerprint, float32 [B, 34].
-    other: Rows of the other state's fingerprint, float32 [B, 34].
+  It is relative to the larger norm. It is 0 for a tiny distance, and for a
+  block that is not finite in both states; infinite if it is in only one. `one`
+  and `other` are the rows of their fingerprints, float32 [B, 34].
   """
   is_finite = np.isfinite(one).all(axis=1)
   is_other_finite = np.isfinite(other).all(axis=1)

@@ -279,11 +279,8 @@ class Folder:
   ) -> None:
     """Renames the entry at a path if it is of another kind than expected.
 
-    Args:
-      root: Descriptor of the folder of the store.
-      folder: Descriptor of the folder that has the entry.
-      path: Path of the object or folder that needs the name.
-      expected_kind: `files.FILE` or `files.FOLDER`.
+    `folder` is the descriptor of its folder, and `root` of the store's folder.
+    The expected kind is `files.FILE` or `files.FOLDER`.
 
     Raises:
       StoreUnavailableError: If the entry cannot be renamed.

@@ -85,7 +85,7 @@ class Exchanged(NamedTuple):
       order in which all replicas add them up. If `mean` is given, the lists of
       arrays are empty.
     is_own_listed: Whether one of these messages is from this replica. If not,
-      this replica keeps its values, and may send them later.
+      and it is not in `left_out`, it may send its values later.
     left_out: For each replica whose message came in time and does not count,
       the reason. A replica that is left out should drop its values.
     is_superseded: Whether this replica's listed message is one that it sent
@@ -128,7 +128,7 @@ class Mailbox:
 
   Words of the methods (the package's docstring has more):
 
-  - *Turn*: the number of a message within an event. Most codecs need one.
+  - *Turn*: one message of each replica. Most codecs need one turn in an event.
   - *Settled*: an event or turn whose manifest (list of messages) is written.
   - *Shared state*: the outer parameters, the outer optimizer and the codec's
     common state, which should be equal in all replicas. A *fingerprint* is a
@@ -616,13 +616,9 @@ class Mailbox:
   ) -> None:
     """Remembers what was agreed in a turn. It may also write a snapshot.
 
-    If a new interval begins with the turn, the usage is also logged.
-
-    Args:
-      agreed: The manifest of the turn, which lists the messages to average.
-      inbox: The messages of the turn that this replica has so far.
-      snapshot: Returns the first event whose result the shared state does not
-        have yet, and the arrays of the state; None: this replica writes none.
+    If `snapshot` is given, it returns the first event whose result the shared
+    state does not have yet, and the arrays of the state, which are written. If
+    a new interval begins with the turn, the usage is logged.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -670,17 +666,10 @@ class Mailbox:
     num_slices: int,
     tables: Tables | None,
   ) -> Inbox:
-    """Returns an empty inbox, which will hold the messages of a turn.
+    """Returns an empty inbox for the messages of a turn.
 
-    Args:
-      event: Number of the event (exchange).
-      turn: Number of the message within the event, from 0.
-      like: Arrays of the types and shapes of a message.
-      kind: Number of the fragment that is exchanged.
-      num_blocks: Number of blocks in the fingerprint of each message.
-      expected: Names of the replicas whose messages the turn waits for.
-      num_slices: Number of slices into which messages are cut; 0: they are not.
-      tables: How the arrays of messages are encoded; needed to cut messages.
+    A message has the types and shapes of the arrays `like`, and is cut into
+    `num_slices` slices; 0: it is not cut.
 
     Raises:
       ValueError: If messages are cut and `tables` is None.
@@ -816,7 +805,8 @@ class Mailbox:
   ) -> None:
     """Checks that this replica has the shared state of the listed messages.
 
-    If its message is listed, the writer of the manifest has checked this.
+    If its message is listed, the writer of the manifest has checked this. Else
+    the state is compared with that of the first listed message.
 
     Raises:
       ReplicaStaleError: If the states differ, or if this replica has sent a
@@ -847,10 +837,10 @@ class Mailbox:
       self._confirmed.add(inbox.kind)
 
   def _begin_again(self, inbox: Inbox, reason: str) -> None:
-    """Raises the error for a replica whose shared state differs.
+    """Raises the error for a replica whose state differs from the others'.
 
-    If the snapshot with which this replica began may be wrong, the next call of
-    `newest` passes over it.
+    If the snapshot with which it began may be wrong, the next call of `newest`
+    passes over it.
 
     Raises:
       ReplicaStaleError: Normally. The replica must begin again with `newest`.

@@ -11,15 +11,15 @@ the norm of its message often differs from the *usual* norm:
 
 Messages of norm 0, from replicas that made no progress, do not count here.
 
-A message with more than `max_norm_ratio` times the usual norm is left out. A
-smaller message, whose norm is r > 1 times the usual norm, is averaged with 1 /
-r^2 of its own weight. (If `full_weight_ratio` is f, r is relative to f times
-the usual norm.) For example, one of three replicas sends its values times -2.
-The mean is then (1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of the right one, instead
-of 0.
+A message is left out if its norm is more than `max_norm_ratio` times the usual
+norm. If its norm is smaller, but r > 1 times the usual norm, it is averaged
+with less weight: 1/r^2 of its own. (If `full_weight_ratio` is f, r is relative
+to f times the usual norm.) For example, one of three replicas sends its values
+times -2. The mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one,
+instead of 0.
 
 If there are only two messages, nobody knows which one is wrong. Then the weight
-is multiplied by 1 / r instead, so that both have the same influence.
+is multiplied by 1/r, so that neither has more influence than the other.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ class Listed(NamedTuple):
   Attributes:
     replica: Name of the message's sender.
     digest: First 32 bytes of the message, which sign it, as hexadecimal digits.
-    weight: Weight of the message in the mean. It is lower than the weight that
-      the sender gave if the norm is too large.
+    weight: Weight of the message in the mean: the weight that its sender gave,
+      reduced if the norm is large.
     norm: Euclidean norm of the message: `norm_of`, or the norm that the sender
       declared if messages are cut into slices (`Message.norm`).
   """
@@ -140,8 +140,7 @@ def make_manifest(
   Args:
     sent: The messages by replica, in the order in which replicas joined.
     before: Digest of the manifest before this one.
-    accepted: Median norms of the messages of earlier events (exchanges), the
-      oldest first.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
       times the usual norm (`usual_norm`).
     roster: The replicas that take part after this event.
@@ -218,8 +217,7 @@ def usual_norm(
 
   Args:
     norms: Norms of the messages of a turn.
-    accepted: Median norms of the messages of earlier events (exchanges) of the
-      same kind and turn, the oldest first.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
   """
   counted = [norm for norm in norms if math.isfinite(norm) and norm > 0]
   if not counted:
@@ -243,8 +241,7 @@ def too_large(
 
   Args:
     norms: Norms of the messages of a turn, by replica.
-    accepted: Median norms of the messages of earlier events (exchanges), the
-      oldest first.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_ratio: A message is left out if its norm is more than this many times
       the usual norm (`usual_norm`), or not finite.
 
@@ -273,8 +270,7 @@ def weight_factors(
 
   Args:
     norms: Norms of the messages that are averaged, by replica.
-    accepted: Median norms of the messages of earlier events (exchanges), the
-      oldest first.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     full_ratio: Largest ratio to the usual norm (`usual_norm`) with factor 1.
   """
   usual = usual_norm(norms.values(), accepted)

@@ -185,7 +185,7 @@ def probe_path(replica: str, token: str) -> str:
 def event_of(path: str) -> int:
   """Returns the number of the event (exchange) that an object belongs to.
 
-  The result is -1 if the path has not the form of a message, proposal,
+  The result is -1 if the path does not have the form of a message, proposal,
   manifest, share or snapshot.
 
   Args:
@@ -201,7 +201,7 @@ def event_of(path: str) -> int:
 
 
 def num_bytes(kinds: Iterable[Kind]) -> int:
-  """Returns the bytes of all arrays of the given types and shapes together."""
+  """Returns how many bytes arrays of the given types and shapes have in all."""
   return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
 
 
@@ -209,9 +209,6 @@ def message_bytes(num_array_bytes: int) -> int:
   """Returns the number of bytes of a message, with its signature and header.
 
   The fingerprint in the first turn of an event is not counted.
-
-  Args:
-    num_array_bytes: Bytes of the message's arrays.
   """
   return signed_bytes(HEADER_BYTES + num_array_bytes)
 
@@ -235,11 +232,9 @@ def raw_bytes(array: np.ndarray) -> memoryview:
 
 
 def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
-  """Returns the arrays whose raw bytes follow each other in a buffer.
+  """Returns the arrays whose raw bytes follow each other in `content`.
 
-  Args:
-    content: The bytes of all arrays.
-    kinds: Type and shape of each array.
+  `kinds` has the type and shape of each array.
   """
   arrays = []
   start = 0

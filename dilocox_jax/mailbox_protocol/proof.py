@@ -1,9 +1,9 @@
 """Tests a store when a replica enters a run.
 
 The replicas can agree only if the store keeps one promise: if several replicas
-create the same object, exactly one of them succeeds. Some servers ignore the
-HTTP header If-None-Match, which demands this, and overwrite the object. Then
-two replicas would each follow their own list of messages.
+create the same object, exactly one of them succeeds. In a bucket, the HTTP
+header If-None-Match demands this, but some servers ignore it and overwrite the
+object. Then two replicas would each follow their own list of messages.
 """
 
 import contextlib

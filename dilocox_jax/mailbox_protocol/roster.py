@@ -458,13 +458,7 @@ class Seats:
   """
 
   def __init__(self, store: Any, signer: Signer, name: str):
-    """Makes no request to the store yet.
-
-    Args:
-      store: The folder or bucket, as a `RetryingStore`.
-      signer: Signs and verifies the objects of the run.
-      name: Name of this replica.
-    """
+    """Makes no request yet. `store` is a `RetryingStore`."""
     self._store = store
     self._signer = signer
     self._name = name
@@ -497,10 +491,7 @@ class Seats:
     """Takes a seat, so that the others expect this replica from an event on.
 
     If this replica has taken its last seat for the same event, nothing happens.
-
-    Args:
-      event: Number of the event (exchange).
-      roster: The replicas that take part after the event before `event`.
+    `roster` has the replicas that take part after the event before.
     """
     if self._since == event:
       return
@@ -514,11 +505,8 @@ class Seats:
   def look_after(self, roster: Roster) -> None:
     """Writes this replica's seat again if it is missing.
 
-    It also takes missing seats before its own.
-
-    Args:
-      roster: The replicas that take part after the last settled event. Only
-        seats that it does not count yet are checked.
+    It also takes missing seats before its own, from number `roster.num_seats`
+    on.
     """
     if self._since is None:
       return

@@ -23,10 +23,10 @@ share writes the residual as an object, and whoever makes the same share at the
 next event of this fragment adds it to the mean. If the object is lost, or if
 the number of slices has changed, no residual is added.
 
-In one of eight turns a replica computes another's share again. If they differ,
-all replicas have applied the wrong share, and go on with equal states. The
-checker writes an object that says so, and the maker reads it some events later.
-If two replicas have found wrong shares of one maker, it ends.
+In about one of eight turns a replica computes another's share again. If they
+differ, it writes an object that says so, which the maker reads some events
+later. All replicas have applied the wrong share by then, and go on with equal
+states. A replica ends if two others have found wrong shares of it.
 """
 
 import dataclasses
@@ -426,13 +426,10 @@ class Shares:
     return objects
 
   def check(self, run: str) -> Check | None:
-    """Returns which share is computed again in this turn; None: no share is.
+    """Returns which share is computed again in this turn; None if none is.
 
-    In one of `CHECKED_TURNS` turns, one replica checks one share (mean of a
-    slice) of another. A hash of the run and the turn decides which ones.
-
-    Args:
-      run: Identifier of the run.
+    In about one of `CHECKED_TURNS` turns, one replica checks one share (mean of
+    a slice) of another. A hash of the run and the turn decides which ones.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()
@@ -479,10 +476,8 @@ class Shares:
   def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
     """Computes a share (the mean of one slice) without writing it.
 
-    Args:
-      number: Number of the share, whose slices were all read.
-      residual: The residual that is added to the mean, float32 [R, width] for
-        each table; None: none is added.
+    All its slices were read before. The residual, float32 [R, width] for each
+    table, is added to the mean if it is given.
     """
     slices = []
     for name in self.agreed.names:
@@ -528,9 +523,7 @@ class Shares:
 def event_bytes(inbox: Inbox, num_messages: int) -> int:
   """Returns the bytes that a turn's messages, shares and residuals take.
 
-  Args:
-    inbox: The messages of the turn; gives their size.
-    num_messages: Number of messages in the turn.
+  `inbox` gives their sizes; `num_messages` is the number of messages.
   """
   size = num_messages * inbox.num_bytes
   if not isinstance(inbox, SlicedInbox):

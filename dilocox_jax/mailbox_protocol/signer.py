@@ -66,40 +66,29 @@ _AFTER = b"}\n"
 
 
 def num_blocks(num_bytes: int) -> int:
-  """Returns the number of blocks of 1 MiB in a content, at least 1.
-
-  Args:
-    num_bytes: Bytes of the content.
-  """
+  """Returns the number of blocks of 1 MiB in `num_bytes` bytes, at least 1."""
   return max(1, -(-num_bytes // BLOCK_BYTES))
 
 
 def head_bytes(num_bytes: int) -> int:
   """Returns how many bytes a signed object has before its content.
 
-  They are authentication codes of the object and of each block of 1 MiB.
-
-  Args:
-    num_bytes: Bytes of the content.
+  They are authentication codes of the object and of each block of 1 MiB. The
+  content has `num_bytes` bytes.
   """
   return TAG_BYTES * (1 + num_blocks(num_bytes))
 
 
 def signed_bytes(num_bytes: int) -> int:
-  """Returns the number of bytes of a signed object: its codes and its content.
-
-  Args:
-    num_bytes: Bytes of the content.
-  """
+  """Returns the size of a signed object: codes, and `num_bytes` of content."""
   return head_bytes(num_bytes) + num_bytes
 
 
 def content_bytes(num_signed: int) -> int:
-  """Returns the bytes of a signed object's content: inverts `signed_bytes`.
+  """Returns the size of a signed object's content: inverts `signed_bytes`.
 
-  Args:
-    num_signed: Bytes of the signed object. If no object has this size,
-      `signed_bytes` of the result differs, or the result is negative.
+  If no object has the size `num_signed`, `signed_bytes` of the result differs,
+  or the result is negative.
   """
   without_tag = max(num_signed - TAG_BYTES, 0)
   blocks = max(1, -(-without_tag // (BLOCK_BYTES + TAG_BYTES)))
@@ -350,10 +339,7 @@ def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
   """Returns the authentication codes of blocks of 1 MiB, 32 bytes a block.
 
-  Args:
-    key: Key for the tags of the object's blocks.
-    content: The buffers of the blocks, which follow each other.
-    first: Number, within the object, of the first block in `content`.
+  `first` is the number, within the object, of the first block in `content`.
   """
   # An empty content has one empty block.
   blocks = list(_blocks(content)) or [[]]

@@ -50,11 +50,9 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the number of bytes of a message in slices, without fingerprints.
+  """Returns the bytes of a message in slices, without fingerprints.
 
-  Args:
-    num_array_bytes: Bytes of the message's arrays.
-    num_slices: Number of slices, S.
+  `num_array_bytes` is the number of bytes of its arrays.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 

@@ -94,10 +94,8 @@ class Snapshots:
   def __init__(self, store: Any, signer: Signer):
     """Makes no request to the store yet.
 
-    Args:
-      store: A `RetryingStore`, or a `Store` for calls that must not wait for a
-        store that is away.
-      signer: Signs and verifies the objects of the run.
+    `store` is a `RetryingStore`, or a `Store` for calls that must not wait for
+    a store that is away.
     """
     self._store = store
     self._signer = signer
@@ -186,8 +184,8 @@ class Snapshots:
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
     """Returns whether an interval of events is marked as deleted.
 
-    An interval is the events (exchanges) from one snapshot to the next one. The
-    marks of intervals before the newest `KEPT_MARKS` are deleted in time.
+    An interval is the events (exchanges) from one snapshot to the next one.
+    Marks are kept for the newest `KEPT_MARKS` intervals only.
 
     Args:
       start: The first event of the interval.
@@ -223,9 +221,8 @@ class Snapshots:
   def _index(self, event: int) -> dict[str, Any] | None:
     """Reads the index of the snapshot before an event (exchange).
 
-    Returns:
-      The fields of `Snapshot`, with the type and shape of each array in place
-      of the array; None if the index is missing or damaged.
+    It has the fields of `Snapshot`, with type and shape of each array in place
+    of the array. The result is None if the index is missing or damaged.
     """
     path = snapshot_path(event, _INDEX)
     return self._signer.verify_json(path, self._store.get(path, INDEX_BYTES))
@@ -234,14 +231,8 @@ class Snapshots:
     """Deletes the objects that nobody needs any more (`_stale`), and old marks.
 
     Before that, it writes marks of the deleted intervals (events from one
-    snapshot to the next one).
-
-    Args:
-      event: Event of the newest snapshot.
-      starts: First events of the intervals so far, in increasing order.
-
-    Returns:
-      Bytes of all objects of events and snapshots that remain in the store.
+    snapshot to the next one, whose first events are `starts`). Returns the
+    bytes of all objects of events and snapshots that remain.
     """
     folders = (EVENTS, PROPOSALS, MANIFESTS, SHARES, SNAPSHOTS)
     listings = self._store.at_once(
@@ -289,11 +280,6 @@ class Snapshots:
     A replica may begin with the oldest of the newest `KEPT_SNAPSHOTS`
     snapshots, and needs all events whose results this snapshot does not have.
     Whole intervals before them are stale, and older snapshots.
-
-    Args:
-      event: Event of the newest snapshot.
-      paths: Paths of all objects of events and snapshots in the store.
-      starts: First events of the intervals so far, in increasing order.
     """
     older = [
       (older_event, first)

@@ -40,14 +40,8 @@ _MOST_AT_ONCE = 128
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
   """Calls functions at the same time, each in a thread, up to 128 at once.
 
-  Args:
-    calls: The functions, without arguments.
-
-  Returns:
-    The results of the functions, in the order of `calls`.
-
-  Raises:
-    Exception: An error that one of the functions raised.
+  Returns the results in the order of `calls`, or raises an error of one of the
+  functions.
   """
   results = []
   for start in range(0, len(calls), _MOST_AT_ONCE):
@@ -231,12 +225,8 @@ class RetryingStore:
   ):
     """Makes no request to the store yet.
 
-    Args:
-      store: A `Store`, or an object with its methods.
-      clock: Returns a time in seconds that never goes back.
-      pause: Waits for a number of seconds.
-      is_entering: Whether this replica is still entering a run. Then a store
-        that does not exist or denies access raises `UnfitStoreError`.
+    If `is_entering`, this replica is still entering a run: a store that does
+    not exist or denies access then raises `UnfitStoreError`.
     """
     self.store = store
     self.clock = clock
@@ -262,12 +252,7 @@ class RetryingStore:
   def retry(self, call: Callable, *args: Any) -> Any:
     """Calls a function until it raises no `StoreUnavailableError`.
 
-    Args:
-      call: The function, which makes requests to the store.
-      *args: Arguments for the function.
-
-    Returns:
-      The result of the function.
+    Returns the result of the function.
 
     Raises:
       UnfitStoreError: If this replica is entering a run, and the function
@@ -293,11 +278,7 @@ class RetryingStore:
       wait = min(2 * wait, LONGEST_PAUSE_S)
 
   def _is_back_since(self, began_s: float) -> bool:
-    """Returns whether the store has come back since a call began.
-
-    Args:
-      began_s: When the call began, by `clock`.
-    """
+    """Returns whether the store has come back since a call began."""
     # The failure of this call is then no news. Example: of two calls at once,
     # one fails and is repeated ("the store is back") before the thread of the
     # other one goes on with an error of the same time.

@@ -91,8 +91,8 @@ def store_limit(
   """Returns how many bytes a store and one of its intervals may have.
 
   Args:
-    store_bytes: The limit that the user set, in bytes; None: the bytes of 5
-      snapshots and 6 intervals, each of M snapshots, and at least 1 GB.
+    store_bytes: The limit that the user set, in bytes; None: 5 snapshots and 6
+      intervals, each as large as M snapshots, and at least 1 GB.
     snapshot_bytes: Bytes of a snapshot of the shared state.
     num_replicas: Number of replicas, M.
   """

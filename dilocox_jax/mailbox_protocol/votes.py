@@ -49,8 +49,8 @@ def vote(
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.
-    before: Digest of the last manifest (list of averaged messages). The name of
-      a state is the digest of the last manifest that its sender followed.
+    before: Digest of the manifest (list of averaged messages) that all senders
+      must have followed last. It is the name of their states.
     event: Number of the event (exchange).
     num_kinds: Number of fragments. With `event` it sets how far equal states
       may differ by rounding.
