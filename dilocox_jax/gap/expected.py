@@ -13,7 +13,7 @@ from dilocox_jax.gap.law import Estimate, Law, Line, law
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedGap:
-  """The expected gap of M replicas to AllReduce, and what it follows from.
+  """The expected gap of M replicas, and the numbers that it follows from.
 
   A gap is the loss of the replicas divided by that of AllReduce, minus 1: 0.02
   is a loss that is 2 % higher.
@@ -22,13 +22,9 @@ class ExpectedGap:
     gap: The expected gap.
     low: Lower end of its range.
     high: Upper end of its range.
-    doublings: D: the replicas reach the loss of AllReduce with a batch that is
-      halved D times. This holds if everything that the replicas lose is in
-      proportion to `gain`.
-    gain: s, the share by which AllReduce's loss falls if its batch doubles from
-      B / 2 to B sequences in a step.
-    notes: In which respects the prediction goes beyond the runs to which the
-      law was fitted, one sentence each.
+    doublings: D: the replicas train as AllReduce with a batch halved D times.
+    gain: s, the share by which AllReduce's loss falls if its batch doubles.
+    notes: Sentences that say how the prediction goes beyond the measured runs.
   """
 
   gap: float
@@ -50,40 +46,30 @@ def expected_gap(
 ) -> ExpectedGap:
   """Predicts how far the loss of M replicas ends above that of AllReduce.
 
-  All replicas together take B sequences in a step. They are compared with
-  AllReduce, which also takes B sequences in a step and as many steps. Both have
-  their best learning rates.
+  The replicas together, and AllReduce, take B sequences a step and equally many
+  steps, with their best learning rates. The gap follows from s, the share by
+  which AllReduce's loss falls if its batch doubles from B / 2 to B. The law
+  that connects them was fitted to small models (59 thousand to 0.86 million
+  parameters). Fits to different runs disagree, so the range is wide.
 
-  The gap follows from s, the share by which AllReduce's loss falls if its batch
-  doubles from B / 2 to B. The law that connects them was fitted to runs of
-  small models (59 thousand to 0.86 million parameters). The lines that were
-  fitted to different runs do not agree well. So the range is wide: it covers
-  all of them.
-
-  A method other than DiLoCo may lose more, by its codec or its delay. This
-  excess was measured at one size of model only. In larger models it may shrink
-  in proportion to s, or stay as it is. DiLoCoX's paper has gaps of 5 and 8 %
-  with 1.3 and 107 billion parameters (recalled), which lie between these two
-  cases. So the expected gap lies in the middle, and the range covers both.
+  A method's excess over DiLoCo was measured in a small model. In larger ones it
+  may shrink in proportion to s, or stay as it is. The result lies midway
+  between these two cases, and its range covers both.
 
   Args:
-    losses: Two losses of AllReduce after the same number of steps: with B / 2
-      sequences in a step, and with B. Each should have the best learning rate
-      for its batch.
+    losses: AllReduce's loss with B / 2 sequences a step, and with B, after
+      equally many steps, each with the best learning rate.
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
-    method: Name of a method with rounds. If the gap of the method was not
-      measured, the range is wider.
-    steps: Number of inner steps of the run. It matters only if the run is
-      longer than the runs to which the law was fitted. None: it is not longer.
+    method: Name of a method with rounds, e.g. "diloco". A method whose gap was
+      not measured gets a wider range.
+    steps: Number of inner steps of the run; None: no more than in the runs to
+      which the law was fitted.
     gain: s, in place of `losses`. A number counts as exact.
 
-  Returns:
-    The expected gap with its range.
-
   Raises:
-    ValueError: One line, if an argument is wrong, or if neither or both of
-      `losses` and `gain` are given.
+    ValueError: If an argument is wrong, or if neither or both of `losses` and
+      `gain` are given.
 
   Source: docs/results/predictions.md.
   """
@@ -113,14 +99,10 @@ def expected_gap(
 def _gain(
   losses: Sequence[float] | None, gain: float | Estimate | None
 ) -> Estimate:
-  """Returns s, the share by which AllReduce's loss falls if its batch doubles.
-
-  Args:
-    losses: Two losses of AllReduce, as for `expected_gap`; or None.
-    gain: s itself; or None. A number counts as exact.
+  """Returns s (the gain of a doubled batch) from `losses`, or else from `gain`.
 
   Raises:
-    ValueError: One line, if neither or both are given, or a value is wrong.
+    ValueError: If neither or both are given, or a value is wrong.
   """
   require(
     (losses is None) != (gain is None),
@@ -145,22 +127,19 @@ def doublings_lost(
 ) -> Estimate:
   """Returns D: M replicas train as AllReduce with a batch halved D times.
 
-  The law of the gap (`Law`) has several lines, each fitted to other runs. The
-  value is the mean over the lines that count every doubling of the batch like
-  the last one (`Line.doublings`), with one vote for each size of the model. The
-  range covers all lines with two standard errors. The uncertainties of the
-  power of H and of the method's factor are added to it in quadrature. For runs
-  that are longer than those behind the lines, the lower end falls.
+  The law (`gap.law`) has several lines, each fitted to other runs. The value is
+  a mean over the lines whose `doublings` is "last". The range covers all lines
+  with two standard errors, and the errors of the law's other constants.
 
   Args:
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds.
-    steps: Number of inner steps of the run. None: no more than in the runs
-      behind the lines.
+    steps: Number of inner steps of the run. If it is longer than the runs
+      behind the lines, the lower end falls. None: it is not longer.
 
   Raises:
-    ValueError: One line, if an argument is wrong.
+    ValueError: If an argument is wrong.
   """
   within_limits("num_replicas", num_replicas, at_least=2, below=math.inf)
   within_limits("sync_interval", sync_interval, at_least=1, below=math.inf)
@@ -206,15 +185,7 @@ def doublings_lost(
 
 
 def _on_line(line: Line, num_replicas: int) -> Estimate:
-  """Returns the doublings a log2(M) - b that a line gives.
-
-  Args:
-    line: A line of the law, with slope a and offset b.
-    num_replicas: M.
-
-  Returns:
-    The doublings, with a range of two standard errors on either side.
-  """
+  """Returns D = a log2(M) - b on a line, and a range of two standard errors."""
   doublings_of_replicas = math.log2(num_replicas)
   lost = line.slope * doublings_of_replicas - line.offset
   variance = (
@@ -231,26 +202,15 @@ def _on_line(line: Line, num_replicas: int) -> Estimate:
 
 
 def _growth(line: Line, sync_interval: int, power: float) -> float:
-  """Returns (H / H0)^power, by which H changes the doublings of a line.
-
-  Args:
-    line: A line of the law. Its runs have H0 inner steps in a round.
-    sync_interval: H.
-    power: The power in this formula.
-  """
+  """Returns (H / H0)^power, where H0 is the `sync_interval` of the line."""
   return (sync_interval / line.sync_interval) ** power
 
 
 def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
-  """Returns log(1 + gap), with its range.
+  """Returns log(1 + gap) = -D log(1 - s), with its range.
 
-  Each doubling of the batch that is lost multiplies the loss by 1 / (1 - s), so
-  the result is -D log(1 - s). The errors of D and of s are independent, so they
-  are added in quadrature.
-
-  Args:
-    lost: D, the number of doublings that the replicas lose.
-    gain: s, the share by which the loss falls with a doubling.
+  `lost` is D, the number of times that AllReduce's batch is halved. `gain` is
+  s, the share by which its loss falls if the batch doubles.
   """
   doubling, doubling_low, doubling_high = (
     -math.log1p(-share) for share in (gain.value, gain.low, gain.high)
@@ -272,15 +232,7 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Returns log(1 + gap) of a method, if its excess over DiLoCo is constant.
-
-  The excess is what the method lost more than DiLoCo in the runs in which this
-  was measured. It is added as it is, and not scaled with the model.
-
-  Args:
-    diloco: log(1 + gap) of DiLoCo.
-    method: Name of the method.
-  """
+  """Adds a method's measured excess over DiLoCo to DiLoCo's log(1 + gap)."""
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
   value, low, high = (
@@ -310,18 +262,7 @@ def _notes(
   method: str,
   steps: int | None,
 ) -> tuple[str, ...]:
-  """Says in which respects a prediction goes beyond the runs behind the law.
-
-  Args:
-    constants: The constants of the law.
-    num_replicas: M.
-    sync_interval: H.
-    method: Name of the method.
-    steps: Number of inner steps of the run, or None.
-
-  Returns:
-    A sentence for each such respect.
-  """
+  """Returns a sentence for each way in which the prediction extrapolates."""
   notes = []
   if num_replicas > constants.most_replicas:
     notes.append(

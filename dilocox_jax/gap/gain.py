@@ -1,9 +1,8 @@
 """Computes s, the share by which AllReduce's loss falls when its batch doubles.
 
-The batch doubles from B / 2 to B sequences in a step, at the same number of
-steps, where B counts the sequences of all replicas together. If the loss falls
-from 2.00 to 1.96, s is 0.02. The law of the gap (`gap.law`) needs no other
-number of a text and a model.
+The batch doubles from B / 2 to B sequences a step, at the same number of steps.
+B counts the sequences of all replicas together. If the loss falls from 2.00 to
+1.96, s is 0.02.
 """
 
 import math
@@ -24,8 +23,7 @@ class SizeGain(NamedTuple):
 
   Attributes:
     parameters: Number of parameters of the model.
-    gain: s, the share by which the model's loss falls under AllReduce when the
-      batch doubles.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
 
   parameters: int
@@ -37,19 +35,16 @@ def gain_of_losses(
 ) -> Estimate:
   """Returns s, the share by which AllReduce's loss falls if its batch doubles.
 
-  Args:
-    losses: Loss with B / 2 sequences in a step and loss with B sequences, after
-      the same number of steps (nats a token, or any other unit of which zero
-      means a perfect model).
-    error: Standard error of s. None: that of one seed, as it was measured in
-      small models.
+  The range is two standard errors on either side, cut at 0 and at 0.99.
 
-  Returns:
-    s, with a range of two standard errors on either side, cut at 0 and at 0.99.
+  Args:
+    losses: Loss with B / 2 sequences a step, and with B, after equally many
+      steps (nats a token, or another unit in which a perfect model has 0).
+    error: Standard error of s. None: the error with one seed (`seed_error`).
 
   Raises:
-    ValueError: If there are not two losses, if a loss is not a positive number,
-      or if the loss with B is not the lower one.
+    ValueError: If there are not two positive losses, or if the loss with B is
+      not the lower one.
   """
   require(
     len(losses) == 2,
@@ -70,7 +65,7 @@ def gain_of_losses(
 
 
 def seed_error(gain: float) -> float:
-  """Returns the standard error of s if it was measured with one seed.
+  """Returns the standard error of s, if s was measured with one seed.
 
   Args:
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
@@ -79,14 +74,11 @@ def seed_error(gain: float) -> float:
 
 
 def with_error(gain: float, error: float) -> Estimate:
-  """Returns s with a range of two standard errors on either side.
+  """Returns s with a range of two standard errors, cut at 0 and at 0.99.
 
   Args:
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
     error: Standard error of s.
-
-  Returns:
-    s, with a range that is cut at 0 and at 0.99, because s is below 1.
   """
   return Estimate(
     value=gain,
@@ -96,20 +88,17 @@ def with_error(gain: float, error: float) -> Estimate:
 
 
 def gain_of_size(parameters: float) -> Estimate:
-  """Guesses s from the size of a model alone, if no losses are known.
+  """Guesses s from the size of a model alone.
 
-  s is the share by which AllReduce's loss falls when its batch doubles. It is
-  taken to fall as the third root of the number of parameters, as in published
-  gaps of models of 35 million to 2.4 billion parameters, each at its own best
-  batch (arXiv 2503.09799, table 4). The result is at most 10 %, which was
-  measured with 0.86 million parameters. s also depends on the batch and on the
-  text, which this function does not know.
+  s, the share by which AllReduce's loss falls when its batch doubles, is taken
+  to fall as the third root of the number of parameters, and is at most 10 %.
+  The range goes from half of s to twice s.
 
   Args:
     parameters: Number of parameters of the model.
 
-  Returns:
-    s, with a range from half of it to twice as much.
+  Source: gaps of models of 35 million to 2.4 billion parameters, arXiv
+  2503.09799, table 4.
   """
   within_limits("parameters", parameters, above=0, below=math.inf)
   line = law().size_gain
@@ -122,19 +111,14 @@ def gain_of_size(parameters: float) -> Estimate:
 def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
   """Extrapolates s from smaller models to a larger model.
 
-  s is the share by which AllReduce's loss falls when its batch doubles. It is
-  taken to be a power of the number of parameters, which is fitted to the
-  points. The extrapolation starts from the largest of the points.
+  s, the share by which AllReduce's loss falls when its batch doubles, is scaled
+  from the largest of the smaller models by a power of the number of parameters,
+  fitted to all of them. The range also covers an s that stays the same, and one
+  that falls as the third root of the size.
 
   Args:
     points: s of at least two models of different sizes.
     parameters: Number of parameters of the larger model.
-
-  Returns:
-    s of the larger model. The range covers three cases: s changes with the
-    fitted power, it stays as in the largest point, or it falls as the third
-    root of the size, as in published runs. It also covers the error of s at the
-    largest point.
 
   Raises:
     ValueError: If there are fewer than two sizes, or an s is not between 0 and

@@ -11,11 +11,8 @@ inner steps in a round. The power p says how D grows with H. The factor f
 belongs to the method, and is 1 for DiLoCo. If AllReduce's loss falls by a share
 s when its batch doubles, the gap is (1 - s)^-D - 1.
 
-What a method loses more than DiLoCo, by its codec or its delay, need not be in
-proportion to s. `expected.expected_gap` says what is done about this.
-
-The constants are in `law.json`. `python -m experiments.fit_gaps --write` writes
-the file from the committed runs, and keeps the lines that come from elsewhere.
+The constants are in `law.json`, which `python -m experiments.fit_gaps --write`
+writes.
 """
 
 import dataclasses
@@ -56,19 +53,16 @@ class Line:
     parameters: Number of parameters of their model; 0: several models.
     steps: Number of inner steps of a run.
     sync_interval: H0, inner steps of a round.
-    doublings: How the gaps of the runs were turned into doublings D. "last":
-      every doubling of AllReduce's batch is taken to lower the loss by the same
-      share as the last one, from B / 2 to B. "curve": each doubling counts with
-      the share that was measured for it, as far as AllReduce was trained with
-      smaller batches.
+    doublings: How gaps were turned into D. "last": each doubling is taken to
+      lower the loss by the share measured from B / 2 to B. "curve": each
+      doubling counts with its own share, as far as it was measured.
     slope: a, how much D grows if M doubles.
     slope_error: Standard error of a.
     offset: b, in the unit of D.
     offset_error: Standard error of b.
     correlation: Correlation of the errors of a and b.
-    kind: "fitted" from rows of this repository, "derived" from a few of its
-      gaps, or "recalled" from an earlier study whose code is lost. The errors
-      of lines that are not fitted are assumed.
+    kind: "fitted" to runs of this repository, "derived" from a few of its gaps,
+      or "recalled" from an earlier study. The last two have assumed errors.
     source: Where the runs, or the line, are found.
   """
 
@@ -99,20 +93,17 @@ class Law:
     interval_power: p, the power of H.
     interval_range: Smallest and largest H of the runs to which p was fitted.
     most_replicas: Largest number of replicas in the runs behind the lines.
-    length_power: Runs with n times as many steps as the longest run behind the
-      lines have a range of D whose lower end is n^length_power times as high.
+    length_power: For runs n times as long as the longest behind the lines, the
+      lower end of D is multiplied by n^length_power.
     factors: f of each method whose gap was measured, by its name.
     unmeasured_factor: f of any other method.
-    diloco_log_gap: log(1 + gap) of DiLoCo in the runs behind the factors. A
-      method with the factor f lost f - 1 times this more than DiLoCo there.
-    seed_share: If s was measured with one seed, its standard error is
-      `seed_share` times s, but at most `seed_most`.
-    seed_most: Largest standard error of s from one seed.
-    size_gain: How to guess s from the number of parameters alone
-      (`gain.gain_of_size`). A model of "parameters" has s = "value", which
-      falls with the "power" of the number of parameters. "smallest" and
-      "largest" are the sizes of the runs behind this. "most" is the largest s
-      that is guessed. The true s may be "factor" times lower or higher.
+    diloco_log_gap: log(1 + gap) of DiLoCo in the runs behind the factors.
+    seed_share: Standard error of an s from one seed, as a share of s.
+    seed_most: Largest standard error of an s from one seed.
+    size_gain: Constants of `gain.gain_of_size`, which guesses s = value (N /
+      parameters)^-power, at most "most", for N parameters. The true s may be
+      "factor" times lower or higher. "smallest" and "largest" are the sizes of
+      the models behind the guess.
   """
 
   lines: tuple[Line, ...]
@@ -140,11 +131,7 @@ def law() -> Law:
 
 
 def law_of(content: Mapping[str, Any]) -> Law:
-  """Builds a `Law` from the content of a file like `law.json`.
-
-  Args:
-    content: The content of the file, as JSON is read.
-  """
+  """Builds a `Law` from the parsed content of a file like `law.json`."""
   smallest, largest = content["interval_power"]["tried"]
   seeds = content["seed_error"]
   sizes = content["gain_by_size"]
@@ -168,9 +155,5 @@ def law_of(content: Mapping[str, Any]) -> Law:
 
 
 def _estimate(values: Mapping[str, Any]) -> Estimate:
-  """Returns an `Estimate` from the keys "value", "low" and "high" of the file.
-
-  Args:
-    values: An object of `law.json` that has these keys.
-  """
+  """Returns an `Estimate` of the keys "value", "low" and "high" of `values`."""
   return Estimate(values["value"], values["low"], values["high"])

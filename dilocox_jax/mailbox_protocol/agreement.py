@@ -1,10 +1,9 @@
 """Replicas agree on which messages they average.
 
-An exchange (an event) has one or several turns. In each turn, every replica
-sends one message. Then the replicas agree on the turn's manifest: the list of
-the messages that all of them average. `Agreement` waits for the manifest,
-writes it when it is due, and reads the messages that it lists. A turn is
-*settled* once its manifest is written.
+An event (exchange) has one turn or several. In each turn, every replica sends
+one message. Then one of them writes the turn's manifest: the list of the
+messages that all replicas average. The turn is now *settled*. `Agreement` waits
+for the manifest, writes it when it is due, and reads the listed messages.
 """
 
 import dataclasses
@@ -81,11 +80,9 @@ _REMEMBERED_STARTS = KEPT_MARKS + 16
 class ReplicaStaleError(Exception):
   """Raised if a replica must begin again from the newest snapshot.
 
-  A snapshot is the state that all replicas share before an event (exchange).
-  The replica then begins as a newcomer does: it drops its residual (what its
-  codec has lost, and it holds back) and its exchanges in flight. The other
-  replicas may have averaged its messages already, so keeping these values could
-  apply them twice.
+  A snapshot is a copy of the state that all replicas share before an event
+  (exchange). The replica must drop the values that it holds back and its
+  exchanges in flight: the others may have averaged these values already.
   """
 
 
@@ -97,23 +94,19 @@ class StoppedError(Exception):
 class Memory:
   """What a replica remembers of the events (exchanges) that are settled.
 
-  An event consists of *turns*: with a low-rank codec each replica sends two
-  messages one after the other, so there are two turns. The *manifest* of a turn
-  lists the messages that all replicas average. A turn is *settled* once it has
-  a manifest. An *interval* is the events from one due snapshot (the state that
-  all replicas share before an event) to the next one. A mean is made in
-  *shares* if each replica averages one slice of all messages. Events have the
-  same *kind* if their messages have the same size; the kind is the number of
-  the fragment, for example.
+  In each *turn* of an event, every replica sends one message. The *manifest* of
+  a turn lists the messages that all replicas average, and *settles* the turn.
+  An *interval* is the events from one due snapshot (the state that all replicas
+  share) to the next one. Events have the same *kind* if they exchange the same
+  fragment.
 
   Attributes:
     event: Number of the next event.
-    before: Digest of the manifest of the event before, as hexadecimal digits;
-      "" before the first event.
+    before: Digest of the manifest of the event before; "" before event 0.
     roster: The replicas that take part, according to that manifest.
-    accepted: The median norm of the listed messages of each of the last
-      `NUM_REMEMBERED` turns, the oldest first. Norms of 0 do not count. The key
-      is "KIND.TURN", or "KIND.TURN.slices" if messages are cut into slices.
+    accepted: By "KIND.TURN" (with ".slices" if messages are cut into slices),
+      the median norm of the listed messages of each of the last 6 turns, the
+      oldest first. Norms of 0 do not count.
     starts: First event of each of the newest intervals, the oldest first.
     sent: Bytes of the messages that one replica has sent in this interval.
     stored: Bytes of all messages, shares and manifests of this interval.
@@ -124,8 +117,8 @@ class Memory:
       states were equally frequent among the senders (`votes`).
     base: Event of the snapshot with which this replica began; 0 if it began
       with the initial parameters.
-    shared: By "KIND.TURN", the newest event whose mean was made in shares, and
-      the number of slices into which its messages were cut.
+    shared: By "KIND.TURN", the newest event in which each replica averaged one
+      slice of all messages, and the number of slices.
   """
 
   event: int = 0
@@ -143,11 +136,7 @@ class Memory:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
-    """Builds a memory from its fields as values of JSON.
-
-    Args:
-      values: The fields, as `dataclasses.asdict` returns them.
-    """
+    """Builds a memory from the fields that `dataclasses.asdict` returns."""
     roster = Roster.from_json(values["roster"])
     starts = tuple(values["starts"])
     shared = {
@@ -158,13 +147,10 @@ class Memory:
     return cls(**fields)  # pyright: ignore
 
   def begin_interval(self, event: int) -> "Memory":
-    """Returns a copy of the memory in which a new interval begins.
+    """Returns a copy in which a new interval begins with `event`.
 
-    An interval is the events from one due snapshot to the next one. Its counts
-    (`sent`, `stored`, `was_split`) begin at 0 again.
-
-    Args:
-      event: The first event of the new interval, which is not settled yet.
+    An interval is the events from one due snapshot to the next one. Its values
+    (`sent`, `stored`, `was_split`) are reset.
     """
     starts = self.starts
     if event != starts[-1]:
@@ -180,34 +166,22 @@ class Memory:
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the median norms of the messages of earlier, similar turns.
 
-    Similar turns are those of events of the same kind (fragment), with the same
-    number within the event. Their messages are cut into slices if those of this
-    turn are.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-
-    Returns:
-      A median for each of the last turns, the oldest first; [] if there was no
-      similar turn.
+    Similar turns have the same fragment, the same number within the event, and
+    messages that are cut into slices if those of `inbox` are. The oldest norm
+    comes first.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
   def residual_event(self, inbox: Inbox) -> int:
     """Returns the event whose residuals are added to the mean of a turn.
 
-    If a mean is made in shares, each replica encodes the mean of one slice.
-    What this encoding loses is a residual, which is added to the mean of the
-    same slice in the next event of the same kind and turn.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
+    If each replica averages and encodes one slice of all messages, the encoding
+    loses a residual, which is added to the next mean of this slice.
 
     Returns:
-      The newest event of the same kind and turn whose mean was made in shares.
-      -1 if no residuals can be added: there was no such event, it had another
-      number of slices, or it is older than the interval before this one, so its
-      objects may be deleted at any time.
+      The newest event of the same kind and turn in which slices were averaged.
+      -1 if there is none, if it had another number of slices, or if it is older
+      than the interval before this one, so that it may be deleted.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -223,14 +197,9 @@ class Memory:
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns a copy of the memory to which a settled turn was added.
 
-    A settled turn has a manifest, which lists the messages that all replicas
-    average. After the first turn of an event, `event` is the next event, and
-    `before` and `roster` are the manifest's digest and roster. Later turns only
-    change norms, sizes and `shared`.
-
-    Args:
-      agreed: The manifest of the turn, which lists the messages to average.
-      inbox: The messages of the turn that this replica has so far.
+    Only the first turn of an event changes `event`, `before`, `roster` and
+    `was_split`. `agreed` is the turn's manifest (list of the messages to
+    average).
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -274,15 +243,9 @@ class Memory:
 
 
 def _norms_key(inbox: Inbox) -> str:
-  """Returns the key in `Memory.accepted` for the norms of a turn's messages.
-
-  A message that is cut into slices declares the norm of its decoded values. The
-  norm of any other message is computed from its encoded floating-point arrays.
-  The two are not comparable, so they have different keys.
-
-  Args:
-    inbox: The messages of the turn that this replica has so far.
-  """
+  """Returns the key in `Memory.accepted` for the norms of a turn's messages."""
+  # A message in slices declares the norm of its decoded values. Other norms are
+  # of the encoded values, so the two cannot be compared.
   key = f"{inbox.kind}.{inbox.turn}"
   return f"{key}.slices" if inbox.num_slices else key
 
@@ -293,36 +256,28 @@ class Agreement:
 
   The manifest of a turn lists the messages that all replicas average. An event
   (exchange) has one turn for each message that a replica sends in it. A turn is
-  settled once it has a manifest. The shared state is the outer parameters and
-  the outer optimizer, a snapshot is this state before an event, and an interval
-  is the events from one snapshot to the next one. A share is the mean of one
-  slice of all messages, and its residual is what encoding it has lost.
+  settled once it has a manifest.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
     signer: Signs and verifies the objects of the run.
-    seats: Reads and takes seats: the entries with which replicas join the run
-      or come back.
-    snapshots: Reads and writes snapshots: the shared state before an event.
+    seats: Reads and takes seats: entries of replicas that join or come back.
+    snapshots: Reads and writes copies of the state that all replicas share.
     rules: The grace time, the quorum and the limits of norms and of the store.
     run_objects: The two objects that describe the run, by path. A waiting
       replica writes them again if they have vanished.
     memory: What this replica remembers of the events that were settled.
     first: Manifest of the first turn of the event that is exchanged now. Only
       the replicas in its list take part in the later turns.
-    objects: Objects that a waiting replica writes again if they have vanished,
-      by event and then by path: manifests, and the messages or shares that this
-      replica holds. Those of an event are kept until this replica has read the
-      messages or shares of the next event's first turn.
+    objects: By event and then by path, objects that a waiting replica writes
+      again if they have vanished: manifests, and the messages or shares that it
+      holds.
     most_were_here: Whether all but a few (`FEW`) of the expected messages were
-      in the store at the first look of the last turn. Then this replica asks
-      for every message in the next turn. Else it first lists the folder, if
-      many messages are missing.
-    announced: At most one entry: an event, and the manifest of its first turn,
-      if it was already there when this replica announced itself for the event.
-    snapshot_bytes: Bytes of a snapshot of the shared state; 0 if this replica
-      does not know them. It then proposes no snapshot, so no new interval (the
-      events from one snapshot to the next), except at event 0.
+      in the store at the first look of the last turn.
+    announced: At most one event, with the manifest of its first turn, if that
+      was there when this replica announced itself for the event.
+    snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
+      It then proposes no snapshot, except at event 0.
     residuals: What was lost in encoding the shares (means of one slice) that
       this replica has made, by the keys of `Shares.remembered`.
   """
@@ -348,16 +303,11 @@ class Agreement:
     self._decisions = Decisions(self.store, self.signer)
 
   def announced_manifest(self, event: int) -> Manifest | None:
-    """Reads the manifest of an event's first turn into `announced`.
-
-    The manifest lists the messages that all replicas average.
-
-    Args:
-      event: Number of the event, whose messages are exchanged next.
+    """Reads the manifest of an event's first turn, also into `announced`.
 
     Returns:
-      The manifest; None if the turn is not settled yet, or its manifest is
-      lost.
+      The list of the messages that all replicas average; None if the turn is
+      not settled yet, or the manifest is lost.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}
@@ -366,11 +316,8 @@ class Agreement:
   def before(self, inbox: Inbox) -> str:
     """Returns the digest that a turn's manifest must name as its predecessor.
 
-    In the first turn this is the digest of the manifest of the event before. In
-    later turns it is the digest of the event's first manifest.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
+    In the first turn this is the digest of the manifest of the event before; in
+    later turns, of the event's first manifest.
     """
     if inbox.turn:
       return self.first.digest()
@@ -379,12 +326,7 @@ class Agreement:
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Reads the manifest of a turn: the list of the messages to average.
 
-    Args:
-      event: Number of the event (exchange).
-      turn: Number of the turn: of the message within the event, from 0.
-
-    Returns:
-      The manifest; None if it is missing or damaged.
+    The result is None if the manifest is missing or damaged.
     """
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
@@ -392,14 +334,8 @@ class Agreement:
   def expected(self, event: int, turn: int, is_past: bool) -> list[str]:
     """Returns the names of the replicas whose messages a turn waits for.
 
-    Replicas that have read the same manifests get the same names, in the same
-    order.
-
-    Args:
-      event: Number of the event (exchange).
-      turn: Number of the turn: of the message within the event, from 0.
-      is_past: Whether the turn was settled before the snapshot with which this
-        replica began. Then the result is [].
+    They are in the same order in all replicas. The result is [] if `is_past`:
+    the turn was settled before the snapshot with which this replica began.
     """
     if is_past:
       return []
@@ -408,15 +344,11 @@ class Agreement:
     return self.memory.roster.renewed(event).expected()
 
   def open(self, inbox: Inbox) -> None:
-    """Sets `inbox.expected` to the replicas whose messages the turn waits for.
+    """Sets the replicas whose messages a new inbox waits for.
 
-    If most messages of the turn before were in the store at the first look, it
-    also assumes so for this turn, and sets `inbox.there`. If the turn was
-    settled before the snapshot with which this replica began (`Inbox.is_past`),
-    nothing happens.
-
-    Args:
-      inbox: The inbox of a turn, before this replica sends its message.
+    If most messages of the last turn were in the store at the first look, all
+    expected ones count as probably there (`Inbox.there`). An inbox of a turn
+    that was settled before this replica began (`Inbox.is_past`) is not changed.
     """
     if inbox.is_past:
       return
@@ -425,25 +357,18 @@ class Agreement:
       inbox.there = set(inbox.expected)
 
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
-    """Waits until a turn has its manifest, and writes it when it is due.
+    """Waits for the manifest of a turn, and writes it when it is due.
 
-    The manifest lists the messages that all replicas average.
-
-    If this process has slept, the other replicas may have deleted the event
-    meanwhile. Then the returned manifest may be a second one for the same turn.
-    The caller must not follow it before `fetch_messages` or `fetch_shares` has
-    checked that the event still exists.
+    The manifest lists the messages that all replicas average. Follow it only
+    after `fetch_messages` or `fetch_shares`: they check that the event was not
+    deleted while this process slept.
 
     Args:
       inbox: The inbox of the turn, after `open`.
 
-    Returns:
-      The manifest of the turn.
-
     Raises:
       ReplicaStaleError: If the manifest names another predecessor than the one
-        that this replica has followed, or if a newer snapshot appears while
-        this replica waits.
+        that this replica has followed, or if a newer snapshot appears.
       StoppedError: If the listed messages have arrays of other types or shapes
         than this replica's.
     """
@@ -468,17 +393,7 @@ class Agreement:
   ) -> list[tuple[str, float, list[np.ndarray]]]:
     """Reads every message that a manifest lists, and waits for missing ones.
 
-    At the same time it checks that the event was not deleted. This process may
-    have slept while the other replicas went on and deleted the event. The
-    manifest that it holds may then be a second one, which nobody may follow.
-    Replicas put marks of a deletion into the store before they delete anything,
-    so this check finds the marks in this case.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      agreed: The manifest of the turn, which lists the messages to average.
-      beside: More functions without arguments, which are called at the same
-        time.
+    The functions in `beside` are called at the same time.
 
     Returns:
       Name of the replica, weight and arrays of each message, in the order of
@@ -506,6 +421,9 @@ class Agreement:
         f" {proposal_path(inbox.event, inbox.turn)}, and start them again"
       )
 
+    # If the others have deleted the event while this process slept, the
+    # manifest may be a second one, which nobody may follow. They write marks of
+    # the deletion first, which `is_gone` reads.
     def check() -> None:
       if self.is_gone(inbox.event):
         raise ReplicaStaleError(f"event {inbox.event} was deleted")
@@ -536,16 +454,9 @@ class Agreement:
   ) -> None:
     """Reads every share of a turn's mean, and makes this replica's own shares.
 
-    A share is the mean of one slice of all messages. The method waits for the
-    shares that other replicas make. At the same time it checks that the event
-    was not deleted (`fetch_messages` says why). Shares that this replica has
-    written for a deleted event do no harm: they carry the digest of a manifest
-    that nobody follows.
-
-    Args:
-      shares: The shares of the turn. Afterwards it holds all of them.
-      beside: More functions without arguments, which are called at the same
-        time.
+    A share is the mean of one slice of all messages. After the grace time, this
+    replica also makes the missing shares of others if it can read their slices.
+    The functions in `beside` are called at the same time.
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a newer snapshot
@@ -589,30 +500,18 @@ class Agreement:
     self._remember(inbox, objects)
 
   def _remember(self, inbox: Inbox, objects: dict[str, Data]) -> None:
-    """Adds a turn's objects to `self.objects`.
+    """Adds a turn's objects, by path, to `self.objects`.
 
     In the first turn of an event, the objects of the event before are dropped.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      objects: Contents of the turn's manifest, and of the messages or shares
-        that this replica holds, by path.
     """
     if inbox.turn == 0:
       self.objects = {inbox.event: {}}
     self.objects.setdefault(inbox.event, {}).update(objects)
 
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
-    """Returns whether an event was deleted, or soon will be.
+    """Returns whether an event (exchange) was deleted, or soon will be.
 
-    Events (exchanges) are deleted by intervals, i.e. all events from one
-    snapshot of the shared state to the next one together.
-
-    Args:
-      event: The event that this replica handles next. It counts as an event of
-        the newest known interval that does not begin after it.
-      thoroughly: Whether to read both marks of the deletion, and not only the
-        first one (`Snapshots.is_gone`).
+    Two marks say so. If `thoroughly`, both are read, in case one is lost.
     """
     start = interval_of(event, self.memory.starts)
     return self.snapshots.is_gone(start, thoroughly)
@@ -620,8 +519,8 @@ class Agreement:
   def limit(self) -> StoreLimit:
     """Returns how many bytes the store and one interval may have.
 
-    An interval is the exchanges from one snapshot of the shared state to the
-    next one. If the size of a snapshot is not known yet, it counts as 0 bytes.
+    An interval is the events (exchanges) from one snapshot to the next one. A
+    snapshot of unknown size counts as 0 bytes.
     """
     num_replicas = max(self.rules.replicas, len(self.memory.roster.expected()))
     return store_limit(
@@ -631,12 +530,8 @@ class Agreement:
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, writes it if it is due, and returns it.
 
-    If the turn was settled before the snapshot with which this replica began,
-    the replica only waits. If the manifest was lost, the replica writes it
-    again from the proposal.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
+    If the turn was settled before this replica began (`Inbox.is_past`), a lost
+    manifest is written again from its proposal, and no new one is made.
     """
     if inbox.turn == 0 and inbox.event in self.announced:
       return self.announced[inbox.event]
@@ -664,20 +559,11 @@ class Agreement:
     raise AssertionError("pauses do not end")
 
   def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
-    """Reads once whatever may settle a turn: manifest, messages, new seats.
+    """Looks for a turn's manifest, messages and new seats.
 
-    The manifest is the list of the messages to average. A seat is the entry of
-    a replica that joins or comes back. To save requests, the first look reads
-    no manifest if this replica has sent its message and the other expected
-    messages are probably there.
-
-    Args:
-      inbox: The inbox of the turn. The messages and the seats are added to it.
-      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
-        messages of replicas that nobody waits for are also read.
-
-    Returns:
-      The manifest; None if it was not read or is not there.
+    The messages and seats (replicas that join or come back) are added to
+    `inbox`. Returns the manifest; None if it was not read, which the first look
+    may skip, or is not there. `is_late` says whether the grace time is over.
     """
     is_first_look = inbox.num_looks == 0
     inbox.num_looks += 1
@@ -705,21 +591,10 @@ class Agreement:
   def _list_and_read(
     self, inbox: Inbox, missing: Sequence[str], is_late: bool
   ) -> Manifest | None:
-    """Reads a turn's manifest, and its messages if all expected ones are there.
+    """Lists a turn's messages, and returns its manifest; None if it is missing.
 
-    A listing of the turn's folder says which messages are there.
-
-    Args:
-      inbox: The inbox of the turn. The messages are added to it.
-      missing: Names of the expected replicas whose messages were not read yet.
-      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then all
-        messages that are there are read, even if some expected ones are
-        missing. The expected ones are asked for even if the listing does not
-        show them.
-
-    Returns:
-      The manifest (the list of the messages to average); None if it is not
-      there.
+    Without a manifest, it reads the listed messages: now if all expected ones
+    are there or `is_late` (the grace time is over), else at the next look.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -739,18 +614,11 @@ class Agreement:
   def _read_with_seats(
     self, inbox: Inbox, names: Sequence[str], with_manifest: bool = False
   ) -> Manifest | None:
-    """Reads some messages and, in an event's first turn, the new seats.
+    """Reads some messages and, in an event's first turn, new seats.
 
-    All requests are made at the same time. A seat is the entry of a replica
-    that joins the run or comes back.
-
-    Args:
-      inbox: The inbox of the turn. The messages and the seats are added to it.
-      names: Names of the messages' senders.
-      with_manifest: Whether to read the manifest, too.
-
-    Returns:
-      The manifest; None if it was not read or is not there.
+    A seat is the entry of a replica that joins or comes back. The manifest is
+    only read if `with_manifest`. The result is None if it was not read or is
+    not there.
     """
     calls: list[Callable] = [
       functools.partial(inbox.read, name) for name in names
@@ -767,36 +635,23 @@ class Agreement:
   def _names(self, inbox: Inbox) -> list[str]:
     """Returns the names of all replicas whose messages in a turn may count.
 
-    In the first turn these are all replicas that ever took part. In later turns
-    they are the replicas whose first message was listed.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
+    In the first turn they are all replicas that ever took part; in later turns,
+    those whose first message was listed.
     """
     if inbox.turn:
       return self.first.names
     return self.memory.roster.names()
 
   def _is_time_for_seats(self, inbox: Inbox) -> bool:
-    """Returns whether this replica looks for new seats now.
-
-    A seat is the entry of a replica that joins the run or comes back.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-    """
+    """Returns whether to look now for replicas that join or come back."""
     if inbox.event == 0 or inbox.seats_read_s is None:
       return True  # The first event waits for all replicas to take seats.
     return self.store.clock() - inbox.seats_read_s >= SEATS_EVERY_S
 
   def _read_seats(self, inbox: Inbox) -> None:
-    """Adds the newly taken seats to `inbox.taken`.
+    """Adds the seats that were taken since the event before to `inbox.taken`.
 
-    A seat is the entry of a replica that joins the run or comes back. Seats are
-    new if they were taken since the event before.
-
-    Args:
-      inbox: The inbox of the event's first turn.
+    A seat is the entry of a replica that joins the run or comes back.
     """
     inbox.seats_read_s = self.store.clock()
     number = self.memory.roster.num_seats + len(inbox.taken)
@@ -812,9 +667,7 @@ class Agreement:
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
     """Returns the manifest (list of messages) that this replica proposes.
 
-    Args:
-      inbox: The inbox of the turn. Only messages that it holds can be listed.
-      roster: The replicas that take part after this event.
+    It lists only messages that `inbox` holds.
     """
     if inbox.turn:
       names = self.first.names
@@ -850,22 +703,10 @@ class Agreement:
   def _begins_interval(self, inbox: Inbox) -> bool:
     """Returns whether a snapshot of the state before a turn is due.
 
-    The snapshot has the outer parameters and the outer optimizer. If it is due,
-    a new interval begins with the turn's event: the events up to the next
-    snapshot, which are deleted together. There are three reasons:
-
-    - The event is the first one of the run.
-    - With the event's messages, the interval would have more bytes than the
-      limit of the store allows.
-    - The interval has `rules.snapshot_every` events, and each replica has sent
-      at least as many bytes in it as a snapshot has. The snapshot uses the same
-      link as the messages, so it should not cost more than they do.
-
-    A replica that does not know the size of a snapshot only knows the first
-    reason.
-
-    Args:
-      inbox: The inbox of the turn. Only a first turn can begin an interval.
+    It is due only in first turns: at event 0, if the bytes since the last
+    snapshot would exceed their limit, or if `rules.snapshot_every` events have
+    passed and each replica has since sent as many bytes as a snapshot has. If
+    the size of a snapshot is unknown, it is due only at event 0.
     """
     if inbox.turn:
       return False
@@ -879,24 +720,16 @@ class Agreement:
     if memory.stored + next_bytes > self.limit().interval_bytes:
       return True
     num_events = inbox.event - memory.starts[-1]
+    # A snapshot uses the same link as the messages, and should not cost more.
     is_paid_for = memory.sent >= self.snapshot_bytes
     return num_events >= self.rules.snapshot_every and is_paid_for
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
-    """Returns which replicas take part after an event, if its manifest is due.
+    """Returns the roster after an event if a turn's manifest is due, else None.
 
-    The manifest is due if the messages of all expected replicas were read, or
-    if the grace time is over. It lists the messages to average. The first turn
-    of an event (exchange) always needs `rules.quorum` messages. The first event
-    of a run also waits until `rules.replicas` replicas have come, or until the
-    grace time is over.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      is_late: Whether the grace time (`MailboxRules.grace_s`) is over.
-
-    Returns:
-      The replicas that take part after the event; None if no manifest is due.
+    The manifest is due if all expected messages were read, or if `is_late` (the
+    grace time is over). A first turn also needs `rules.quorum` messages and, at
+    event 0, `rules.replicas` replicas or `is_late`.
     """
     if inbox.turn:
       is_due = is_late or self._has_all(inbox, inbox.expected)
@@ -930,27 +763,15 @@ class Agreement:
     agreed: Manifest | None = None,
     looks_at_once: bool = True,
   ) -> Iterator[bool]:
-    """Makes pauses between the tries of a caller that waits for something.
+    """Yields, before each try, whether the grace time is over; then pauses.
 
-    It yields before each try, without end, and pauses after the try. If the
-    caller waits for longer than `rules.grace_s`, this generator writes vanished
-    objects again (`_look_around`), and says in the log once a minute what the
-    caller waits for. It calls `_look_around` before it first yields True: this
-    process may have slept, and the other replicas may have gone on.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      waiting: Returns a line for the log that says what the replica waits for.
-      agreed: The manifest (the list of messages to average); None if the turn
-        is not settled yet.
-      looks_at_once: Whether `_look_around` is called after the first pause if
-        `agreed` is given. Else it is first called after the grace time.
-
-    Yields:
-      Whether the grace time is over. It is counted from the first try.
+    After the grace time, it also writes vanished objects again
+    (`_look_around`), and logs once a minute the line that `waiting` returns. If
+    a turn has its manifest `agreed`, and `looks_at_once`, it writes the objects
+    again after the first pause, too.
 
     Raises:
-      ReplicaStaleError: If there is a newer snapshot (`_look_around`).
+      ReplicaStaleError: If there is a newer snapshot.
     """
     clock = self.store.clock
     grace = self.rules.grace_s
@@ -972,6 +793,8 @@ class Agreement:
       if is_late:
         longest = max(longest, min(grace / 6, LONGEST_LATE_PAUSE_S))
       wait = min(PAUSE_GROWTH * wait, longest)
+      # This comes before the first True: this process may have slept, and the
+      # others may have gone on.
       if clock() > next_look:
         self._look_around(inbox, agreed)
         next_look = clock() + look_after
@@ -979,7 +802,7 @@ class Agreement:
       is_late = clock() - start > grace
 
   def _awaited_in(self, inbox: Inbox) -> str:
-    """Returns a line for the log: what a turn that is not settled waits for."""
+    """Returns a line for the log: what a turn without a manifest waits for."""
     there = ", ".join(inbox.held) or "nobody"
     if inbox.is_past:
       return (
@@ -994,19 +817,13 @@ class Agreement:
     )
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
-    """Writes objects again that were lost or damaged while this replica waits.
+    """Writes lost or damaged objects again, while this replica waits.
 
-    First it checks that the other replicas have not gone on without this one.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      agreed: The manifest (the list of messages to average); None if the turn
-        is not settled yet. If it is given, only the messages that it lists are
-        written again.
+    Of this turn's messages, only those in `agreed` (the list of messages) are
+    written again, if `agreed` is given.
 
     Raises:
-      ReplicaStaleError: If there is a snapshot of a later event than the one
-        that this replica handles.
+      ReplicaStaleError: If the store has a snapshot of a later event.
     """
     known = self.memory.event if inbox.is_past else inbox.event
     if max(self.snapshots.events(), default=0) > known:
@@ -1019,6 +836,8 @@ class Agreement:
       calls.append(functools.partial(self._restore, path, data))
     for objects_of_event in self.objects.values():
       for path, data in objects_of_event.items():
+        # After a restart, a sender may have replaced the listed message, which
+        # all replicas need.
         is_message = path.startswith(f"{EVENTS}/")
         calls.append(
           functools.partial(self._restore, path, data, replaces=is_message)
@@ -1049,22 +868,11 @@ class Agreement:
     replaces: bool = False,
     is_ours: Callable[[str, Buffer], bool] | None = None,
   ) -> None:
-    """Writes an object again if it is missing or damaged.
+    """Writes an object again if it is missing, damaged, or to be replaced.
 
-    A valid object with another content is left alone, except in place of a
-    message that a manifest lists: after a restart, the sender may have written
-    another message there. All replicas need the listed message, so it replaces
-    the other one.
-
-    Args:
-      path: Path of the object.
-      data: The right content of the object.
-      replaces: Whether the object is a message that a manifest lists, so that
-        it replaces any other content.
-      is_ours: Function of a path and the bytes that were read there. It returns
-        whether a replica of this run wrote them (`Inbox.is_ours`). None: they
-        are valid if they have one signature for the whole object, or are signed
-        JSON.
+    A valid object with another content stays, unless `replaces`. `is_ours` says
+    whether the bytes at a path are valid. None: they are if they have one
+    signature for the whole object, or are signed JSON.
     """
     stored = self.store.get(path, num_bytes_of(data))
     if stored is not None and is_equal(stored, data):

@@ -1,10 +1,8 @@
 """Stores objects in a bucket of S3, Google Cloud or Azure, or in memory.
 
-The library `obstore` makes the requests. It turns the HTTP status of an answer
-into an exception, but the same exception can mean different things for
-different calls. So this module reads the status from the exception's message.
-docs/how_it_works/mailbox_stores.md has a table of the answers and what they
-mean.
+The library `obstore` makes the requests. Its exceptions hold the HTTP status
+only in their messages, so this module reads the status from there.
+docs/how_it_works/mailbox_stores.md says what each status means.
 """
 
 import datetime
@@ -60,12 +58,12 @@ _ELSEWHERE = "Received redirect"  # The region is wrong.
 class Bucket:
   """Reads, writes, lists and deletes objects of a bucket.
 
-  Paths are relative to the prefix in the URL. Example: in `s3://bucket/run` the
-  path `seat/0002` is the object `run/seat/0002`.
+  Paths are relative to the prefix in the URL: in `s3://bucket/run` the path
+  `seat/0002` is the object `run/seat/0002`.
 
-  Every method that makes a request raises `StoreUnavailableError` if the store
-  cannot be reached or refuses, and its subclass `ClosedError` if another try
-  cannot succeed before somebody changes the bucket, its permissions or the URL.
+  Methods that make requests raise `StoreUnavailableError` if the store cannot
+  be reached or refuses, and its subclass `ClosedError` if no retry can succeed
+  before somebody changes the bucket, its permissions or the URL.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.
@@ -77,9 +75,8 @@ class Bucket:
     """Opens a bucket, without a request.
 
     Args:
-      where: URL such as `s3://bucket/run`, with the prefix `run`, or
-        `memory:///`.
-      options: Settings of `obstore.store.from_url`.
+      where: `memory:///`, or a URL of bucket and prefix: `s3://bucket/run`.
+      options: Settings of `obstore.store.from_url`; not used for `memory:///`.
 
     Raises:
       ValueError: If `where` is not the URL of a bucket. The message is one
@@ -94,12 +91,7 @@ class Bucket:
       raise ValueError(first_line(error)) from None
 
   def get(self, path: str, at_most: int) -> Buffer | None:
-    """Returns an object; None if it is missing or has too many bytes.
-
-    Args:
-      path: Path of the object.
-      at_most: Largest number of bytes that the object may have.
-    """
+    """Returns an object; None if it is missing or has over `at_most` bytes."""
     try:
       response = obstore.get(self._objects, path)
       if response.meta["size"] > at_most:
@@ -113,14 +105,9 @@ class Bucket:
       raise _refusal(error) from None
 
   def get_range(self, path: str, start: int, stop: int) -> Buffer | None:
-    """Returns the bytes from `start` to `stop` of an object.
+    """Returns the bytes `start` to `stop` - 1 of an object.
 
     The result is None if the object is missing or ends before `stop`.
-
-    Args:
-      path: Path of the object.
-      start: First byte, counted from 0.
-      stop: End of the range. This byte is not read.
     """
     try:
       found = obstore.get_range(self._objects, path, start=start, end=stop)
@@ -139,10 +126,6 @@ class Bucket:
   def create(self, path: str, data: Data) -> bool:
     """Writes an object unless it exists.
 
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-
     Returns:
       True: this call has written the object. False: it exists; this call may
       still have written it.
@@ -159,23 +142,14 @@ class Bucket:
     return True
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object, or replaces it as a whole.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-    """
+    """Writes an object, or replaces it as a whole."""
     try:
       obstore.put(self._objects, path, parts_of(data), mode="overwrite")
     except ERRORS as error:
       raise _refusal(error) from None
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects. Missing objects are no error.
-
-    Args:
-      paths: Paths of the objects, at most `deleted_at_once`.
-    """
+    """Deletes at most `deleted_at_once` objects. Missing ones are no error."""
     try:
       obstore.delete(self._objects, paths)
     except ERRORS as error:
@@ -195,9 +169,6 @@ class Bucket:
 
     Args:
       prefix: Path of the folder, such as "manifest".
-
-    Returns:
-      The sizes; {} if there is no such object.
     """
     try:
       objects = obstore.list(self._objects, prefix).collect()
@@ -225,10 +196,7 @@ def _status(error: BaseException) -> int:
 
 
 def _code(error: BaseException) -> str:
-  """Returns the error code that the server sent, e.g. "NoSuchKey".
-
-  The result is "" if the exception's message has no code.
-  """
+  """Returns the server's error code, e.g. "NoSuchKey"; "" if there is none."""
   match = _CODE.search(str(error))
   if match is None:
     return ""
@@ -238,10 +206,8 @@ def _code(error: BaseException) -> str:
 def _refusal(error: BaseException) -> StoreUnavailableError:
   """Translates an exception of `obstore` into an error of this package.
 
-  Returns:
-    A `ClosedError` if another try cannot succeed before somebody changes the
-    bucket, its permissions or the URL; else a `StoreUnavailableError`. The
-    message is one line.
+  It is a `ClosedError` if no retry can succeed before somebody changes the
+  bucket, its permissions or the URL; else a `StoreUnavailableError`.
   """
   status = _status(error)
   code = _code(error)

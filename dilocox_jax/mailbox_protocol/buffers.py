@@ -23,12 +23,7 @@ def num_bytes_of(data: Data) -> int:
 
 
 def is_equal(stored: Buffer, data: Data) -> bool:
-  """Returns whether an object that was read has the same bytes as another one.
-
-  Args:
-    stored: The object that was read.
-    data: The other object.
-  """
+  """Returns whether `stored` and the parts of `data` have the same bytes."""
   if len(stored) != num_bytes_of(data):
     return False
   view = memoryview(stored)

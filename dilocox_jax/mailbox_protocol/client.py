@@ -1,8 +1,7 @@
 """The client through which a training loop uses a mailbox.
 
-`rounds.mailbox_runtime` asks the client for one exchange after the other. For
-each turn of an exchange, the client sends this replica's message. It returns
-the messages that all replicas average: those that the turn's manifest lists.
+For each turn of an exchange, the client sends this replica's message, and
+returns the messages that all replicas average.
 """
 
 import atexit
@@ -38,18 +37,15 @@ LOOK_EVERY_S = 0.5  # How often a waiting client looks whether it should stop.
 class MailboxClient:
   """Calls a mailbox for a training loop, and counts the exchanges.
 
-  Every call of the mailbox runs in a thread, because a server may leave a
-  request without an answer for minutes, and an exchange without a quorum takes
-  even longer. So Ctrl-C works at once. After a run was asked to stop, a call
-  ends within the grace time plus the seconds that the last exchange took.
+  Every call of the mailbox runs in a thread, so that Ctrl-C works at once,
+  however long the store takes to answer.
 
-  A replica may have several processes. Each process has a client, and all
-  clients get the same calls in the same order. Only process 0 has a mailbox.
-  The others get its answers (`replica_processes`).
+  A replica may have several processes. Each has a client, and all clients get
+  the same calls in the same order. Only process 0 has a mailbox, and the others
+  get its answers (`replica_processes`).
 
-  An event is one exchange. It is settled once the list of the messages that it
-  averages is decided. A snapshot is the shared state before an event: the outer
-  parameters and the outer optimizer, which are equal in all replicas.
+  An event is one exchange. A snapshot is a copy of the shared state (outer
+  parameters and outer optimizer, equal in all replicas) before an event.
 
   Attributes:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
@@ -58,28 +54,23 @@ class MailboxClient:
     terms_of_devices: The part of `config` that follows from the devices of this
       replica. It must also be equal in all replicas.
     step_weight: Weight of one inner step of this replica in the mean.
-    keeps: Whether the replica keeps values that were not sent, by error
-      feedback or in its parameters, and sends them later. Then nothing is lost
-      if a message comes too late.
+    keeps: Whether the replica keeps values that were not sent (by error
+      feedback or in its parameters), and sends them later.
     grace_s: Grace time (`MailboxRules.grace_s`), in seconds.
     name: Name of this replica.
     processes: Calls process 0 of this replica, and brings the results to its
       other processes.
     event: Number of the next exchange.
-    settled: Events whose list of messages was decided since the caller emptied
-      this list. Each is a dict: "event" is the event's number, "members" the
-      names of the replicas whose messages were averaged, "left_out" the reasons
-      why other messages were not, by replica. If means are made in shares (each
-      replica averages one slice of all messages), "wrong_shares" counts the
-      wrong shares of earlier events that this replica has found meanwhile, by
-      the name of the replica that made them.
+    settled: A dict for each event whose list of messages was decided since the
+      caller emptied this list: "event" (its number), "members" (replicas in the
+      mean), "left_out" (reason by replica), and "wrong_shares" (how many wrong
+      slices of a mean were found meanwhile, by the replica that made them).
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
       `NEVER` between `newest` and `take_part`.
     stop: `threading.Event` that any thread may set to ask the run to stop.
     last_s: Seconds that the last exchange took.
-    written: Empty, or a future that is done when the newest snapshot and all
-      earlier ones are written.
+    written: At most one future, which is done when all snapshots are written.
     steps: Counts the inner steps behind this replica's messages.
     run: Identifier of the run; only set after `enter`.
     mailbox: The mailbox; only set after `enter`, and only in process 0.
@@ -108,11 +99,7 @@ class MailboxClient:
     """Opens the mailbox, which joins the run or begins it. Sets `run`.
 
     Args:
-      terms: More values that must be equal in all replicas. They are added to
-        `self.terms`.
-
-    Raises:
-      Exception: What `open_mailbox` raises, in all processes.
+      terms: Values, beside `self.terms`, that must be equal in all replicas.
     """
     config = {**self.terms, **terms, **self.terms_of_devices}
 
@@ -138,18 +125,8 @@ class MailboxClient:
   ) -> Any:
     """Calls a method of process 0's mailbox. All processes get its result.
 
-    Args:
-      method: Name of the method.
-      *args: Arguments for the method.
-      shared: Function that returns arrays whose parts are on several processes,
-        if the mailbox may have to read them (`ReplicaProcesses.from_main`).
-      **kwargs: Keyword arguments for the method.
-
-    Returns:
-      What the method returned.
-
-    Raises:
-      Exception: The error that the method raised, in all processes.
+    While it runs, the mailbox may read the arrays that `shared` returns, whose
+    parts are on several processes. An error is raised in all processes.
     """
 
     def ask() -> Any:
@@ -168,20 +145,11 @@ class MailboxClient:
     return self.processes.from_main(lambda: self.mailbox.usage)
 
   def _wait_for(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function in a thread, and waits for its result.
-
-    Args:
-      call: The function, which may make requests to the store.
-      *args: Arguments for the function.
-      **kwargs: Keyword arguments for the function.
-
-    Returns:
-      The result of the function.
+    """Calls a function in a thread, and returns its result.
 
     Raises:
       StoppedError: If the run was asked to stop, and the call has not ended
         within the grace time plus the seconds of the last exchange.
-      Exception: What the function raises.
     """
     future = in_thread(call, *args, **kwargs)
     while wait([future], LOOK_EVERY_S).not_done:
@@ -195,13 +163,7 @@ class MailboxClient:
     return future.result()
 
   def _write_in_thread(self, write: Callable[[], None]) -> None:
-    """Starts a thread that writes a snapshot of the shared state.
-
-    The thread first waits until all earlier snapshots are written.
-
-    Args:
-      write: Function that writes the snapshot.
-    """
+    """Writes a snapshot in a thread, after all earlier ones are written."""
     earlier = self.written
 
     def write_after_earlier() -> None:
@@ -211,11 +173,7 @@ class MailboxClient:
     self.written = [in_thread(write_after_earlier)]
 
   def _wait_for_snapshots(self) -> None:
-    """Waits for snapshots that are being written, for up to `grace_s` seconds.
-
-    It is called at the end of the program. If a snapshot of the shared state is
-    not done by then, a line of the log says so.
-    """
+    """Waits up to `grace_s` seconds for snapshots that are being written."""
     if wait(self.written, self.grace_s).not_done:
       logging.getLogger(__name__).warning(
         "gave up a snapshot that was not written %g s after the run",
@@ -225,17 +183,17 @@ class MailboxClient:
   def newest(self) -> list[np.ndarray] | None:
     """Reads the newest snapshot, and sets `event` to continue from there.
 
-    A snapshot is the shared state of the replicas at some exchange. `event` is
-    then the first exchange whose result the snapshot does not have. This
-    replica takes part in no exchange until `take_part`.
+    `event` becomes the first exchange whose result the snapshot does not have,
+    or 0 without a snapshot. This replica takes part in no exchange until
+    `take_part`.
 
     Returns:
-      The arrays of the snapshot; None if there is no snapshot. Then `event` is
-      0, and the caller begins with the initial parameters.
+      The arrays of the snapshot; None if there is no snapshot: the caller
+      begins with the initial parameters.
 
     Raises:
       StoppedError: If the first events are deleted and no snapshot can be read,
-        or if the run was asked to stop (`_wait_for`).
+        or if the run was asked to stop.
     """
     snapshot = self._ask("newest")
     # Some exchanges may be in flight in the snapshot. This replica has sent
@@ -248,10 +206,7 @@ class MailboxClient:
     return snapshot.arrays
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state of this client for a checkpoint, as values of JSON.
-
-    `set_state` restores it.
-    """
+    """Returns the state of this client for a checkpoint, as values of JSON."""
     mailbox = self.processes.from_main(lambda: self.mailbox.get_state())
     return {
       "event": self.event,
@@ -262,9 +217,6 @@ class MailboxClient:
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Restores what `get_state` returned, perhaps in an earlier process.
-
-    Args:
-      state: The state, as values of JSON.
 
     Raises:
       ValueError: If the state is that of another run.
@@ -277,16 +229,16 @@ class MailboxClient:
   def take_part(self, num_in_flight: int) -> bool:
     """Announces that this replica will send messages from now on.
 
-    Its first message is for the first pseudo-gradient that it measures itself,
-    so it comes after the exchanges that are in flight.
+    The exchanges in flight come first: they carry no pseudo-gradient of this
+    replica.
 
     Args:
       num_in_flight: Number of exchanges that are in flight.
 
     Returns:
-      Whether this replica takes part. False if the other replicas have already
-      settled the event of its first message. Then it must first apply more of
-      their events, and try again.
+      Whether this replica takes part. False if the others have already settled
+      the event of its first message. Then it must first apply more of their
+      events, and try again.
 
     Raises:
       ReplicaStaleError: If the event of its first message was deleted.
@@ -299,12 +251,7 @@ class MailboxClient:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    Args:
-      event: Number of the event (exchange).
-
-    Returns:
-      Whether this replica's message for the event may still count
-      (`Mailbox.announce`).
+    Returns whether this replica's message for the event may still count.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -314,9 +261,8 @@ class MailboxClient:
   def signs(self) -> np.ndarray:
     """Returns the random signs for the next event's fingerprint.
 
-    They are float32 [2^20] of +1 and -1, and equal in all replicas. A
-    fingerprint is a few random sums of the outer parameters and the outer
-    optimizer, by which replicas compare them.
+    They are float32 [2^20] of +1 and -1, equal in all replicas. A fingerprint
+    is a few random sums of the shared state, by which replicas compare it.
     """
     return random_signs(self.run, self.event)
 
@@ -329,13 +275,11 @@ class MailboxClient:
     """Begins the next exchange, and moves `event` on by one.
 
     Args:
-      kind: Number of the fragment that is exchanged. The norms of messages of
-        one kind are compared.
+      kind: Number of the fragment that is exchanged.
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
-      take_fingerprint: Returns the fingerprint (a few random sums) of the part
-        of the shared state that an exchange of this fragment changes, computed
-        with the signs of this event (`signs`).
+      take_fingerprint: Returns the fingerprint, with the signs of this event
+        (`signs`), of the shared state that an exchange of the fragment changes.
 
     Returns:
       The session of the exchange, which has sent nothing yet.
@@ -358,13 +302,8 @@ class MailboxClient:
   def turn(self, *args: Any, **kwargs: Any) -> Exchanged:
     """Calls `Mailbox.exchange`, and notes how many seconds it took.
 
-    Args:
-      *args: Arguments for `Mailbox.exchange`.
-      **kwargs: Keyword arguments for `Mailbox.exchange`, and `shared`: a
-        function that returns the arrays which the mailbox may have to read.
-
-    Returns:
-      The messages that all replicas average in the turn.
+    The keyword `shared` is a function that returns arrays which the mailbox may
+    have to read from several processes. All other arguments are passed on.
     """
     start_s = time.monotonic()
     exchanged = self._ask("exchange", *args, **kwargs)
@@ -375,15 +314,15 @@ class MailboxClient:
 class ExchangeSession:
   """Exchanges the messages of one event, turn by turn.
 
-  An event is one exchange of the run's schedule. It has one turn for each
-  message that a replica sends in it; most codecs need one message.
+  An event is one exchange. It has one turn for each message that a replica
+  sends in it; most codecs need one message.
 
   Attributes:
-    is_counted: Whether this replica's messages were listed in all turns so far.
-    drops_all: Whether this replica must drop the values of the fragment that it
-      has sent or holds back. There are two reasons: the replicas have left one
-      of its messages out of the mean, or a message that it sent before a
-      restart counts in place of the new one.
+    is_counted: Whether this replica's messages were averaged in all turns so
+      far.
+    drops_all: Whether this replica must drop the fragment's values that it has
+      sent or holds back: the others refused its message (which was not just
+      late), or one that it sent before a restart counts in its place.
   """
 
   def __init__(
@@ -398,15 +337,9 @@ class ExchangeSession:
   ):
     """Makes no request yet; `send` does.
 
-    Args:
-      client: The client of the mailbox.
-      event: Number of the event (exchange).
-      kind: Number of the fragment that is exchanged. The norms of messages of
-        one kind are compared.
-      attends: Whether this replica sends messages. If not, it only reads.
-      weight: Weight of this replica's messages in the mean.
-      state: Fingerprint of the shared state before the event: a few random sums
-        of the outer parameters and the outer optimizer.
+    If not `attends`, this replica only reads. `kind` is the number of the
+    fragment, and `state` the fingerprint (a few random sums) of the outer
+    parameters and the outer optimizer before the event.
     """
     self._client = client
     self._event = event
@@ -431,30 +364,26 @@ class ExchangeSession:
     Args:
       arrays: The arrays of this replica's message.
       is_finite: Whether this replica's values are finite. If not, the message
-        has the weight 0: it is left out of the mean, but the others need not
-        wait for it.
-      shared: Returns the arrays of the state that all replicas share, in case
-        this replica has to write it into the store.
-      tables: How the arrays are encoded. A replica needs it to average one
-        slice of all messages for the others (a mean "in shares", see the
-        package's docstring). None: every replica averages whole messages
-        itself.
+        has the weight 0: it is left out of the mean, but nobody waits for it.
+      shared: Returns the arrays of the state that all replicas share, which
+        this replica may have to write into the store.
+      tables: How the arrays are encoded, so that each replica can average one
+        slice of all messages. None: each averages whole messages.
 
     Returns:
       A tuple (arrays, weights, is_listed):
 
-      - arrays: for each array of a message, the arrays of all K listed
-        replicas, stacked: [K, ...].
-      - weights: the weights of these replicas in the mean, float32 [K]. They
-        add up to K.
-      - is_listed: whether this replica is one of them, as a bool array [].
+      - arrays: for each array of a message, the arrays of all K averaged
+        messages, stacked: [K, ...].
+      - weights: the weights of these messages, float32 [K], with the sum K.
+      - is_listed: whether one of them is from this replica, bool [].
 
-      If no replica is listed, K is 1, and the arrays and the weight are zeros.
-      If the replicas have made the mean in shares (only possible with
-      `tables`), K is 1, the arrays are the mean, and the weight is 1.
+      If no message is averaged, K is 1, and arrays and weight are zeros. If the
+      replicas have averaged slices, K is 1, the arrays are the mean, and the
+      weight is 1.
 
     Raises:
-      Exception: What `Mailbox.exchange` raises, and the errors of `_wait_for`.
+      Exception: Any error of `Mailbox.exchange`, or StoppedError.
     """
     turn = self._turn
     self._turn += 1

@@ -16,12 +16,9 @@ _MONTH_S = 30 * 86_400.0
 
 
 def num_requests(usage: Mapping[str, int]) -> int:
-  """Returns the number of all requests to a store.
+  """Returns the total number of requests to a store.
 
-  Args:
-    usage: Number of requests by kind ("get", "put", "list", "delete"), as
-      `Mailbox.usage` returns it. The entries "bytes_up" and "bytes_down" are
-      not counted.
+  `usage` is that of `Mailbox.usage`; its byte counts are ignored.
   """
   return sum(number for kind, number in usage.items() if "bytes" not in kind)
 
@@ -30,9 +27,7 @@ def traffic_usd(usage: Mapping[str, int], seconds: float) -> float:
   """Returns the costs of a replica's requests and downloads (USD a month).
 
   Args:
-    usage: Number of requests by kind ("get", "put", "list"), and the bytes that
-      were read ("bytes_down"), as `Mailbox.usage` returns them. A missing entry
-      counts as 0.
+    usage: Requests by kind, and "bytes_down", as `Mailbox.usage` returns them.
     seconds: Time in which the replica made them. Less than 1 s counts as 1 s.
   """
   num_writes = usage.get("put", 0) + usage.get("list", 0)
@@ -43,9 +38,5 @@ def traffic_usd(usage: Mapping[str, int], seconds: float) -> float:
 
 
 def storage_usd(num_bytes: float) -> float:
-  """Returns the costs of keeping objects in a store (USD a month).
-
-  Args:
-    num_bytes: Bytes of all objects.
-  """
+  """Returns the costs of keeping `num_bytes` in a store (USD a month)."""
   return USD_PER_GB_MONTH * num_bytes / 1e9

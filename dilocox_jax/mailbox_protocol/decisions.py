@@ -1,9 +1,8 @@
 """Decisions that replicas take once, each kept in two objects of the store.
 
 A decision is a value that all replicas follow, for example the list of messages
-of an event. Somebody may delete or damage the object that holds the decision
-after some replicas have followed it. The other replicas must not decide a
-second time, because they could decide otherwise. So a replica decides in two
+to average. An object may be lost or damaged after some replicas have followed
+it. The others must then not decide differently. So a replica decides in two
 steps:
 
 1. It creates the *proposal*. If several replicas do so, exactly one succeeds.
@@ -39,40 +38,28 @@ class Decisions:
   """Reads and takes the decisions of one run.
 
   A decision is a value that all replicas follow, such as a list of messages.
-  Two objects of the store hold it: the proposal, which is created first, and
-  the decision. If one of them is lost, the other one still has the value.
 
   Attributes:
-    has_proposed: Whether this replica created the proposal in the last call of
-      `decide`. Then it knows the decision a moment before the others.
+    has_proposed: Whether the last call of `decide` created the proposal.
   """
 
   def __init__(self, store: Any, signer: Signer):
-    """Makes no request to the store yet.
-
-    Args:
-      store: The folder or bucket, as a `RetryingStore`.
-      signer: Signs and verifies the objects of the run.
-    """
+    """Makes no request yet. `store` is a `RetryingStore`."""
     self._store = store
     self._signer = signer
     self.has_proposed = False
 
   def read(self, path: str) -> dict[str, Any] | None:
-    """Returns the value of a decision or proposal.
+    """Returns the value of the decision or proposal at a path, as JSON.
 
-    Args:
-      path: Path of the object.
-
-    Returns:
-      The value, as JSON; None if the object is missing or not signed.
+    The result is None if the object is missing or has no valid signature.
     """
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
   def decide(
     self, path: str, proposal: str, value: dict[str, Any]
   ) -> dict[str, Any]:
-    """Proposes a value that all replicas shall follow, and decides.
+    """Proposes a value, and returns the value that all replicas follow.
 
     If another replica has proposed or decided before, its value counts.
 
@@ -80,9 +67,6 @@ class Decisions:
       path: Path of the decision.
       proposal: Path of the proposal for this decision.
       value: The value that this replica proposes, as JSON.
-
-    Returns:
-      The value that all replicas follow. Another replica may have proposed it.
     """
     self.has_proposed = self._store.create(
       proposal, self._signer.sign_json(proposal, value)
@@ -107,7 +91,7 @@ class Decisions:
     return self._create(path, proposed)
 
   def complete(self, path: str, proposal: str) -> dict[str, Any] | None:
-    """Writes a lost decision again from its proposal. Proposes nothing itself.
+    """Writes a lost decision again from its proposal.
 
     Args:
       path: Path of the decision.
@@ -122,16 +106,9 @@ class Decisions:
     return self._create(path, proposed)
 
   def _create(self, path: str, value: dict[str, Any]) -> dict[str, Any]:
-    """Creates a signed object, unless a valid one is there.
+    """Creates a signed object, and returns the value that is then at `path`.
 
-    An object at the path that is damaged or not signed is replaced.
-
-    Args:
-      path: Path of the object.
-      value: The value of the new object, as JSON.
-
-    Returns:
-      The value that the store has at the path then.
+    A valid object at the path is kept. Any other one is replaced.
     """
     data = self._signer.sign_json(path, value)
     wait = _FIRST_PAUSE_S

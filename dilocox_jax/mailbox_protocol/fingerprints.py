@@ -1,24 +1,19 @@
 """Compares the shared states of replicas by their fingerprints.
 
 The shared state is the outer parameters, the outer optimizer and the codec's
-common state. Its *name* is the digest of the last manifest whose average is in
-it. Replicas with the same name have applied the same lists of messages, so
-their states should differ only by rounding. A fingerprint (a few random sums)
-shows whether they differ by more, because of bad memory or of another
-computation. `reference.fingerprint` explains the sums. A manifest is the list
-of the messages that all replicas average in a turn of an event (exchange), and
-a snapshot is a shared state in the store, with which a replica may begin.
+common state. Replicas that have averaged the same messages should have equal
+states, up to rounding. A fingerprint (a few random sums, see
+`reference.fingerprint`) shows whether they differ by more.
 
 Two states may differ, relative to the norm of each block of values, by
 
     63 * 2^-24 + u * (1 + n)
 
 Here u is the rounding unit of the values, 2^-24 for float32, and n is the
-number of events of this fragment since both states had the same values. They
-had the same values in the snapshot with which both replicas began, or else at
-the start of the run. The first term allows for float32 sums that another
-machine adds in another order. The second term allows for the state itself,
-which is rounded at each event.
+number of events (exchanges) of this fragment since both states had the same
+values: since the snapshot with which both replicas began, or else since the
+start of the run. The first term allows for float32 sums that another machine
+adds in another order; the second one for a state that is rounded at each event.
 
 For example, rounding explains a difference of 4e-6 at the start of a run, and
 of 1.6e-5 after 200 events. Two CPUs with different instruction sets differed by
@@ -54,10 +49,10 @@ class Fingerprint(NamedTuple):
   common state.
 
   Attributes:
-    rows: The rounding unit, the norm and 32 random sums of each of the B blocks
-      of floating-point values, float32 [B, 34] (`reference.fingerprint`).
+    rows: Rounding unit, norm and 32 random sums of each of the B blocks of
+      floating-point values, float32 [B, 34] (`reference.fingerprint`).
     exact_digest: First 8 bytes of the SHA-256 of all other values, e.g. counts
-      of steps. These values must be exactly equal in all replicas.
+      of steps, which must be exactly equal in all replicas.
   """
 
   rows: np.ndarray
@@ -76,18 +71,17 @@ NOTHING = Fingerprint(
 
 
 class SharedState(NamedTuple):
-  """What a message tells about its sender's shared state.
+  """A message's description of its sender's shared state.
 
   The shared state is the outer parameters, the outer optimizer and the codec's
   common state.
 
   Attributes:
-    name: Digest of the last manifest that the sender has followed, as 64
-      hexadecimal digits; "" before the first manifest.
+    name: Digest of the last manifest (list of averaged messages) that the
+      sender has followed, as 64 hexadecimal digits; "" before the first one.
     base: Event of the snapshot with which the sender began; 0 if it began with
       the initial parameters.
-    fingerprint: Fingerprint of the state. It is `NOTHING` in the later turns of
-      an event.
+    fingerprint: Fingerprint of the state; `NOTHING` in later turns of an event.
   """
 
   name: str = ""
@@ -97,21 +91,16 @@ class SharedState(NamedTuple):
   def difference_from(
     self, other: "SharedState", event: int, num_kinds: int
   ) -> str:
-    """Returns how this state differs from that of another replica.
+    """Returns how this state differs from another replica's, in words.
 
-    Both states have the same `name`, so both replicas have averaged the same
-    messages, and their states should be equal up to rounding. The tolerance
-    grows with the number of events of this fragment since both had the same
-    values: since the snapshot from which both began (`base`), or else since the
-    start of the run.
+    The result is "" if the states are equal up to rounding. The tolerance grows
+    with the number of events since both had the same values.
 
     Args:
-      other: The state of another replica before the same event.
+      other: State of another replica before the same event, with the same
+        `name`.
       event: Number of the event (exchange).
-      num_kinds: Number of fragments, P. The events take them in turn.
-
-    Returns:
-      The difference in words; "" if the states are equal up to rounding.
+      num_kinds: Number of fragments, which the events take in turn.
     """
     # Replicas that began with the same snapshot had the same values then. Other
     # replicas had the same values at the start of the run.
@@ -124,34 +113,22 @@ class SharedState(NamedTuple):
 def rows_in(content: bytes | memoryview) -> np.ndarray:
   """Converts raw bytes to the rows of a fingerprint, float32 [B, 34].
 
-  A row has the rounding unit, the norm and 32 random sums of one of the B
-  blocks of values.
-
   Args:
-    content: Raw bytes of the rows, as a message contains them: little-endian
-      float32, row by row.
+    content: The rows, one after the other, as little-endian float32.
   """
   flat = np.frombuffer(content, "<f4").astype(np.float32, copy=False)
   return flat.reshape(-1, ROW_VALUES)
 
 
 def rows_bytes(num_blocks: int) -> int:
-  """Returns the number of bytes that the rows of a fingerprint take.
-
-  Args:
-    num_blocks: Number of blocks, B. Each block has one row.
-  """
+  """Returns the number of bytes of a fingerprint with `num_blocks` rows."""
   return num_blocks * _ROW_BYTES
 
 
 def exact_digest(arrays: Iterable[np.ndarray]) -> bytes:
-  """Returns the digest of values that have to be equal in all replicas.
+  """Returns the first 8 bytes of the SHA-256 of all values in some arrays.
 
-  Args:
-    arrays: The arrays of a state that are not floating-point, in order.
-
-  Returns:
-    The first 8 bytes of the SHA-256 of all values.
+  The arrays are those that have to be exactly equal in all replicas.
   """
   digest = hashlib.sha256()
   for array in arrays:
@@ -162,9 +139,7 @@ def exact_digest(arrays: Iterable[np.ndarray]) -> bytes:
 def fingerprint_of(
   arrays: Iterable[np.ndarray], signs: np.ndarray
 ) -> Fingerprint:
-  """Computes the fingerprint of a shared state, in numpy.
-
-  A fingerprint is a few random sums, by which replicas compare their states.
+  """Computes the fingerprint (a few random sums) of a shared state, in numpy.
 
   Args:
     arrays: The arrays of the state, in the same order in all replicas.
@@ -185,18 +160,13 @@ def fingerprint_of(
 
 
 def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
-  """Returns how two states differ, according to their fingerprints.
+  """Returns how two states differ, in words; "" if only by rounding.
 
   Args:
     one: Fingerprint of a state.
-    other: Fingerprint of another state, with arrays of the same shapes. Both
-      were computed with the same signs.
-    num_events: Number of events of this fragment since both states had the same
-      values. The more events, the larger a difference may be.
-
-  Returns:
-    The difference in words, e.g. "its integers differ"; "" if the states are
-    equal up to rounding.
+    other: Fingerprint of another state with the same shapes and signs.
+    num_events: Number of events (exchanges) of this fragment since both states
+      had the same values. The tolerance grows with it.
   """
   if one.exact_digest != other.exact_digest:
     return "its integers differ"
@@ -218,14 +188,9 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Estimates the relative distance of two states in each block, float64 [B].
 
-  The distance is divided by the larger norm of both states. It counts as 0 if
-  it is tiny (`_SMALLEST_NORM`). It is 0 for a block that is not finite in both
-  states (both have diverged), and infinite for a block that is finite in only
-  one of them.
-
-  Args:
-    one: Rows of a state's fingerprint, float32 [B, 34].
-    other: Rows of the other state's fingerprint, float32 [B, 34].
+  It is relative to the larger norm. It is 0 for a tiny distance, and for a
+  block that is not finite in both states; infinite if it is in only one. `one`
+  and `other` are the rows of their fingerprints, float32 [B, 34].
   """
   is_finite = np.isfinite(one).all(axis=1)
   is_other_finite = np.isfinite(other).all(axis=1)

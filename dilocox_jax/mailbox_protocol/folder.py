@@ -1,20 +1,18 @@
 """Stores objects as files in a folder, without following symbolic links.
 
 An object is first written to a file in the folder `.staged`, and flushed to the
-disk. Then the file gets the name of the object. `create` adds the name as a
-hard link, which fails if the name is taken. `put` renames the file, which
-replaces the old object. So nobody sees half of an object, and a power cut loses
-no object that was written.
+disk. Then the file gets the object's name: by a hard link, which fails if the
+name is taken (`create`), or by renaming it, which replaces an old object
+(`put`). So nobody sees half of an object, and a power cut loses no written
+object.
 
-A link, a FIFO, a socket, a device or a folder is not an object: it counts as
-missing, and is never opened to read it. If an object must get its name, such a
-thing is renamed and not deleted, because it may belong to somebody. A line in
-the log says so. Files whose names begin with a dot are not objects.
+A link, FIFO, socket, device or folder is not an object: it counts as missing.
+If it has the name of an object to be written, it is renamed, not deleted. Files
+whose names begin with a dot are not objects.
 
-Each folder is opened by its name in its parent folder (`dilocox_jax.files`). So
-no link is followed, even if somebody replaces a folder by a link meanwhile.
-The folder that the user names is opened again for every call, because its file
-system may have been unmounted and mounted again.
+Each folder is opened by its name in its parent folder (`dilocox_jax.files`), so
+no link is followed. The store's folder is opened again for every call, because
+its file system may have been mounted again.
 """
 
 import contextlib
@@ -77,8 +75,7 @@ class Folder:
     """Makes the folder if it is missing.
 
     Args:
-      path: Path of the folder. The folder itself, or folders on its path, may
-        be symbolic links.
+      path: Path of the folder, which may contain symbolic links.
 
     Raises:
       OSError: If the folder cannot be made.
@@ -87,12 +84,7 @@ class Folder:
     os.makedirs(self._path, exist_ok=True)
 
   def get(self, path: str, at_most: int) -> bytes | None:
-    """Returns an object; None if it is missing or larger than `at_most`.
-
-    Args:
-      path: Path of the object.
-      at_most: How many bytes the object may have.
-    """
+    """Returns an object; None if it is missing or has over `at_most` bytes."""
     *folders, name = _parts(path)
     with self._call(path) as root:
       try:
@@ -102,14 +94,9 @@ class Folder:
         return None
 
   def get_range(self, path: str, start: int, stop: int) -> bytes | None:
-    """Returns the bytes from `start` to `stop` of an object.
+    """Returns the bytes `start` to `stop` - 1 of an object.
 
     The result is None if the object is missing or ends before `stop`.
-
-    Args:
-      path: Path of the object.
-      start: First byte, counted from 0.
-      stop: End of the range. This byte is not read.
     """
     *folders, name = _parts(path)
     with self._call(path) as root:
@@ -120,14 +107,7 @@ class Folder:
         return None
 
   def create(self, path: str, data: Data) -> bool:
-    """Writes an object unless it exists.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-
-    Returns:
-      Whether this call has written the object. False: the object exists.
+    """Writes an object unless it exists, and returns whether it was written.
 
     Raises:
       ClosedError: If the file system has no hard links.
@@ -146,12 +126,7 @@ class Folder:
     )
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object, or replaces it as a whole.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object.
-    """
+    """Writes an object, or replaces it as a whole."""
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
       for _ in range(_TRIES):
@@ -169,9 +144,6 @@ class Folder:
     """Deletes objects, and the folders that become empty.
 
     Missing objects are no error.
-
-    Args:
-      paths: Paths of the objects.
     """
     for path in paths:
       *folders, name = _parts(path)
@@ -188,10 +160,7 @@ class Folder:
     It also removes staged files of writers that were killed.
 
     Args:
-      prefix: Path of the folder.
-
-    Returns:
-      The sizes; {} if the folder is missing.
+      prefix: Path of the folder in the store.
     """
     folders = _parts(prefix)
     with self._call(prefix) as root:
@@ -203,17 +172,10 @@ class Folder:
 
   @contextlib.contextmanager
   def _call(self, path: str) -> Iterator[int]:
-    """Opens the store's folder for one call, and translates errors.
+    """Opens the store's folder for one call, and yields its descriptor.
 
-    Args:
-      path: Path of the object that the call is about, for messages.
-
-    Yields:
-      Descriptor of the folder.
-
-    Raises:
-      StoreUnavailableError: In place of an OSError, also of one that the body
-        of the `with` statement raises.
+    An OSError, also in the `with` block, becomes a StoreUnavailableError with
+    the object's `path` in its message.
     """
     try:
       root = files.opened_root(self._path)
@@ -228,15 +190,7 @@ class Folder:
 
   @contextlib.contextmanager
   def _staged(self, root: int, data: Data) -> Iterator[_Staged]:
-    """Writes a file in `.staged`, and removes its staged name afterwards.
-
-    Args:
-      root: Descriptor of the folder of the store.
-      data: Content of the file.
-
-    Yields:
-      The file, which is flushed to the disk.
-    """
+    """Writes a file in `.staged`, yields it, and removes its staged name."""
     name = secrets.token_hex(16)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with self._open_or_make(root, [_STAGING]) as staging:
@@ -257,12 +211,6 @@ class Folder:
 
   def _link(self, root: int, staged: _Staged, folder: int, path: str) -> bool:
     """Gives a staged file the name of an object, if the name is free.
-
-    Args:
-      root: Descriptor of the folder of the store.
-      staged: The file.
-      folder: Descriptor of the folder that will hold the object.
-      path: Path of the object.
 
     Returns:
       Whether the file has the name then. False: another object has it.
@@ -300,14 +248,7 @@ class Folder:
     )
 
   def _rename(self, root: int, staged: _Staged, folder: int, path: str) -> None:
-    """Gives a staged file the name of an object, and replaces an old object.
-
-    Args:
-      root: Descriptor of the folder of the store.
-      staged: The file.
-      folder: Descriptor of the folder that will hold the object.
-      path: Path of the object.
-    """
+    """Gives a staged file the name of an object, and replaces an old object."""
     name = path.rpartition("/")[2]
     if files.kind_of(folder, name) == files.FOLDER:
       self._put_aside(root, folder, path, files.FILE)
@@ -315,16 +256,9 @@ class Folder:
 
   @contextlib.contextmanager
   def _open_or_make(self, root: int, names: Sequence[str]) -> Iterator[int]:
-    """Opens nested folders, and makes those that are missing.
+    """Opens nested folders, and yields the descriptor of the innermost one.
 
-    A file, link or device that has the name of a folder is renamed.
-
-    Args:
-      root: Descriptor of the folder of the store.
-      names: Names of the folders, the outermost first.
-
-    Yields:
-      Descriptor of the innermost folder.
+    Missing folders are made. Anything else that has a folder's name is renamed.
     """
     with contextlib.ExitStack() as stack:
       folder = root
@@ -343,19 +277,10 @@ class Folder:
   def _put_aside(
     self, root: int, folder: int, path: str, expected_kind: str
   ) -> None:
-    """Renames a file, folder or link that is in the place of another kind.
+    """Renames the entry at a path if it is of another kind than expected.
 
-    For example, a symbolic link has the name of an object. Does nothing if no
-    entry has the name, or an entry of the expected kind. The entry is checked
-    again under a lock, because another replica may meanwhile have written the
-    object, which must not be renamed.
-
-    Args:
-      root: Descriptor of the folder of the store.
-      folder: Descriptor of the folder that has the entry.
-      path: Path of the object or folder that needs the name.
-      expected_kind: Kind of an entry that is not renamed: `files.FILE` or
-        `files.FOLDER`.
+    `folder` is the descriptor of its folder, and `root` of the store's folder.
+    The expected kind is `files.FILE` or `files.FOLDER`.
 
     Raises:
       StoreUnavailableError: If the entry cannot be renamed.
@@ -366,6 +291,7 @@ class Folder:
       return
     new_name = f"{_ASIDE}.{name}.{secrets.token_hex(4)}"
     with _locked(root):
+      # Another replica may meanwhile have written the object.
       if files.kind_of(folder, name) in ("", expected_kind):
         return
       try:
@@ -388,9 +314,6 @@ class Folder:
     """Removes files in `.staged` that are older than an hour.
 
     Their writers were killed before they could remove them.
-
-    Args:
-      root: Descriptor of the folder of the store.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       with files.opened_folders(root, [_STAGING]) as opened:
@@ -408,9 +331,7 @@ class Folder:
 
 
 def _parts(path: str) -> list[str]:
-  """Divides the path of an object into names.
-
-  The check makes sure that the path stays within the folder of the store.
+  """Splits an object's path at "/", and checks that it stays in the store.
 
   Raises:
     StoreUnavailableError: If a name is empty, begins with a dot, or has a zero
@@ -423,14 +344,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _message(path: str, error: OSError) -> str:
-  """Returns one line for an error of the system.
-
-  If permission was denied, the line says what to do.
-
-  Args:
-    path: Path of the object.
-    error: The error.
-  """
+  """Returns one line for a system error, with advice if access is denied."""
   message = f"{path}: {error.strerror or error}"
   if isinstance(error, PermissionError):
     return f"{message}: let all replicas read and write it, or remove it"
@@ -440,11 +354,7 @@ def _message(path: str, error: OSError) -> str:
 def _is_same(folder: int, name: str, other: int, other_name: str) -> bool:
   """Returns whether two names are hard links to the same file.
 
-  Args:
-    folder: Descriptor of the folder of the first name.
-    name: The first name.
-    other: Descriptor of the folder of the second name.
-    other_name: The second name.
+  `folder` and `other` are the descriptors of the folders of the two names.
   """
   return os.path.samestat(
     os.stat(name, dir_fd=folder, follow_symlinks=False),
@@ -455,10 +365,7 @@ def _is_same(folder: int, name: str, other: int, other_name: str) -> bool:
 def _remove_empty(opened: Sequence[int], names: Sequence[str]) -> None:
   """Removes nested folders, the innermost first, until one is not empty.
 
-  Args:
-    opened: Descriptors of the parent of the outermost folder and of all
-      folders, the outermost first.
-    names: Names of the folders, the outermost first.
+  `opened` has the descriptor of each folder's parent, the outermost first.
   """
   with contextlib.suppress(OSError):
     for parent, name in reversed(list(zip(opened, names, strict=False))):
@@ -468,18 +375,10 @@ def _remove_empty(opened: Sequence[int], names: Sequence[str]) -> None:
 def _sizes_below(
   folder: int, path: str, depth: int
 ) -> Iterator[tuple[str, int]]:
-  """Lists the files below a folder.
+  """Yields path and size in bytes of each file below a folder.
 
-  Names that begin with "." are skipped, and so is everything below more than
-  `_DEEPEST` folders.
-
-  Args:
-    folder: Descriptor of the folder.
-    path: Path of the folder in the store.
-    depth: Number of folders in this path.
-
-  Yields:
-    Path and size in bytes of each file.
+  Names that begin with "." are skipped, and so are files below more than
+  `_DEEPEST` folders. `path` is the folder's path, with `depth` names.
   """
   with os.scandir(folder) as entries:
     for entry in entries:
@@ -497,12 +396,7 @@ def _sizes_below(
 
 @contextlib.contextmanager
 def _locked(root: int) -> Iterator[None]:
-  """Holds an exclusive lock on a folder inside a `with` statement.
-
-  If the file system has no such locks, as some NFS, there is no lock.
-
-  Args:
-    root: Descriptor of the folder.
+  """Holds an exclusive lock on a folder, if its file system has locks.
 
   Raises:
     StoreUnavailableError: If another process holds the lock for a second.

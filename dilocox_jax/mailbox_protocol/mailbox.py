@@ -1,10 +1,10 @@
 """Replicas exchange messages through a store, and agree on which ones count.
 
-For every event of a run's schedule, each replica writes a message. Then one
-replica writes the manifest: the list of the messages that all replicas average.
-It does so as soon as all expected replicas have written, or as soon as the
-grace time is over and a quorum has written. The manifest is written only once.
-docs/mailbox/guarantees.md says what the mailbox guarantees.
+For every event (exchange) of a run, each replica writes a message. Then one
+replica writes the manifest, once: the list of the messages that all replicas
+average. It does so when all expected replicas have written, or when the grace
+time is over and a quorum has written. docs/mailbox/guarantees.md says what the
+mailbox guarantees.
 """
 
 import dataclasses
@@ -82,23 +82,20 @@ class Exchanged(NamedTuple):
 
   Attributes:
     messages: Name of the replica, weight and arrays of each message, in the
-      order in which all replicas add them up. If there is no message, the
-      caller applies nothing. If `mean` is given, the lists of arrays are empty.
+      order in which all replicas add them up. If `mean` is given, the lists of
+      arrays are empty.
     is_own_listed: Whether one of these messages is from this replica. If not,
-      this replica keeps the values of its message, and may send them later.
+      and it is not in `left_out`, it may send its values later.
     left_out: For each replica whose message came in time and does not count,
-      the reason. Such a replica should drop the values of its message.
+      the reason. A replica that is left out should drop its values.
     is_superseded: Whether this replica's listed message is one that it sent
-      before a restart, and not the one that it has sent now. The earlier
-      process may already have sent all values that this replica still holds
-      back. So this replica must drop these values, or they would count twice.
+      before a restart. It must then drop the values that it holds back, because
+      the earlier process may have sent them.
     mean: The weighted mean of the messages, as arrays of the same types and
-      shapes; None if the mean was not made in shares. The caller then averages
-      `messages`.
-    wrong_shares: Shares of earlier means that this replica has found to be
-      wrong since the turn before. A share is the mean of one slice of all
-      messages. For each: the event, the number of the share, and the name of
-      the replica that should make it.
+      shapes; None: the caller averages `messages`.
+    wrong_shares: Shares (means of one slice of all messages) that this replica
+      has found to be wrong since the last turn: event, number of the share, and
+      name of the replica that should make it.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -116,36 +113,31 @@ class Mailbox:
   order. A replica begins with the initial parameters, or with the snapshot that
   `newest` returns. Then it runs::
 
-      while event < num_events:
-        takes_part = mailbox.announce(event)  # False: it is settled already.
-        if takes_part:
-          ... inner steps ...
-        state = mailbox.fingerprint(event, arrays_of_state)
-        exchanged = mailbox.exchange(
-          event, 0, arrays, state=state, send=takes_part
-        )
-        ... apply the mean of exchanged.messages, or exchanged.mean ...
-        event += 1
+    while event < num_events:
+      takes_part = mailbox.announce(event)  # False: it is settled already.
+      if takes_part:
+        ... inner steps ...
+      state = mailbox.fingerprint(event, arrays_of_state)
+      exchanged = mailbox.exchange(
+        event, 0, arrays, state=state, send=takes_part
+      )
+      ... apply the mean of exchanged.messages, or exchanged.mean ...
+      event += 1
 
-  After a `ReplicaStaleError` the replica begins again with `newest`. If its
-  message came too late, or did not carry all values, the replica holds the
-  values back and adds them to its next message (see `Exchanged`).
+  After a `ReplicaStaleError` the replica begins again with `newest`.
 
   Words of the methods (the package's docstring has more):
 
-  - *Turn*: the number of a message within an event. Most codecs need one.
+  - *Turn*: one message of each replica. Most codecs need one turn in an event.
   - *Settled*: an event or turn whose manifest (list of messages) is written.
   - *Shared state*: the outer parameters, the outer optimizer and the codec's
     common state, which should be equal in all replicas. A *fingerprint* is a
-    few random sums of it. A *snapshot* is the state before an event, as objects
-    in the store. An *interval* is the events from one snapshot to the next.
+    few random sums of it. A *snapshot* is a copy of it in the store.
   - *Share*: the mean of one slice of all messages, which one replica makes.
 
   Attributes:
-    beside: Function that gets a task and runs it: at once, as the default does,
-      or in a thread, so that messages do not wait for it. A task is a function
-      without arguments that writes a snapshot, checks another replica's share
-      of a mean, or reads the results of such checks.
+    beside: Function that runs a task (a function without arguments) at once, as
+      the default does, or in a thread. Tasks write snapshots and check shares.
   """
 
   def __init__(
@@ -171,7 +163,7 @@ class Mailbox:
       secret: Path of the file with the secret that all replicas share (see
         `experiments.make_secret`), or the secret itself as bytes.
       config: All settings that the result depends on, as nested mappings with
-        values of JSON. They must be equal in all replicas.
+        values of JSON, equal in all replicas.
       text_digest: Digest of the training text, equal in all replicas; "" if
         none is compared.
       rules: The rules of the run, equal in all replicas.
@@ -181,9 +173,9 @@ class Mailbox:
     Raises:
       RunMismatchError: If `config`, `text_digest`, `rules`, the secret or the
         version of the protocol differ from those of the run, or if the store
-        does not say which run it holds (`join_run`).
+        does not say which run it holds.
       UnfitStoreError: If the store does not exist, denies access, or overwrites
-        objects that were to be created once (`proof.prove`).
+        objects that were to be created once.
       ValueError: If another argument is wrong. Each message is one line.
     """
     self.name = checked_name(name)
@@ -255,12 +247,13 @@ class Mailbox:
     """Reads the newest complete snapshot, and sets this mailbox back to it.
 
     A snapshot is the state that all replicas share before an event (exchange).
-    If earlier calls have led to no progress, it first waits up to a minute.
+    If earlier calls have led to no progress, the method first waits up to a
+    minute.
 
     Returns:
-      The snapshot. The caller takes over its arrays, and goes on with the event
-      `Snapshot.first`. None if there is no snapshot that can be read: the
-      caller then begins with the initial parameters and event 0.
+      The snapshot. The caller takes over its arrays, and goes on with event
+      `Snapshot.first`. None if no snapshot can be read: the caller begins with
+      the initial parameters and event 0.
 
     Raises:
       StoppedError: If the first events are deleted, and no snapshot can be
@@ -292,12 +285,9 @@ class Mailbox:
     return snapshot
 
   def _read_newest(self) -> Snapshot | None:
-    """Returns the newest complete snapshot; None if there is none.
+    """Returns the newest snapshot that can be read; None if there is none.
 
-    A snapshot is the state that all replicas share before an event (exchange).
-    Snapshots that have led to a wrong state (`_bad`) are passed over. While
-    this replica reads a snapshot, others may write newer ones and delete it. So
-    it lists the snapshots again after each one that cannot be read.
+    Snapshots that have led to a wrong state (`_bad`) are passed over.
     """
     passed_over: set[int] = set()
     while True:
@@ -305,6 +295,8 @@ class Mailbox:
       if not events:
         return None
       event = max(events)
+      # Meanwhile others may write newer snapshots and delete this one. So the
+      # snapshots are listed again after each one that cannot be read.
       snapshot = self._snapshots.read(event)
       if snapshot is not None:
         return snapshot
@@ -314,18 +306,15 @@ class Mailbox:
       passed_over.add(event)
 
   def _pause_before_start(self) -> None:
-    """Waits before a new start if the last one has led to no progress.
-
-    The pause doubles from 2 s up to 60 s. A replica that begins again and again
-    from the same snapshot, and fails at the same event, needs a newer snapshot
-    from another replica. Until then it must not send the store thousands of
-    requests.
-    """
+    """Waits 2 to 60 s before a new start if the last one led to no progress."""
     settled = self._agreement.memory.event
     if settled > self._furthest:
       self._furthest = settled
       self._starts_in_place = 0
       return
+    # A replica that fails again and again at the same event needs a newer
+    # snapshot from another replica. Until then it must not send the store
+    # thousands of requests.
     self._starts_in_place += 1
     wait = min(2.0**self._starts_in_place, _LONGEST_START_PAUSE_S)
     _LOG.warning(
@@ -361,21 +350,14 @@ class Mailbox:
   def signs(self, event: int) -> np.ndarray:
     """Returns the random signs for the fingerprint of an event's state.
 
-    They are float32 [2^20] of +1 and -1, and equal in all replicas of the run.
-    A fingerprint is a few random sums, by which replicas compare their states.
-
-    Args:
-      event: Number of the event (exchange).
+    They are float32 [2^20] of +1 and -1, equal in all replicas of the run.
     """
     return random_signs(self._run, event)
 
   def fingerprint(
     self, event: int, arrays: Iterable[np.ndarray]
   ) -> Fingerprint:
-    """Returns the fingerprint of the shared state before an event.
-
-    A fingerprint is a few random sums, by which replicas compare the outer
-    parameters and the outer optimizer.
+    """Returns the fingerprint (a few random sums) of the state before an event.
 
     Args:
       event: Number of the event (exchange).
@@ -399,10 +381,10 @@ class Mailbox:
 
   @property
   def usage(self) -> dict[str, int]:
-    """What this replica has asked of the store since it entered.
+    """Requests and bytes of this replica since it entered the run.
 
-    The number of requests by kind ("get", "put", "list", "delete"; a kind
-    without requests may be missing), and "bytes_up" and "bytes_down".
+    The keys are "get", "put", "list" and "delete" (a kind without requests may
+    be missing), "bytes_up" and "bytes_down".
     """
     store = self._store.store
     return {
@@ -412,10 +394,7 @@ class Mailbox:
     }
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state of this mailbox for a checkpoint, as values of JSON.
-
-    `set_state` restores it.
-    """
+    """Returns the state of this mailbox for a checkpoint, as values of JSON."""
     memory = dataclasses.asdict(self._agreement.memory)
     return {"run": self._run, "memory": memory, "seat": self._seats.index}
 
@@ -423,11 +402,11 @@ class Mailbox:
     """Restores the state of an earlier process of this replica.
 
     This replica then repeats its work since the checkpoint. For events that
-    were settled meanwhile, the message of the earlier process counts. If the
-    new message differs, `Exchanged.is_superseded` is True.
+    were settled meanwhile, the message of the earlier process counts
+    (`Exchanged.is_superseded`).
 
     Args:
-      state: What `get_state` returned when the checkpoint was written.
+      state: The result of `get_state` in the checkpoint.
 
     Raises:
       ValueError: If the state is that of another run. The message is one line.
@@ -444,17 +423,13 @@ class Mailbox:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    The replica writes a seat (an entry with its name and the event) into the
-    store, unless the others wait for it already.
-
     Args:
       event: Number of the event (exchange).
 
     Returns:
-      Whether this replica should do its inner steps for the event, because its
-      message may count. False if the event is settled already. Exception: a
-      replica that repeats its work after a restart from a checkpoint gets True
-      if the message that it sent before the restart is listed.
+      Whether this replica's message for the event may count, so that it should
+      do its inner steps. False if the event is settled already, unless this
+      replica was restarted and its earlier message is listed.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -493,36 +468,30 @@ class Mailbox:
   ) -> Exchanged:
     """Sends a message, and returns the messages that all replicas average.
 
-    It waits until the replicas have decided on the list of these messages: up
-    to `rules.grace_s` seconds, or longer if there are fewer messages than
-    `rules.quorum`, a listed message has vanished, or the store cannot be
-    reached.
+    It waits up to `rules.grace_s` seconds for the messages of the others, or
+    longer if there are fewer than `rules.quorum`, a listed message has
+    vanished, or the store cannot be reached.
 
     Args:
       event: Number of the event. It is the one after the last event, or an
         earlier one whose result this replica has not applied yet.
-      turn: Number of the message within the event, from 0. Most codecs have
-        one message in an event. In later turns, only replicas whose first
-        message is listed send messages.
-      arrays: The arrays of the message. If `send` is False, only their types
-        and shapes matter. They are not copied, and may be written again: do not
-        change them in place before the next event is settled.
+      turn: Number of the message within the event, from 0. In later turns, only
+        replicas whose first message is listed send messages.
+      arrays: The arrays of the message. Do not change them in place before the
+        next event is settled. If `send` is False, only types and shapes matter.
       weight: Weight of the message in the mean.
       send: Whether this replica sends a message. If not, it only reads.
-      state: Fingerprint of the shared state before the event (`fingerprint`),
-        which should be the same in all replicas, up to rounding. None: nothing
-        is compared, and this replica writes no snapshot. It is not read in
-        later turns.
-      kind: Number of the fragment that is exchanged. Events of one kind have
-        messages of one size, and the norms of these messages are compared.
+      state: Fingerprint of the shared state before the event (`fingerprint`).
+        None: nothing is compared, and this replica writes no snapshot. It is
+        not read in later turns.
+      kind: Number of the fragment that is exchanged. All events of one kind
+        have messages of one size.
       snapshot: Returns the first event whose result the shared state does not
-        have yet, and the arrays of the state. It is called when a snapshot may
-        be due. None: this replica writes no snapshot.
-      tables: How the arrays are encoded, equal in all replicas. Then the mean
-        may be made in shares (`MailboxRules.shares`). None: it never is.
-
-    Returns:
-      The messages that all replicas average, or their mean.
+        have yet, and the arrays of the state. None: this replica writes no
+        snapshot.
+      tables: How the arrays are encoded, equal in all replicas. Then each
+        replica may average one slice of all messages (`MailboxRules.shares`).
+        None: each averages whole messages.
 
     Raises:
       ReplicaStaleError: If this replica must begin again with `newest`: the
@@ -534,7 +503,7 @@ class Mailbox:
         two other replicas have found wrong shares that it made, or
         `rules.store_bytes` is too low.
       ValueError: If an event was skipped, or if `tables` is None and the others
-        make the mean in shares.
+        average in slices.
     """
     self._check_order(event, turn)
     self._check_accusers()
@@ -605,24 +574,16 @@ class Mailbox:
     )
 
   def _taken_wrong_shares(self) -> list[tuple[int, int, str]]:
-    """Returns the wrong shares that were found since the last call.
-
-    For each: the event, the number of the share, and the name of the replica
-    that should make it.
-    """
+    """Returns and removes the wrong shares found so far, as in `Exchanged`."""
     # A check in another thread may add one meanwhile.
     found = list(self._wrong_shares)
     del self._wrong_shares[: len(found)]
     return found
 
   def _check_accusers(self) -> None:
-    """Raises an error if several replicas have found wrong shares of this one.
+    """Raises StoppedError if two replicas have found wrong shares of this one.
 
-    A share is the mean of one slice of all messages. A second replica sometimes
-    computes it again, and compares both results.
-
-    Raises:
-      StoppedError: If two replicas or more have found such shares.
+    A share is the mean of one slice of all messages, made by one replica.
     """
     if len(self._accusers) >= _ENOUGH_ACCUSERS:
       raise StoppedError(
@@ -632,16 +593,7 @@ class Mailbox:
       )
 
   def _check_order(self, event: int, turn: int) -> None:
-    """Checks that no event is skipped.
-
-    Args:
-      event: Number of the event that the caller exchanges now.
-      turn: Number of the turn: of the message within the event, from 0.
-
-    Raises:
-      ValueError: If the event before is not settled yet or, in a later turn,
-        the first turn of this event is not.
-    """
+    """Raises ValueError if an event or its first turn is skipped."""
     next_event = self._agreement.memory.event
     # The first turn of an event settles it, so `memory` then names the next.
     is_in_order = event <= next_event if turn == 0 else event < next_event
@@ -653,10 +605,7 @@ class Mailbox:
   def _num_slices(self, num_replicas: int, tables: Tables | None) -> int:
     """Returns into how many slices messages are cut; 0: they are not.
 
-    Args:
-      num_replicas: Number of replicas that are expected in the turn.
-      tables: How the arrays of messages are encoded; None: messages are never
-        cut.
+    `num_replicas` is the number of replicas that are expected in the turn.
     """
     if tables is None:
       return 0
@@ -665,17 +614,11 @@ class Mailbox:
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
   ) -> None:
-    """Remembers what was agreed in a turn.
+    """Remembers what was agreed in a turn. It may also write a snapshot.
 
-    If a new interval begins with the turn, this also logs the usage, and writes
-    the snapshot if this replica has claimed it.
-
-    Args:
-      agreed: The manifest of the turn, which lists the messages to average.
-      inbox: The messages of the turn that this replica has so far.
-      snapshot: Returns the first event whose result the shared state does not
-        have yet, and the arrays of the state. None: this replica does not write
-        a snapshot now.
+    If `snapshot` is given, it returns the first event whose result the shared
+    state does not have yet, and the arrays of the state, which are written. If
+    a new interval begins with the turn, the usage is logged.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -699,22 +642,11 @@ class Mailbox:
   ) -> tuple[
     list[tuple[str, float, list[np.ndarray]]], list[np.ndarray] | None
   ]:
-    """Reads the listed messages or, if their mean is made in shares, the mean.
+    """Returns the listed messages, and their mean if it is made in shares.
 
-    A share is the mean of one slice of all messages. Each replica makes one
-    share, and reads the others.
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      agreed: The manifest of the turn, which lists the messages to average.
-      beside: More functions without arguments, which are called at the same
-        time as the first requests.
-
-    Returns:
-      A tuple (messages, mean). `messages` has the replica's name, the weight
-      and the arrays of each message. `mean` is None, unless the mean is made in
-      shares: then it has the arrays of the mean, and the messages have no
-      arrays.
+    In shares, each replica averages one slice of all messages. The returned
+    messages then have no arrays. Else the mean is None. The functions in
+    `beside` are called at the same time as the first requests.
     """
     if not isinstance(inbox, SlicedInbox) or not agreed.listed:
       return self._agreement.fetch_messages(inbox, agreed, beside), None
@@ -734,18 +666,10 @@ class Mailbox:
     num_slices: int,
     tables: Tables | None,
   ) -> Inbox:
-    """Returns an empty inbox, which will hold the messages of a turn.
+    """Returns an empty inbox for the messages of a turn.
 
-    Args:
-      event: Number of the event (exchange).
-      turn: Number of the turn: of the message within the event, from 0.
-      like: Arrays of the types and shapes of a message.
-      kind: Number of the fragment that is exchanged.
-      num_blocks: Number of blocks in the fingerprint of each message.
-      expected: Names of the replicas whose messages the turn waits for.
-      num_slices: Number of slices into which messages are cut; 0: they are not.
-      tables: How the arrays of messages are encoded; None: this replica does
-        not know.
+    A message has the types and shapes of the arrays `like`, and is cut into
+    `num_slices` slices; 0: it is not cut.
 
     Raises:
       ValueError: If messages are cut and `tables` is None.
@@ -785,23 +709,9 @@ class Mailbox:
     agreed: Manifest,
     beside: Sequence[Callable[[], Any]],
   ) -> list[np.ndarray]:
-    """Returns the mean of a turn's messages, which is made in shares.
+    """Returns the mean of a turn, of which each replica computes one slice.
 
-    A share is the mean of one slice of all messages. In some turns, this
-    replica then computes another replica's share again to check it (`beside`).
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      agreed: The manifest, which lists at least one message.
-      beside: More functions without arguments, which are called at the same
-        time as the first requests.
-
-    Returns:
-      Arrays of the types and shapes of a message.
-
-    Raises:
-      ReplicaStaleError: If the event was deleted, or if a newer snapshot
-        appears while this replica waits for a share.
+    In some turns this replica also checks the slice of another one (`beside`).
     """
     shares = Shares(
       store=self._store,
@@ -820,12 +730,8 @@ class Mailbox:
   def _check_one_share(self, shares: Shares) -> None:
     """Starts the check of a share, in the turns in which a share is checked.
 
-    A share is the mean of one slice of all messages. If this replica is the
-    checker, it computes another replica's share again. If this replica has made
-    the share, it will read the result of the check some turns later.
-
-    Args:
-      shares: The shares of the turn.
+    One replica computes another's share (mean of one slice) again. The maker of
+    the share reads the results of earlier checks.
     """
     check = shares.check(self._run)
     if check is None:
@@ -842,15 +748,10 @@ class Mailbox:
       self._unread_checks.append(check)
 
   def _check_share(self, shares: Shares, check: Check) -> None:
-    """Computes another replica's share again, and logs whether it differs.
+    """Computes another replica's share again, and reports whether it differs.
 
-    A share is the mean of one slice of all messages. If the share differs, an
-    object in the store tells its maker. If the store is away, nothing is
-    checked.
-
-    Args:
-      shares: The shares of a turn.
-      check: Says which share is checked.
+    The report is a line in the log, and an object in the store for the maker of
+    the share (the mean of one slice). Nothing is checked if the store is away.
     """
     maker = shares.maker(check.number)
     try:
@@ -875,14 +776,7 @@ class Mailbox:
     )
 
   def _read_checks(self, checks: Sequence[Check]) -> None:
-    """Reads whether shares that this replica has made were found to be wrong.
-
-    A share is the mean of one slice of all messages. Another replica has
-    computed it again.
-
-    Args:
-      checks: Checks of earlier turns.
-    """
+    """Reads whether other replicas have reported wrong shares of this one."""
     for check in checks:
       try:
         data = self._store.store.get(check.path, JSON_BYTES)
@@ -911,21 +805,12 @@ class Mailbox:
   ) -> None:
     """Checks that this replica has the shared state of the listed messages.
 
-    The shared state is the outer parameters and the outer optimizer. If this
-    replica's message is listed, the writer of the list has compared the states.
-    Else this replica compares its state with that of the first listed message.
-
-    Args:
-      agreed: The manifest (list of messages) of the event's first turn.
-      inbox: The messages of the turn that this replica has so far.
-      shared: This replica's shared state.
-      sent_digest: Digest of the message that this replica sent; "" if it sent
-        none.
+    If its message is listed, the writer of the manifest has checked this. Else
+    the state is compared with that of the first listed message.
 
     Raises:
       ReplicaStaleError: If the states differ, or if this replica has sent a
-        message and two different states were equally frequent among the
-        senders.
+        message and two different states were equally frequent.
       StoppedError: If they have differed too often.
     """
     if agreed.is_split:
@@ -952,15 +837,10 @@ class Mailbox:
       self._confirmed.add(inbox.kind)
 
   def _begin_again(self, inbox: Inbox, reason: str) -> None:
-    """Raises the error for a replica whose shared state differs.
+    """Raises the error for a replica whose state differs from the others'.
 
-    The shared state is the outer parameters and the outer optimizer, and a
-    snapshot is such a state in the store. If the snapshot that this replica has
-    loaded may be wrong, the next call of `newest` passes over it.
-
-    Args:
-      inbox: The inbox of the event's first turn.
-      reason: How this replica's state differs.
+    If the snapshot with which it began may be wrong, the next call of `newest`
+    passes over it.
 
     Raises:
       ReplicaStaleError: Normally. The replica must begin again with `newest`.
@@ -982,13 +862,6 @@ class Mailbox:
   def _note_sizes(self, inbox: Inbox, take: TakeSnapshot) -> None:
     """Notes how many bytes a snapshot has, and checks the limit of the store.
 
-    A snapshot is the state that all replicas share before an event (exchange).
-
-    Args:
-      inbox: The messages of the turn that this replica has so far.
-      take: Returns the first event whose result the shared state does not have
-        yet, and the arrays of the state.
-
     Raises:
       StoppedError: If `rules.store_bytes` is too low for the snapshots and
         messages that the protocol keeps.
@@ -1006,11 +879,7 @@ class Mailbox:
       raise StoppedError(str(error)) from None
 
   def _log_usage(self, event: int) -> None:
-    """Logs requests and bytes for each event, and an estimate of their costs.
-
-    Args:
-      event: Number of the event that was settled last.
-    """
+    """Logs the mean requests and bytes of an event, and estimated costs."""
     usage = self.usage
     num_events = self._num_events
     limit = self._agreement.limit()
@@ -1031,15 +900,10 @@ class Mailbox:
   def _write_snapshot(
     self, event: int, memory: Memory, take: TakeSnapshot
   ) -> None:
-    """Copies the shared state, and lets `beside` write it as a snapshot.
+    """Copies the shared state before an event, and lets `beside` write it.
 
-    This replica has claimed the snapshot, so no other one writes it.
-
-    Args:
-      event: Number of the event. The snapshot has the state before it.
-      memory: What this replica remembers of the events before this one.
-      take: Returns the first event whose result the shared state does not have
-        yet, and the arrays of the state.
+    `take` returns the first event whose result the state does not have yet, and
+    the arrays of the state.
     """
     first, arrays = take()
     snapshot = Snapshot(
@@ -1052,28 +916,16 @@ class Mailbox:
     self.beside(lambda: self._write(snapshot, memory.starts))
 
   def _write(self, snapshot: Snapshot, starts: Sequence[int]) -> None:
-    """Writes a snapshot, and deletes objects that nobody needs any more.
-
-    A failure is only logged, because the next snapshot will replace this one.
-
-    Args:
-      snapshot: The snapshot.
-      starts: First events of the intervals so far.
-    """
+    """Writes a snapshot, and deletes old objects. A failure is only logged."""
     try:
       self._writer.write(snapshot, starts)
-    except Exception as error:
+    except Exception as error:  # The next snapshot will replace this one.
       _LOG.warning("snapshot before event %d failed: %s", snapshot.event, error)
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     """Notes whether the others wait for this replica at the next event.
 
     It also logs whose messages were left out, and whether its own was too late.
-
-    Args:
-      event: Number of the event that was settled.
-      agreed: The manifest of the event.
-      sent: Whether this replica has sent a message for the event.
     """
     # A replica that only reads may still be expected because of a message that
     # it sent before a restart. Such a replica is not present.

@@ -3,29 +3,23 @@
 A replica with a broken device can send values that are finite and wrong. Then
 the norm of its message often differs from the *usual* norm:
 
-- For three or more messages, the usual norm is their median. The median follows
-  the learning rate, and one wrong message never decides it.
+- For three or more messages, the usual norm is their median.
 - For two messages, it is the lower norm, or the running median of the last six
   events (exchanges) with messages of this kind if that is higher.
-- For a single message, it is this running median. In the first six events there
-  is no usual norm, because their messages have fewer inner steps, or a learning
-  rate that rises from 0.
+- For a single message, it is this running median. In the first six events
+  there is none.
 
-A replica that made no progress sends a message of norm 0. Such messages do not
-count toward the usual norm.
+Messages of norm 0, from replicas that made no progress, do not count here.
 
-A message with more than `max_norm_ratio` times the usual norm is left out. A
-smaller message, whose norm is r > 1 times the usual norm, is averaged with less
-weight: 1 / r^2 of its own weight. (If `full_weight_ratio` is f, r is relative
-to f times the usual norm.) So the influence of a wrong message falls as its
-size grows, where a mean with equal weights would diverge. For example, one
-of three replicas sends its values times -2. The mean is then
-(1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of the right one, instead of 0.
+A message is left out if its norm is more than `max_norm_ratio` times the usual
+norm. If its norm is smaller, but r > 1 times the usual norm, it is averaged
+with less weight: 1/r^2 of its own. (If `full_weight_ratio` is f, r is relative
+to f times the usual norm.) For example, one of three replicas sends its values
+times -2. The mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one,
+instead of 0.
 
 If there are only two messages, nobody knows which one is wrong. Then the weight
-is multiplied by 1 / r instead, so that neither message has more influence than
-the other. At worst the two cancel, and the run makes no progress until somebody
-looks at it.
+is multiplied by 1/r, so that neither has more influence than the other.
 """
 
 import dataclasses
@@ -52,10 +46,10 @@ class Listed(NamedTuple):
   Attributes:
     replica: Name of the message's sender.
     digest: First 32 bytes of the message, which sign it, as hexadecimal digits.
-    weight: Weight of the message in the mean. It is lower than the weight that
-      the sender gave if the norm is too large.
-    norm: Euclidean norm of the message: `norm_of`, or what the sender declared
-      if messages are cut into slices (`Message.norm`).
+    weight: Weight of the message in the mean: the weight that its sender gave,
+      reduced if the norm is large.
+    norm: Euclidean norm of the message: `norm_of`, or the norm that the sender
+      declared if messages are cut into slices (`Message.norm`).
   """
 
   replica: str
@@ -73,8 +67,7 @@ class Manifest:
 
   Attributes:
     before: Digest of the manifest before this one, in hexadecimal digits; ""
-      for the first one. It also names the shared state of the listed messages'
-      senders. So replicas that have followed different manifests notice it.
+      for the first one. All listed senders have followed that manifest.
     listed: The messages that are averaged, in this order.
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".
@@ -84,9 +77,8 @@ class Manifest:
       must then take the newest snapshot.
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
-    num_slices: Number of slices into which the messages are cut, S, if each
-      replica averages one slice of all messages and reads the other slices of
-      the mean; 0: each replica averages the messages itself.
+    num_slices: Number of slices, S, into which the messages are cut, so that
+      each replica averages one of them; 0: they are not cut.
     layout: Digest of types and shapes of the messages (`Inbox.layout`).
   """
 
@@ -122,11 +114,7 @@ class Manifest:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
-    """Builds a manifest from its fields as values of JSON.
-
-    Args:
-      values: The fields, as `dataclasses.asdict` returns them.
-    """
+    """Builds a manifest from the fields that `dataclasses.asdict` returns."""
     listed = tuple(Listed(*fields) for fields in values["listed"])
     roster = Roster.from_json(values["roster"])
     fields = {**values, "listed": listed, "roster": roster}
@@ -145,16 +133,14 @@ def make_manifest(
 ) -> Manifest:
   """Returns the manifest that lists the messages to average in a turn.
 
-  A message is left out if its sender has other outer parameters or another
-  outer optimizer's state than most senders have (`votes`), if its values are
-  not finite, or if its norm is too large. A message with a large norm gets a
-  lower weight (the module's docstring has the formula).
+  A message is left out if its sender's shared state is refused (`states`), if
+  its values are not finite, or if its norm is too large. A message with a large
+  norm gets a lower weight (the module's docstring has the formula).
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.
     before: Digest of the manifest before this one.
-    accepted: Median norms of the messages of earlier events (exchanges), the
-      oldest first.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
       times the usual norm (`usual_norm`).
     roster: The replicas that take part after this event.
@@ -201,9 +187,6 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 
   Arrays of integers are not counted. So the norm of a message with an integer
   codec is the norm of its scales. The result is NaN if a value is NaN.
-
-  Args:
-    arrays: The arrays of the message, of any shapes.
   """
   squares = 0.0
   for array in arrays:
@@ -221,27 +204,20 @@ def usual_norm(
 ) -> float | None:
   """Returns the usual norm, with which the norms of a turn are compared.
 
-  It depends on how many norms count:
+  Norms that are 0 or not finite do not count. It depends on how many count:
 
   - three or more: their median (of an even number, the lower of the two middle
     norms);
   - two: the lower one, or the running median if that is higher;
-  - one: the running median.
+  - one: the running median; None before there are six earlier events;
+  - none: None.
 
-  The running median is the median of the last six values of `accepted` (of an
-  even number, the higher of the two middle values). If two norms count, fewer
-  values are enough. So a single large message never raises the norm that it is
-  compared with.
+  The running median is that of the last six values of `accepted`, or of fewer
+  if two norms count (of an even number, the higher of the two middle values).
 
   Args:
-    norms: Norms of the messages of a turn. Norms that are 0 or not finite do
-      not count.
-    accepted: Median norms of the messages of earlier events (exchanges) of the
-      same kind and turn, the oldest first.
-
-  Returns:
-    The usual norm; None if no norm counts, or if only one norm counts and there
-    are fewer than six earlier events.
+    norms: Norms of the messages of a turn.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
   """
   counted = [norm for norm in norms if math.isfinite(norm) and norm > 0]
   if not counted:
@@ -265,13 +241,12 @@ def too_large(
 
   Args:
     norms: Norms of the messages of a turn, by replica.
-    accepted: Median norms of the messages of earlier events (exchanges), the
-      oldest first.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_ratio: A message is left out if its norm is more than this many times
       the usual norm (`usual_norm`), or not finite.
 
   Returns:
-    For each replica whose message is left out, the reason.
+    The reason, for each replica whose message is left out.
   """
   usual = usual_norm(norms.values(), accepted)
   reasons = {}
@@ -290,17 +265,13 @@ def weight_factors(
 ) -> dict[str, float]:
   """Returns the factors by which the weights of large messages are reduced.
 
+  The factor is min(1, full_ratio * usual / norm), squared if at least three
+  norms are not 0. It is 1 for a norm of 0, and if there is no usual norm.
+
   Args:
     norms: Norms of the messages that are averaged, by replica.
-    accepted: Median norms of the messages of earlier events (exchanges), the
-      oldest first.
-    full_ratio: The factor is below 1 for a norm of more than this many times
-      the usual norm (`usual_norm`).
-
-  Returns:
-    The factor by replica: min(1, full_ratio * usual / norm), squared if at
-    least three norms are not 0. It is 1 for a norm of 0, and for all messages
-    if there is no usual norm.
+    accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
+    full_ratio: Largest ratio to the usual norm (`usual_norm`) with factor 1.
   """
   usual = usual_norm(norms.values(), accepted)
   if usual is None:

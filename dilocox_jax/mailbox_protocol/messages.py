@@ -2,16 +2,15 @@
 
 An event is one exchange. It has one turn or several, and in each turn every
 replica sends one message. A turn is settled once its manifest is written: the
-list of the messages that all replicas average. A seat is the entry of a replica
-that joins the run or comes back.
+list of the messages that all replicas average.
 
 run.json, run.copy.json      what is trained, and by which rules
 seat/0002                    a replica, and the event from which it takes part
 event/0000000012/0/oslo      message of a replica: event, turn, name
 proposal/0000000012.0        the list of a turn's messages that is proposed
 manifest/0000000012.0        the same list after the decision: all average it
-share/0000000012/0/5         share 5 of a turn's mean, if it is made in shares
-share/0000000012/0/5.rest    the residual of this share
+share/0000000012/0/5         mean of slice 5 of a turn's messages
+share/0000000012/0/5.rest    the residual of this share: what encoding lost
 share/0000000012/0/5.wrong   says which replica has found that share 5 is wrong
 snapshot/0000000064/...      the shared state before event 64
 gone/0000000064              mark: the events from 64 up to the next snapshot
@@ -19,18 +18,11 @@ gone/0000000064              mark: the events from 64 up to the next snapshot
 gone/0000000064.copy         a second mark, in case the first one is lost
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
-A replica knows the path of each object that it needs, so it asks for several
-objects at the same time. If it waits for the messages of many replicas, it
-first lists the folder of the turn. Then it makes no request for a message that
-is not there yet.
-
-A message consists of the tags of its signature (`signer.py`), a fixed header,
-and the bytes of numpy arrays. The header has a digest of the layout (types and
-shapes), the weight of the message, and the name of the sender's shared state:
-the digest of the manifest of the event before. In the first turn of an event,
-the fingerprint of that state (a few random sums) follows the header. Every
-replica computes the layout from its own config. So it knows the size of a
-message before it asks for the message.
+A message consists of its signature (`signer.py`), a fixed header, and the bytes
+of numpy arrays. The header has a digest of the layout (types and shapes), the
+weight of the message, and the name of the sender's shared state: the digest of
+the manifest of the event before. In the first turn of an event, the fingerprint
+of that state (a few random sums) follows the header.
 """
 
 import dataclasses
@@ -108,20 +100,17 @@ def messages_folder(event: int, turn: int) -> str:
 
 
 def message_path(event: int, turn: int, replica: str) -> str:
-  """Returns the path of a replica's message in a turn.
+  """Returns the path of a message, e.g. "event/0000000012/0/oslo".
 
-  `event` is the number of an exchange, and `turn` that of a message in it.
-  Example: "event/0000000012/0/oslo".
+  The parts are the event (exchange), the turn in it, and the sender's name.
   """
   return f"{messages_folder(event, turn)}/{replica}"
 
 
 def proposal_path(event: int, turn: int) -> str:
-  """Returns the path of the manifest that is proposed for a turn.
+  """Returns the path of the manifest that is proposed for a turn of an event.
 
-  A manifest is the list of the messages to average. `event` is the number of an
-  exchange, and `turn` that of a message in it. Example:
-  "proposal/0000000012.0".
+  A manifest is a list of messages. Example: "proposal/0000000012.0".
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
@@ -129,36 +118,31 @@ def proposal_path(event: int, turn: int) -> str:
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
 
-  A manifest is the list of the messages to average. `event` is the number of an
-  exchange, and `turn` that of a message in it.
+  A manifest is the list of the messages to average.
   """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
 
 def shares_folder(event: int, turn: int) -> str:
-  """Returns the folder of the shares of a turn, i.e. the means of its slices.
+  """Returns the folder of a turn's shares, e.g. "share/0000000012/0".
 
-  `event` is the number of an exchange, and `turn` that of a message in it.
-  Example: "share/0000000012/0".
+  A share is the mean of one slice of all messages.
   """
   return f"{SHARES}/{event:010d}/{turn}"
 
 
 def share_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of a share of a turn, i.e. the mean of one slice.
+  """Returns the path of a turn's share, e.g. "share/0000000012/0/5".
 
-  `event` is the number of an exchange, `turn` that of a message in it, and
-  `number` that of the slice. Example: "share/0000000012/0/5".
+  A share is the mean of one slice of all messages.
   """
   return f"{shares_folder(event, turn)}/{number}"
 
 
 def residual_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of a share's residual, i.e. what its encoding has lost.
+  """Returns the path of a residual, e.g. "share/0000000012/0/5.rest".
 
-  A share is the mean of one slice of all messages. `event` is the number of an
-  exchange, `turn` that of a message in it, and `number` that of the slice.
-  Example: "share/0000000012/0/5.rest".
+  It is what encoding lost in share 5, the mean of slice 5 of all messages.
   """
   return f"{share_path(event, turn, number)}.rest"
 
@@ -166,8 +150,8 @@ def residual_path(event: int, turn: int, number: int) -> str:
 def wrong_share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of the object which says that a share is wrong.
 
-  A share is the mean of one slice of all messages of a turn. The object is
-  missing if no replica has found the share to be wrong.
+  A share is the mean of one slice of all messages. If no replica has found the
+  share to be wrong, there is no such object.
   """
   return f"{share_path(event, turn, number)}.wrong"
 
@@ -184,10 +168,8 @@ def snapshot_path(event: int, part: str) -> str:
 def gone_paths(start: int) -> tuple[str, str]:
   """Returns the paths of the two marks of a deleted interval of events.
 
-  An interval is the events from one snapshot to the next one.
-
-  Args:
-    start: The first event of the interval.
+  An interval is the events from one snapshot to the next one, and `start` the
+  first of them.
   """
   return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 
@@ -195,9 +177,7 @@ def gone_paths(start: int) -> tuple[str, str]:
 def probe_path(replica: str, token: str) -> str:
   """Returns the path of an object that a replica creates to test the store.
 
-  Args:
-    replica: Name of the replica.
-    token: Random text, so that no other process uses the same path.
+  `token` is random text, so that no other process uses the same path.
   """
   return f"probe/{replica}.{token}"
 
@@ -205,9 +185,8 @@ def probe_path(replica: str, token: str) -> str:
 def event_of(path: str) -> int:
   """Returns the number of the event (exchange) that an object belongs to.
 
-  These objects are messages, proposals, manifests, shares and snapshots. The
-  function returns -1 if the path has any other form. Such an object may belong
-  to somebody else, so it must not be deleted with the objects of old events.
+  The result is -1 if the path does not have the form of a message, proposal,
+  manifest, share or snapshot.
 
   Args:
     path: Path of the object, e.g. "manifest/0000000012.0".
@@ -217,12 +196,12 @@ def event_of(path: str) -> int:
     return -1
   match = _PATHS_OF_EVENTS[folder].fullmatch(path_in_folder)
   if match is None:
-    return -1
+    return -1  # Perhaps somebody else's object: it must not be deleted.
   return int(match.group(1))
 
 
 def num_bytes(kinds: Iterable[Kind]) -> int:
-  """Returns the bytes of all arrays of the given types and shapes together."""
+  """Returns how many bytes arrays of the given types and shapes have in all."""
   return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
 
 
@@ -230,9 +209,6 @@ def message_bytes(num_array_bytes: int) -> int:
   """Returns the number of bytes of a message, with its signature and header.
 
   The fingerprint in the first turn of an event is not counted.
-
-  Args:
-    num_array_bytes: Bytes of the message's arrays.
   """
   return signed_bytes(HEADER_BYTES + num_array_bytes)
 
@@ -240,14 +216,10 @@ def message_bytes(num_array_bytes: int) -> int:
 def _kind_text(kind: np.dtype, shape: tuple[int, ...]) -> str:
   """Returns dtype and shape of an array as a text, e.g. "uint8[12, 16]".
 
-  All axes but the last count as one, because a replica on one device may have
-  rows [layers, rows, width], and a replica on several devices the same rows as
-  [1, layers * rows, width].
-
-  Args:
-    kind: Type of the array.
-    shape: Its shape.
+  All axes but the last count as one.
   """
+  # A replica on one device may have rows [layers, rows, width]. On several
+  # devices the same rows are [1, layers * rows, width].
   if len(shape) > 1:
     shape = math.prod(shape[:-1]), shape[-1]
   return f"{kind.name}{list(shape)}"
@@ -260,11 +232,9 @@ def raw_bytes(array: np.ndarray) -> memoryview:
 
 
 def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
-  """Returns the arrays whose raw bytes follow each other in a buffer.
+  """Returns the arrays whose raw bytes follow each other in `content`.
 
-  Args:
-    content: The bytes of all arrays.
-    kinds: Type and shape of each array.
+  `kinds` has the type and shape of each array.
   """
   arrays = []
   start = 0
@@ -280,17 +250,16 @@ class Message(NamedTuple):
   """The message of one replica in one turn of an exchange.
 
   Attributes:
-    data: The whole object as it is in the store, in one or several parts.
+    data: The whole object as it is in the store, in one or several parts; one
+      slice of it if not `is_whole`.
     weight: Weight of the message in the mean; 0 if the sender's values are not
       finite.
-    arrays: The arrays that are averaged. Empty if the message is cut into
-      slices and only one slice was read (`sliced.py`).
-    state: Name of the sender's shared state (outer parameters and outer
-      optimizer), and its fingerprint (a few random sums).
-    norm: Euclidean norm of the decoded values, as the sender declares it. Only
-      messages that are cut into slices have it; None: the norm is computed from
-      `arrays`.
-    is_whole: Whether `data` is the whole object; False: it has only one slice.
+    arrays: The arrays that are averaged; [] if only one slice was read.
+    state: Name and fingerprint (a few random sums) of the sender's shared
+      state: outer parameters and outer optimizer.
+    norm: Euclidean norm of the decoded values, as the sender declares it if
+      messages are cut into slices. None: it is computed from `arrays`.
+    is_whole: Whether `data` is the whole object.
   """
 
   data: Data
@@ -317,22 +286,18 @@ class Inbox:
     store: The folder or bucket, as a `RetryingStore`.
     signer: Signs and verifies the objects of the run.
     event: Number of the event (exchange).
-    turn: Number of the turn: of the message within the event, from 0.
+    turn: Number of the message within the event, from 0.
     like: Arrays with the types and shapes of every message of this turn. Their
       values are not read.
-    kind: Number of the fragment that is exchanged. Events of one kind have
-      messages of one size, and the norms of these messages are compared.
+    kind: Number of the fragment that is exchanged.
     num_blocks: Number of blocks in the fingerprint (random sums of the sender's
-      outer parameters and outer optimizer) of every message of this turn; 0 if
-      messages have no fingerprint.
+      state) of every message of this turn; 0 if messages have none.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
       grace time (`MailboxRules.grace_s`).
     there: Names of the replicas whose messages are probably in the store and
-      were not read yet: the last listing of the turn had them, or there was no
-      listing and, in the turn before, all but a few messages were there when
-      this replica looked first.
+      were not read yet.
     held: The messages that this replica has, by name of their sender.
     taken: Contents of the seats that were taken since the event before: the
       replica's "name", and the event "since" which it takes part.
@@ -387,14 +352,11 @@ class Inbox:
     An earlier message is there if this replica was restarted, or if a second
     process has the same name. Then the earlier message counts.
 
-    If more than `FEW` other messages are expected, the folder of the turn is
-    listed at the same time, unless all of them are already in `there`.
-
     Args:
       replica: Name of this replica, the sender.
       weight: Weight of the message in the mean.
-      arrays: The arrays that are averaged. They are not copied, and may be
-        written again. So they must not change until the next event is settled.
+      arrays: The arrays that are averaged. Do not change them in place before
+        the next event is settled.
       state: The sender's shared state. Its fingerprint has `num_blocks` blocks.
 
     Returns:
@@ -431,14 +393,7 @@ class Inbox:
     arrays: Sequence[np.ndarray],
     state: SharedState,
   ) -> Message:
-    """Returns a signed message of this replica, without writing it.
-
-    Args:
-      path: Path of the message.
-      weight: Weight of the message in the mean.
-      arrays: The arrays that are averaged.
-      state: The sender's shared state.
-    """
+    """Returns a signed message of this replica, without writing it."""
     header = _HEADER.pack(
       self._layout,
       bytes.fromhex(state.name),
@@ -455,12 +410,7 @@ class Inbox:
     )
 
   def is_ours(self, path: str, stored: Buffer) -> bool:
-    """Returns whether some bytes are a whole message of a replica of this run.
-
-    Args:
-      path: Path of the message.
-      stored: The bytes that were read there.
-    """
+    """Returns whether the bytes at a path are a whole message of this run."""
     return self.signer.verify(path, stored) is not None
 
   def look(self) -> None:
@@ -476,22 +426,14 @@ class Inbox:
     }
 
   def covers(self, replicas: Iterable[str]) -> bool:
-    """Returns whether all these replicas have sent, as far as is known.
-
-    Args:
-      replicas: Names of the senders.
-
-    Returns:
-      Whether each of them is in `held` or in `there`.
-    """
+    """Returns whether each of these replicas is in `held` or in `there`."""
     return all(name in self.held or name in self.there for name in replicas)
 
   def reads(self, replicas: Iterable[str]) -> list[Callable[[], None]]:
     """Returns functions that read messages which are probably in the store.
 
-    Args:
-      replicas: Names of the senders. There is no function for a message that is
-        in `held` already, or whose sender is not in `there`.
+    There is one for each of these replicas that is in `there`, but not in
+    `held`.
     """
     return [
       functools.partial(self.read, name)
@@ -504,35 +446,24 @@ class Inbox:
     return [name for name in replicas if name not in self.held]
 
   def has(self, replica: str) -> bool:
-    """Returns whether `held` has a replica's message, and reads it if not.
+    """Reads a replica's message if it is not in `held`.
 
-    Args:
-      replica: Name of the sender.
-
-    Returns:
-      Whether the message is in `held` now. False: the store does not have it,
-      or it is not valid (`read`).
+    Returns whether it is in `held` now.
     """
     if replica not in self.held:
       self.read(replica)
     return replica in self.held
 
   def has_listed(self, replica: str, digest: str) -> bool:
-    """Returns whether `held` has the message that a manifest lists.
-
-    Args:
-      replica: Name of the sender.
-      digest: Digest of the message in the manifest (`Message.digest`).
-    """
+    """Returns whether `held` has a replica's message with this digest."""
     message = self.held.get(replica)
     return message is not None and message.digest == digest
 
   def read(self, replica: str) -> None:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
-    The sender is removed from `there`. Nothing is added to `held` if the
-    message is missing or not signed, or if it has another size or layout, or a
-    weight that is negative or not finite.
+    It is not valid if it is missing or not signed, has another size or layout,
+    or a weight that is negative or not finite. The sender leaves `there`.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)

@@ -1,10 +1,9 @@
 """Tests a store when a replica enters a run.
 
 The replicas can agree only if the store keeps one promise: if several replicas
-create the same object, exactly one of them succeeds. A request to S3 demands
-this by the HTTP header If-None-Match. Some servers ignore this header, and
-overwrite the object without an error. Then two replicas would each follow their
-own list of messages.
+create the same object, exactly one of them succeeds. In a bucket, the HTTP
+header If-None-Match demands this, but some servers ignore it and overwrite the
+object. Then two replicas would each follow their own list of messages.
 """
 
 import contextlib
@@ -36,10 +35,8 @@ _OVERWRITES = (
 def prove(store: Any, name: str) -> None:
   """Tests that a store creates an object only if it is missing.
 
-  The test reads a missing object, creates the object, creates it again, reads
-  it and deletes it. These are five requests. If the test fails, it is repeated
-  with other objects, up to three times in all. The name of an object is drawn
-  at random. So several processes may test a store at the same time.
+  The test is tried up to three times, each with an object of a random name, so
+  several processes may test at the same time.
 
   Args:
     store: The folder or bucket, as a `RetryingStore`.
@@ -68,16 +65,10 @@ def prove(store: Any, name: str) -> None:
 
 
 def _fault_of(store: Any, path: str) -> str:
-  """Tests a store with one object.
+  """Creates, creates again and reads an object, and returns the store's fault.
 
-  Args:
-    store: The folder or bucket, as a `RetryingStore`.
-    path: Path of an object that does not exist. The test creates the object,
-      and leaves it in the store.
-
-  Returns:
-    What is wrong with the store, as the end of a sentence that begins with the
-    store's name; "" if nothing is wrong.
+  The result is the end of a sentence that begins with the store's name; "" if
+  nothing is wrong. `path` has no object yet; the test leaves one there.
   """
   # Some buckets answer that a missing object is forbidden. Then `get` raises
   # UnfitStoreError here, when the replica enters, and not later in the run.
@@ -95,15 +86,10 @@ def _fault_of(store: Any, path: str) -> str:
 
 
 def _fault_of_second_creation(store: Any, path: str) -> str:
-  """Tries to create an object that exists, and tests the store's answer.
+  """Tries to create an object that exists, and returns the store's fault.
 
-  Args:
-    store: The folder or bucket, as a `RetryingStore`.
-    path: Path of the object, whose content is `_FIRST`.
-
-  Returns:
-    What is wrong with the store, as the end of a sentence that begins with the
-    store's name; "" if the store refused to create the object, as it should.
+  The result is the end of a sentence that begins with the store's name; "" if
+  the store refused to create the object, as it should.
   """
   errors: list[StoreUnavailableError] = []
 

@@ -35,9 +35,8 @@ class SignedRanges:
       signer: Signs and verifies the objects of the run.
       path: Path of the object.
       num_bytes: Bytes of the object's content.
-      digest: First 32 bytes of the object as hexadecimal digits, as a manifest
-        (a list of messages) has them. If another object is at the path, it
-        counts as missing. "": any object that is signed for this path is read.
+      digest: First 32 bytes of the wanted object as hexadecimal digits, as in a
+        manifest (list of messages); "": any object signed for this path.
     """
     self._store = store
     self._signer = signer
@@ -47,15 +46,11 @@ class SignedRanges:
     self._tags: bytes | None = None
 
   def read(self, start: int, stop: int) -> memoryview | None:
-    """Reads a range of the content.
-
-    Args:
-      start: First byte, counted from the beginning of the content.
-      stop: End of the range, at most `num_bytes`.
+    """Reads the bytes `start` to `stop` - 1 of the content.
 
     Returns:
-      The bytes from `start` to `stop`; None if the object is missing, too
-      short, not signed, or has another digest than the wanted object.
+      The bytes; None if the object is missing, too short, not signed, or has
+      another digest than the wanted object.
 
     Raises:
       ValueError: If the range is empty or not within the content.
@@ -81,16 +76,10 @@ class SignedRanges:
     return memoryview(blocks)[start - blocks_start : stop - blocks_start]
 
   def _read_blocks(self, start: int, stop: int) -> Buffer | None:
-    """Reads bytes of the content. At the first call it also reads the tags.
+    """Reads bytes of the content and, at the first call, also the tags.
 
-    The tags are the authentication codes of the blocks of the content.
-
-    Args:
-      start: First byte, counted from the beginning of the content.
-      stop: End of the range.
-
-    Returns:
-      The bytes, not verified; None if the object is missing or too short.
+    Tags are the authentication codes of the content's blocks. The returned
+    bytes are not verified; None: the object is missing or too short.
     """
     head = head_bytes(self._num_bytes)
 
@@ -107,14 +96,11 @@ class SignedRanges:
     return content
 
   def _verified_tags(self, head: Buffer | None) -> bytes | None:
-    """Verifies the head of the object, and returns the tags of its blocks.
-
-    Args:
-      head: The bytes of the object before its content; None: it is missing.
+    """Verifies the bytes before the content, and returns the blocks' tags.
 
     Returns:
-      The tags, 32 bytes a block; None if the head is missing, not signed, or
-      of another object than the one with the digest.
+      The tags (authentication codes), 32 bytes a block; None if the head is
+      missing, not signed, or of another object than the wanted one.
     """
     if head is None:
       return None

@@ -1,11 +1,9 @@
 """How the processes of one replica share one mailbox.
 
-All processes of a replica run the same program, so they make the same calls of
-the mailbox in the same order. Only process 0 has a mailbox. It makes the call
-and tells the other processes the result. This module has the interface for that
-(`ReplicaProcesses`), its form for a single process, and functions that write
-results and errors as JSON and arrays, without pickle.
-`rounds.cluster_processes` carries them between the processes.
+All processes of a replica make the same calls of the mailbox in the same order.
+Only process 0 has a mailbox: it makes the call, and tells the others the
+result. This module has the interface for that (`ReplicaProcesses`), and
+functions that write results and errors as JSON and arrays, without pickle.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,17 +66,12 @@ class ReplicaProcesses(Protocol):
     All processes must call this method in the same order.
 
     Args:
-      ask: Function without arguments, which calls the mailbox. Only process 0
-        calls it.
-      shared: Function that returns arrays. While `ask` runs, process 0 may read
-        the parts of these arrays that other processes have (`collected`). None:
-        it reads none.
-
-    Returns:
-      The result of `ask`.
+      ask: Function without arguments, which calls the mailbox.
+      shared: Returns arrays of which process 0 may read the other processes'
+        parts while `ask` runs (`collected`); None: it reads none.
 
     Raises:
-      Exception: What `ask` raises, in every process. Outside process 0, an
+      Exception: Any error of `ask`, in every process. Outside process 0, an
         error of an unknown type becomes a RuntimeError.
     """
 
@@ -89,9 +82,8 @@ class ReplicaProcesses(Protocol):
       arrays: Arrays that are divided among the devices of all processes.
 
     Returns:
-      For each array an object with `nbytes`. When numpy reads the object, it
-      fetches the array's parts from all processes. Only process 0 may read it,
-      and only inside `from_main`.
+      For each array an object with `nbytes`, which fetches all parts when numpy
+      reads it. Only process 0 may read it, and only inside `from_main`.
     """
     ...
 
@@ -127,8 +119,8 @@ def encode_answer(answer: Any) -> tuple[Any, list[np.ndarray]]:
   """Writes the result of a mailbox's method as values of JSON, and arrays.
 
   Args:
-    answer: The result: values of JSON, numpy arrays, and the named tuples
-      `Exchanged` and `Snapshot`, nested in any way.
+    answer: Values of JSON, numpy arrays, `Exchanged` and `Snapshot`, nested in
+      any way.
 
   Returns:
     A tuple (value, arrays). `value` has only values of JSON. In place of an
@@ -157,10 +149,6 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
   """Returns the result from which `encode_answer` made `value` and `arrays`.
 
   Tuples without names have become lists.
-
-  Args:
-    value: Values of JSON.
-    arrays: The arrays.
   """
   if isinstance(value, list):
     return [decode_answer(item, arrays) for item in value]
@@ -179,7 +167,7 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
 def encode_error(error: Exception) -> tuple[str, str]:
   """Returns the name of an error's type and its message, for `decode_error`.
 
-  For a subclass of one of the types in `_ERRORS`, it is the name of that type.
+  For a subclass of a type in `_ERRORS`, it is the name of that type.
   """
   for name, kind in _ERRORS.items():
     if isinstance(error, kind):
@@ -190,9 +178,7 @@ def encode_error(error: Exception) -> tuple[str, str]:
 def decode_error(name: str, text: str) -> Exception:
   """Returns an error of process 0, for another process to raise.
 
-  Args:
-    name: Name of the error's type. An unknown type becomes a RuntimeError.
-    text: Message of the error.
+  An unknown name of a type becomes a RuntimeError.
   """
   if name in _ERRORS:
     return _ERRORS[name](text)

@@ -1,18 +1,14 @@
 """The replicas that take part in a run, and the rules of the run.
 
 Replicas share a secret, a file that only its owner may read. The object
-`run.json` says what is trained and by which rules. The first replica writes it,
-and nobody changes it afterwards. A later replica whose config or version of the
-protocol differs is refused.
+`run.json` says what is trained and by which rules. The first replica writes it.
+A later replica whose config or version of the protocol differs is refused.
 
 A replica that joins a run, or comes back to it, takes the next free *seat*: an
-object that is created once. The seat holds the number of the event (exchange)
-from which the replica takes part. A replica that did not send its message in
-time counts as *away* since that event. Nobody waits for it until it takes a new
-seat with a later event. An event is *settled* once its manifest is written: the
-list of the messages that it averages. Seats are numbered. So one request for
-the next number shows whether any replica has joined, however many replicas are
-away.
+object that is created once, and holds the number of the event (exchange) from
+which the replica takes part. A replica that did not send its message in time is
+*away*: nobody waits for it until it comes back. Seats are numbered, so one
+request for the next number shows whether any replica has joined.
 """
 
 import dataclasses
@@ -73,32 +69,30 @@ class RunMismatchError(ValueError):
 class MailboxRules:
   """Rules of a run, equal in all replicas.
 
-  They say when an event is settled (all replicas then average the same list of
-  messages), and which messages are left out of the list.
+  They say when the list of the messages that all replicas average is decided,
+  and which messages are left out.
 
   Attributes:
-    replicas: Number of replicas that the first event waits for, up to the grace
-      time.
-    quorum: Least number of messages with which an event is settled. If a codec
+    replicas: Number of replicas that the first event (exchange) waits for, up
+      to the grace time.
+    quorum: Least number of messages before their list is decided. If a codec
       sends two messages one after the other, it holds for the first ones alone.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
     snapshot_every: Least number of events between two snapshots of the shared
-      state. The next snapshot also waits until each replica has sent as many
-      bytes as a snapshot has. If `store_bytes` is too low for that, snapshots
-      are more frequent.
-    store_bytes: Largest number of bytes of all objects in the store; None: the
-      limit follows from the size of a snapshot and the number of replicas, and
-      is at least 1 GB (see `mailbox_protocol.store_size`).
+      state. Before the next one, each replica must also have sent as many bytes
+      as a snapshot has. A low `store_bytes` makes snapshots more frequent.
+    store_bytes: Largest number of bytes of all objects in the store; None: a
+      limit that follows from the size of a snapshot and the number of replicas,
+      at least 1 GB (`mailbox_protocol.store_size`).
     max_norm_ratio: A message is left out if its norm is more than this many
       times the usual norm, e.g. the median of the event's messages (see
       `mailbox_protocol.manifest`).
     full_weight_ratio: A message loses weight in the mean if its norm is more
       than this many times the usual norm.
-    shares: When each replica averages one part of all messages, instead of all
-      parts (see `mailbox_protocol.shares`). "auto": from four expected replicas
-      on, with floats and with "int" of 4 or 8 bits. "on": from two expected
-      replicas on, with any codec of this package that sends every value.
+    shares: When each replica averages one slice of all messages, instead of all
+      slices. "auto": from four expected replicas on, with floats and with "int"
+      of 4 or 8 bits. "on": from two on, with any codec that sends every value.
       "off": never.
   """
 
@@ -122,9 +116,6 @@ def write_secret(path: str | os.PathLike[str]) -> None:
   The file has one line of 64 hexadecimal digits, and the mode 0600. Its folder
   is made if it is missing.
 
-  Args:
-    path: The new file.
-
   Raises:
     ValueError: If the file exists. The message is one line.
     OSError: If the file cannot be written.
@@ -140,9 +131,6 @@ def write_secret(path: str | os.PathLike[str]) -> None:
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
   """Returns the secret in a file, without the spaces around it.
-
-  Args:
-    path: The file, as `write_secret` writes it.
 
   Raises:
     ValueError: If the file cannot be read, its mode lets other users read or
@@ -177,8 +165,7 @@ def run_terms(
 
   Args:
     config: All settings that a run's result depends on, as nested mappings with
-      values of JSON. It has no settings that may differ between replicas:
-      devices, folders, the number of local steps.
+      values of JSON.
     text_digest: Digest of the training text; "" if none is compared.
     rules: The rules of the run.
 
@@ -214,8 +201,8 @@ def join_run(
 ) -> RunEntry:
   """Joins the run that is in a store, or begins one.
 
-  Two objects say what the run is: `run.json` and a copy of it. If one is lost
-  or damaged, it is written again from the other.
+  `run.json` and a copy of it say what the run is. If one is lost or damaged, it
+  is written again from the other.
 
   Args:
     store: The folder or bucket, as a `RetryingStore`.
@@ -223,14 +210,9 @@ def join_run(
     terms: The values that must be equal in all replicas (`run_terms`).
     where: Folder or URL of the store, for error messages.
 
-  Returns:
-    The run's identifier and the objects that describe the run.
-
   Raises:
-    RunMismatchError: If `terms` differ from those of the run, if the run has
-      another secret, if both objects are lost while the store has events, or if
-      the two objects are of different runs and it is not clear which one the
-      events belong to.
+    RunMismatchError: If `terms` or the secret differ from those of the run, or
+      if it is not clear which run the store holds.
   """
   signer = Signer(secret, "")
   stored = _read_run(store)
@@ -264,19 +246,10 @@ def _begin_run(
 ) -> dict[str, Buffer | None]:
   """Creates the copy of `run.json`, unless another replica is faster.
 
-  Args:
-    store: The store, as a `RetryingStore`. It has no `run.json` and no copy.
-    signer: A signer with the shared secret and no run.
-    terms: The values that must be equal in all replicas (`run_terms`).
-    where: Folder or URL of the store, for error messages.
-
-  Returns:
-    By path, what the store then has as `run.json` and as its copy; None for an
-    object that is missing.
+  Returns the bytes of `run.json` and of its copy, as `_read_run` does.
 
   Raises:
-    RunMismatchError: If the store has manifests. Then it holds a run whose
-      `run.json` is lost.
+    RunMismatchError: If the store has manifests: its `run.json` is lost.
   """
   if store.sizes(MANIFESTS):
     raise RunMismatchError(
@@ -301,16 +274,9 @@ def _read_run(store: Any) -> dict[str, Buffer | None]:
 def _record_in_use(
   store: Any, secret: bytes, records: Sequence[dict[str, Any]], where: str
 ) -> dict[str, Any]:
-  """Chooses between the contents of `run.json` and its copy if they differ.
+  """Returns the one of two different contents of `run.json` that is in use.
 
-  Args:
-    store: The folder or bucket, as a `RetryingStore`.
-    secret: The secret that all replicas share.
-    records: The two contents, which have different identifiers of a run.
-    where: Folder or URL of the store, for error messages.
-
-  Returns:
-    The content whose run has signed manifests in the store.
+  It is the one whose run has signed manifests in the store.
 
   Raises:
     RunMismatchError: If none or several of the runs have manifests there.
@@ -337,11 +303,6 @@ def _compare_terms(
 ) -> None:
   """Compares the values of a run with those of this replica, field by field.
 
-  Args:
-    record: The content of the run's `run.json`.
-    terms: The values of this replica (`run_terms`).
-    where: Folder or URL of the store, for error messages.
-
   Raises:
     RunMismatchError: For the first field that differs. The message names it.
   """
@@ -364,20 +325,14 @@ def _compare_terms(
 
 
 def _short(value: Any) -> str:
-  """Returns a value as text for an error message.
-
-  Of a digest, which has 64 characters, the text has the first 8.
-  """
+  """Returns a value as text for an error message; of a digest, 8 characters."""
   if isinstance(value, str) and len(value) == 64:
     return f"{value[:8]}..."
   return repr(value)
 
 
 def checked_name(replica: str) -> str:
-  """Checks the name of a replica, and returns it.
-
-  Args:
-    replica: The name. It becomes a part of the paths of objects.
+  """Returns the name of a replica if it is valid.
 
   Raises:
     ValueError: If the name is not 1 to 32 of the characters a-z, 0-9, "_" and
@@ -403,8 +358,7 @@ class Roster:
       first seats.
     away: Replicas that nobody waits for, each with the event that it missed; -1
       for a newcomer whose first event has not come yet.
-    later: Number of seats that replicas took when they came back, i.e. all
-      seats but the first one of each replica.
+    later: Number of all seats but the first one of each replica.
     since: Replicas whose newest seat names an event that has not come yet, each
       with that event.
   """
@@ -416,11 +370,7 @@ class Roster:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Roster":
-    """Builds a roster from its fields as values of JSON.
-
-    Args:
-      values: The fields, as `dataclasses.asdict` returns them.
-    """
+    """Builds a roster from the fields that `dataclasses.asdict` returns."""
     return cls(
       seats=tuple(values["seats"]),
       away=dict(values["away"]),
@@ -434,10 +384,7 @@ class Roster:
     return len(self.seats) + self.later
 
   def names(self) -> list[str]:
-    """Returns the names of all replicas that ever took part.
-
-    They are in the order in which the replicas joined.
-    """
+    """Returns the names of all replicas that ever joined, in that order."""
     return list(self.seats)
 
   def expected(self) -> list[str]:
@@ -452,13 +399,10 @@ class Roster:
   ) -> "Roster":
     """Returns a copy to which newcomers and returning replicas are added.
 
-    Each of them has written a seat: an object with its name and the event from
-    which it takes part.
-
     Args:
-      event: Number of the event that is settled next. A replica whose seat
-        names this event or an earlier one is expected from now on, unless it
-        has missed an event since the one that its seat names.
+      event: Number of the event (exchange) that is settled next. A replica
+        whose seat names this event or an earlier one is expected from now on,
+        unless it has missed an event since the one that its seat names.
       taken: Contents of the new seats, from number `num_seats` on: the
         replica's "name", and the event "since" which it takes part.
     """
@@ -485,12 +429,10 @@ class Roster:
   def after(self, event: int, present: Iterable[str]) -> "Roster":
     """Returns the roster (who takes part) after an event.
 
-    A replica with a message is no longer away. An expected replica without a
-    message is away from now on.
-
     Args:
       event: Number of the event (exchange).
-      present: Names of the replicas whose messages were in the store.
+      present: Names of the replicas that sent a message. They are no longer
+        away. Expected replicas that are not among them are away from now on.
     """
     present = set(present)
     away = {
@@ -507,21 +449,16 @@ class Roster:
 class Seats:
   """Reads the seats of all replicas, and takes seats for one replica.
 
-  A seat is an object in the store with the name of a replica and the event from
-  which it takes part. Seats are numbered in the order in which they are taken.
+  A seat is an object in the store with the name of a replica and the event
+  (exchange) from which it takes part. Seats are numbered in the order in which
+  they are taken.
 
   Attributes:
     index: Place of this replica in `Roster.seats`; None before `announce`.
   """
 
   def __init__(self, store: Any, signer: Signer, name: str):
-    """Makes no request to the store yet.
-
-    Args:
-      store: The folder or bucket, as a `RetryingStore`.
-      signer: Signs and verifies the objects of the run.
-      name: Name of this replica.
-    """
+    """Makes no request yet. `store` is a `RetryingStore`."""
     self._store = store
     self._signer = signer
     self._name = name
@@ -530,14 +467,11 @@ class Seats:
     self.index: int | None = None
 
   def read(self, number: int) -> dict[str, Any] | None:
-    """Reads a seat: the name of a replica, and when it joined or came back.
-
-    Args:
-      number: Number of the seat.
+    """Reads the seat with a number (the entry of a replica that takes part).
 
     Returns:
-      The content of the seat: the replica's "name", and the event "since" which
-      it takes part. None if the seat is free or damaged.
+      The replica's "name", and the event "since" which it takes part; None if
+      the seat is free or damaged.
     """
     path = seat_path(number)
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
@@ -545,11 +479,8 @@ class Seats:
   def read_from(self, number: int) -> list[dict[str, Any]]:
     """Returns the contents of consecutive seats, as `read` returns them.
 
-    A seat is the entry of a replica that has joined or come back. The list ends
-    before the first seat that is free or damaged.
-
-    Args:
-      number: Number of the first seat to read.
+    The list begins with seat `number`, and ends before the first seat that is
+    free or damaged.
     """
     holders = self._read_all(range(number, self._first_free(number)))
     if None in holders:
@@ -559,12 +490,8 @@ class Seats:
   def announce(self, event: int, roster: Roster) -> None:
     """Takes a seat, so that the others expect this replica from an event on.
 
-    A seat is an object in the store with the replica's name and the event. If
-    this replica has taken its last seat for the same event, nothing happens.
-
-    Args:
-      event: Number of the event (exchange).
-      roster: The replicas that take part after the event before `event`.
+    If this replica has taken its last seat for the same event, nothing happens.
+    `roster` has the replicas that take part after the event before.
     """
     if self._since == event:
       return
@@ -576,18 +503,15 @@ class Seats:
       self.index = self._number - roster.later
 
   def look_after(self, roster: Roster) -> None:
-    """Writes this replica's seat again if the seat has vanished.
+    """Writes this replica's seat again if it is missing.
 
-    A seat is the entry of a replica in the store. Seats are counted up to the
-    first one that is free, so a gap hides every seat after it. So this replica
-    also takes each new seat before its own that is missing, because the replica
-    that held the seat may have died.
-
-    Args:
-      roster: The replicas that take part after the last settled event.
+    It also takes missing seats before its own, from number `roster.num_seats`
+    on.
     """
     if self._since is None:
       return
+    # Seats are read up to the first free one, so a gap hides every seat after
+    # it. The replica that held a missing seat may have died.
     numbers = range(roster.num_seats, self._number + 1)
     for number, holder in zip(numbers, self._read_all(numbers), strict=True):
       if holder is None:
@@ -607,26 +531,16 @@ class Seats:
     )
 
   def _first_free(self, number: int) -> int:
-    """Returns the smallest number, from `number` on, that no seat has.
-
-    A seat is the entry of a replica that joins the run or comes back.
-    """
+    """Returns the smallest number, from `number` on, that no seat has."""
     paths = self._store.sizes(SEATS)
     while seat_path(number) in paths:
       number += 1
     return number
 
   def _take_seat(self, roster: Roster) -> int:
-    """Takes the first free seat, i.e. creates the object with its number.
+    """Takes the first free seat for this replica, and returns its number.
 
-    If this replica took the next seat before a restart, it takes the same seat
-    again.
-
-    Args:
-      roster: The replicas that take part after the last settled event.
-
-    Returns:
-      Number of the seat.
+    After a restart, it takes the seat that it took before, if that is the next.
     """
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.
@@ -656,14 +570,10 @@ class Seats:
         return number
 
   def _pause_after(self, num_lost: int) -> float:
-    """Returns the pause after another replica took the wanted seat (seconds).
+    """Returns the seconds to wait after another replica took the wanted seat.
 
-    Replicas that join at the same time want the same seat, and one of them gets
-    it. The pause differs from replica to replica, and its upper limit doubles,
-    so that the others do not collide again at each of the next seats.
-
-    Args:
-      num_lost: How often another replica was faster.
+    They differ between replicas, and their limit doubles with `num_lost`, so
+    that replicas that join together do not collide again and again.
     """
     text = f"{self._name} {num_lost}"
     fraction = hashlib.sha256(text.encode()).digest()[0] / 256

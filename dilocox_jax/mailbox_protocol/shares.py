@@ -1,40 +1,32 @@
 """Makes the mean of a turn in shares, like a reduce-scatter and an all-gather.
 
-If every replica read all messages, the bytes that it reads would grow with the
-number of replicas. With shares they do not. Messages are cut into slices. A
-replica reads one slice of each message, averages the slices, and writes the
-result: its *share* of the mean. Then it reads the shares of the others.
-`reference.shares` says how a share is computed. A message consists of *tables*:
-the encoded rows of one width. A turn is one message of each replica in an event
-(exchange), and events of the same fragment have the same kind. The requests of
-a turn, one after the other:
+Messages are cut into slices. A replica reads one slice of each message,
+averages the slices, and writes the result: its *share* of the mean. Then it
+reads the shares of the others. So the bytes that a replica reads do not grow
+with the number of replicas. `reference.shares` says how a share is computed. A
+turn is one message of each replica in an event (exchange). Its requests, one
+after the other:
 
     create the message
     read one slice of each of the other messages
-    propose the manifest, and decide on it
+    propose the manifest (list of messages), and decide on it
     create the share, and read both marks of a deletion
     read the other shares, and create the residual of the share
 
-Share s is made by the expected replica with place s. If its message is not
-listed, one of the listed replicas makes the share. If a share is not there
-after the grace time, every replica that waits makes it. All machines compute
-the same bytes from the same messages, and only one can create the object. So it
-does not matter which replica makes a share.
+Share s is made by the expected replica with place s, or by a listed one if its
+message is not listed. If a share is not there after the grace time, every
+replica that waits makes it: all machines compute the same bytes from the same
+messages, and only one can create the object.
 
-A share is encoded, which loses something: the *residual* of the share. The
-replica that has created the share writes the residual as an object of its own.
-The replica that makes the same share at the next event of this kind adds the
-residual to the mean. It remembers the residual if it made the last share, too;
-else it reads the object. If the object is lost, or if the number of slices has
-changed, no residual is added. A share is created only once, so no residual
-counts twice.
+Encoding a share loses something: the *residual*. The replica that created the
+share writes the residual as an object, and whoever makes the same share at the
+next event of this fragment adds it to the mean. If the object is lost, or if
+the number of slices has changed, no residual is added.
 
-In one of eight turns a replica computes a share of another one again. If they
-differ, all replicas have applied the wrong share, and go on with equal states.
-The replica that found it writes an object beside the share that says so. The
-maker of the share reads it some events later. A maker with wrong shares that
-two replicas have found computes wrong results, and ends. If only one replica
-finds them, that one may be the broken one.
+In about one of eight turns a replica computes another's share again. If they
+differ, it writes an object that says so, which the maker reads some events
+later. All replicas have applied the wrong share by then, and go on with equal
+states. A replica ends if two others have found wrong shares of it.
 """
 
 import dataclasses
@@ -90,7 +82,7 @@ class Check(NamedTuple):
 
   Attributes:
     event: Number of the event (exchange).
-    turn: Number of the turn: of the message within the event, from 0.
+    turn: Number of the message within the event, from 0.
     number: Number of the share.
     checker: Name of the replica that computes it again.
   """
@@ -107,12 +99,12 @@ class Check(NamedTuple):
 
 
 class Residual(NamedTuple):
-  """What the encoding of a share lost, as the share's maker remembers it.
+  """The loss of encoding a share, as the share's maker remembers it.
 
   A share is the mean of one slice of all messages.
 
   Attributes:
-    event: Number of the event whose mean the share is a part of.
+    event: Number of the event (exchange) in which the share was made.
     values: Values of each table, float32 [R, width] for R rows in the slice.
   """
 
@@ -126,11 +118,10 @@ class Share(NamedTuple):
   Attributes:
     data: The signed object, as it is in the store.
     tables: The encoded values of the share, a table for each group of rows.
-    has_residual: Whether a residual of an earlier share was added to the mean
-      before it was encoded.
-    loss: What encoding has lost, as tables of encoded rows, which is the new
-      residual; [] if shares have no residual (`Tables.has_residual`). None:
-      this replica has read the share, so it does not know the residual.
+    has_residual: Whether a residual (loss of encoding) of an earlier share was
+      added to the mean before it was encoded.
+    loss: The new residual, as tables of encoded rows; [] if shares have none.
+      None: this replica has read the share, so it does not know the residual.
   """
 
   data: Data
@@ -144,10 +135,10 @@ class Shares:
   """Makes and reads the shares of one turn's mean, for one replica.
 
   A share is the mean of one slice of all messages. Each replica makes one
-  share, and reads the others. In a turn that was settled before the snapshot
-  with which this replica began (`Inbox.is_past`), it makes none. Some methods
-  return functions that make requests, so that the caller can make these
-  requests at the same time.
+  share, and reads the others; it makes none in a turn that was settled before
+  the snapshot with which it began (`Inbox.is_past`). Some methods return
+  functions that make requests, so that the caller can make the requests at the
+  same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
@@ -190,9 +181,6 @@ class Shares:
     """Returns the name of the replica that has to make a share of the mean.
 
     After the grace time, every replica that waits for the share makes it.
-
-    Args:
-      number: Number of the share.
     """
     expected = self.inbox.expected
     names = self.agreed.names
@@ -211,9 +199,8 @@ class Shares:
   def reads_for_comparison(self) -> list[Callable[[], None]]:
     """Returns functions that read a slice of the first listed message.
 
-    A replica whose own message is not listed compares its outer parameters and
-    outer optimizer with the fingerprint (a few random sums) in this slice. If
-    its message is listed, the list is empty.
+    If this replica's message is not listed, it compares its state with the
+    fingerprint (a few random sums) in this slice. Else the list is empty.
     """
     if self.name in self.agreed.names:
       return []
@@ -223,15 +210,14 @@ class Shares:
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call first in a try to get all shares.
 
-    A share is the mean of one slice of all messages. The functions make the
-    shares of this replica, or read the slices for these shares. They also write
-    residuals that are not written yet. The caller calls the functions of
-    `last_calls` afterwards.
+    For each share (mean of one slice) of this replica, they read the slices, or
+    make the share if it has all slices. They also write residuals. Call the
+    functions of `last_calls` afterwards.
 
     Args:
-      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then the
-        functions also look for the missing shares of other replicas, and read
-        the slices for them.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
+        they also look for the missing shares of other replicas, and read the
+        slices for them.
     """
     calls = self.writes_of_residuals()
     if self.inbox.is_past:
@@ -247,13 +233,12 @@ class Shares:
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call last in a try to get all shares.
 
-    A share is the mean of one slice of all messages. The functions read the
-    shares of other replicas. They make those shares of this replica whose
-    slices the functions of `first_calls` have read.
+    They make this replica's shares (means of one slice) whose slices the
+    functions of `first_calls` have read, and read the shares of others.
 
     Args:
-      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then the
-        functions also make the missing shares of other replicas.
+      is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
+        they make the missing shares of other replicas, too.
       lists: Whether to list the shares' folder first if more than `FEW` are
         missing. Then only shares that are there are read.
     """
@@ -272,9 +257,6 @@ class Shares:
     """Returns functions that make shares of the mean, or read their slices.
 
     A share is made only if all its slices were read before.
-
-    Args:
-      numbers: Numbers of the shares.
     """
     calls: list[Callable[[], Any]] = []
     for number in numbers:
@@ -286,13 +268,7 @@ class Shares:
     return calls
 
   def _in_store(self, numbers: Sequence[int]) -> list[int]:
-    """Returns the numbers of the given shares that are in the store.
-
-    One listing of the shares' folder finds out.
-
-    Args:
-      numbers: Numbers of the shares.
-    """
+    """Lists the shares' folder, and returns which of the shares are there."""
     event = self.inbox.event
     turn = self.inbox.turn
     there = self.store.sizes(shares_folder(event, turn))
@@ -301,15 +277,9 @@ class Shares:
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices for a share of the mean.
 
-    The share is the mean of these slices, one of each listed message. A slice
-    that was read before is not read again, unless it belongs to another message
-    of the same replica than the manifest lists.
-
-    Args:
-      number: Number of the share.
-
-    Returns:
-      The functions; [] if this replica has all slices already.
+    A share is the mean of one slice of each listed message. There is no
+    function for a slice that this replica has, unless it is of another message
+    than the listed one.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -318,20 +288,15 @@ class Shares:
     return self.inbox.read_slices(self.agreed.names, number)
 
   def has_slices(self, number: int) -> bool:
-    """Returns whether this replica has read all slices for a share of the mean.
-
-    Args:
-      number: Number of the share.
-    """
+    """Returns whether this replica has all slices for a share of the mean."""
     return not self.reads_of_slices(number)
 
   def create(self, number: int) -> None:
     """Computes a share (the mean of one slice), and writes it to the store.
 
-    The share is also added to `held`. If another replica has already written
-    the share, that object is used, or replaced if it is not valid (`read`). If
-    the norm of the computed share is too large (`_is_too_large`), nothing is
-    written.
+    The share is also added to `held`. If another replica has written a valid
+    one before, that counts. If the norm of the computed share is too large,
+    nothing is written.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -356,12 +321,8 @@ class Shares:
   def _keep(self, number: int, share: Share) -> None:
     """Adds a share that this replica has made to `held`.
 
-    Its residual (what encoding has lost) is remembered, and will be written
+    Its residual (loss of encoding) is remembered, and written later
     (`writes_of_residuals`).
-
-    Args:
-      number: Number of the share.
-      share: The share.
     """
     self.held[number] = share
     if not share.loss:
@@ -373,18 +334,15 @@ class Shares:
     )
 
   def _key(self, number: int) -> tuple[int, int, int, int]:
-    """Returns the key of a share in `remembered`.
-
-    It is (kind, turn, number of slices, number of the share).
-    """
+    """Returns the key of a share in `remembered`."""
     inbox = self.inbox
     return inbox.kind, inbox.turn, self.num_slices, number
 
   def writes_of_residuals(self) -> list[Callable[[], Any]]:
     """Returns functions that write residuals of shares into the store.
 
-    A residual is what the encoding of a share has lost. The functions write the
-    residuals of the shares that this replica has made since the last call.
+    They write the losses of encoding the shares that this replica has made
+    since the last call.
     """
     calls: list[Callable[[], Any]] = []
     for number in self._unwritten_residuals:
@@ -401,9 +359,6 @@ class Shares:
 
     A share is not valid if it is missing, not signed, of another manifest, or
     too large.
-
-    Args:
-      number: Number of the share.
     """
     path = share_path(self.inbox.event, self.inbox.turn, number)
     size = HEADER_BYTES + self.inbox.cuts.num_bytes(number)
@@ -421,13 +376,8 @@ class Shares:
   def _is_too_large(self, number: int, tables: Sequence[Table]) -> bool:
     """Returns whether a share of the mean is refused because of its norm.
 
-    A mean cannot have a larger norm than the largest of its messages. A warning
-    names the share that is refused, once. All replicas refuse the same shares,
-    because they compare the same bytes with the norms in the manifest.
-
-    Args:
-      number: Number of the share.
-      tables: The values of the share, as tables of encoded rows.
+    A mean cannot have a larger norm than the largest of its messages. A refused
+    share is logged once.
     """
     norm = self.inbox.tables.norm(tables)
     if norm <= self._largest_norm * (1 + NORM_TOLERANCE):
@@ -447,10 +397,7 @@ class Shares:
     return True
 
   def mean(self) -> list[np.ndarray]:
-    """Joins the shares to the mean, as arrays like those of a message.
-
-    All shares must be in `held`.
-    """
+    """Joins the shares, all in `held`, to the arrays of a message."""
     slices = [self.held[number].tables for number in range(self.num_slices)]
     matrices = self.inbox.cuts.join(slices)
     arrays = []
@@ -460,10 +407,10 @@ class Shares:
     return arrays
 
   def objects(self) -> dict[str, Data]:
-    """Returns the objects that this replica writes again if they vanish.
+    """Returns the shares and whole, listed messages that this replica holds.
 
-    They are all shares that it holds, and each listed message that it holds as
-    a whole, i.e. its own one. The result has the objects by path.
+    The result has the objects by path, so that a waiting replica can write them
+    again if they have vanished.
     """
     event = self.inbox.event
     turn = self.inbox.turn
@@ -479,17 +426,10 @@ class Shares:
     return objects
 
   def check(self, run: str) -> Check | None:
-    """Returns which share is computed again in this turn, and by whom.
+    """Returns which share is computed again in this turn; None if none is.
 
-    A share is the mean of one slice of all messages. In one of `CHECKED_TURNS`
-    turns, one replica checks one share of another replica. A hash of the run
-    and the turn decides which ones, so all replicas know it.
-
-    Args:
-      run: Identifier of the run.
-
-    Returns:
-      The check; None if no share is checked in this turn.
+    In about one of `CHECKED_TURNS` turns, one replica checks one share (mean of
+    a slice) of another. A hash of the run and the turn decides which ones.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()
@@ -508,18 +448,11 @@ class Shares:
     )
 
   def is_made_here(self, number: int) -> bool:
-    """Returns whether this replica has computed a share itself.
-
-    Args:
-      number: Number of the share.
-    """
+    """Returns whether this replica has computed a share itself."""
     return self.held[number].loss is not None
 
   def difference(self, number: int) -> str:
     """Computes a share again, and returns how the share in `held` differs.
-
-    Args:
-      number: Number of the share, which is in `held`.
 
     Returns:
       The difference, such as "by 1.0e-03 of its norm". "" if the share is equal
@@ -543,10 +476,8 @@ class Shares:
   def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
     """Computes a share (the mean of one slice) without writing it.
 
-    Args:
-      number: Number of the share, whose slices were all read.
-      residual: The residual that is added to the mean, float32 [R, width] for
-        each table; None: none is added.
+    All its slices were read before. The residual, float32 [R, width] for each
+    table, is added to the mean if it is given.
     """
     slices = []
     for name in self.agreed.names:
@@ -568,17 +499,10 @@ class Shares:
     return Share(data, tables, has_residual, loss)
 
   def _residual_before(self, number: int) -> list[np.ndarray] | None:
-    """Returns the residual that is added to a share before it is encoded.
+    """Returns the residual to add to a share; None if none is known.
 
-    The residual is what encoding lost in the share with the same number, at the
-    last event of the same fragment. It is remembered, or read from the store.
-
-    Args:
-      number: Number of the share.
-
-    Returns:
-      The residual, float32 [R, width] for each table; None if there is none, or
-      if it is lost.
+    It is what encoding lost in the last share with this number, as float32 [R,
+    width] for each table.
     """
     tables = self.inbox.tables
     if self.residual_event < 0 or not tables.has_residual:
@@ -599,9 +523,7 @@ class Shares:
 def event_bytes(inbox: Inbox, num_messages: int) -> int:
   """Returns the bytes that a turn's messages, shares and residuals take.
 
-  Args:
-    inbox: The messages of the turn that this replica has so far.
-    num_messages: Number of messages in the turn.
+  `inbox` gives their sizes; `num_messages` is the number of messages.
   """
   size = num_messages * inbox.num_bytes
   if not isinstance(inbox, SlicedInbox):

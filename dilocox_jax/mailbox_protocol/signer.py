@@ -1,35 +1,27 @@
 """Signs objects, so that only replicas with the secret can write them.
 
 Every object has message authentication codes (HMAC-SHA256), here called *tags*.
-They depend on the run, the path and the content. The path names the event, the
-turn and the replica. So an object that was changed, cut, renamed or taken from
-another run is not accepted, and counts as missing.
+They depend on the run, the path and the content. So an object that was changed,
+cut, renamed or taken from another run counts as missing. There are three
+formats.
 
-There are three formats. In the first one the *content* of an object is the raw
-bytes of arrays. The content is divided into blocks of 1 MiB, and each block has
-a tag:
+In the first one the *content* of an object is raw bytes, in blocks of 1 MiB:
 
     tag of the object      32 bytes, over the tags of all blocks
     tags of the blocks     32 bytes a block
     content                block 0, block 1, ...; the last one may be shorter
 
 The key of these tags is derived from the secret, the run, the path and the
-number of bytes of the content. The tag of a block also depends on the number of
-the block. So a range of the content can be verified without the other blocks
-(`ranges.py`), and blocks of two objects, or of two versions of an object,
-cannot be mixed. Each byte is hashed once, by several threads if the content is
-large, and is not copied.
+number of bytes of the content. The tag of a block also depends on the block's
+number. So a range of the content can be verified without the other blocks
+(`ranges.py`), and blocks of two objects cannot be mixed.
 
-The second format is for messages whose mean is made in shares. Such an object
-consists of *sections*, one for each share. Each section begins with the digest
-of the whole object, and with a seal of the section under this digest:
+The second format is for messages that are cut into slices. The object has a
+*section* for each slice, which can be verified by itself:
 
     digest    32 bytes, over the hashes of all sections
     seal      32 bytes, over the digest, the section's number and its hash
     content   of the section
-
-So a replica that reads one section can verify it, and knows to which object it
-belongs. Sections of two versions of an object cannot be mixed.
 
 The third format, for all other objects, is JSON that anybody can read:
 `{"mac":"<64 hexadecimal digits>","is":{...}}`.
@@ -74,44 +66,29 @@ _AFTER = b"}\n"
 
 
 def num_blocks(num_bytes: int) -> int:
-  """Returns the number of blocks of 1 MiB in a content, at least 1.
-
-  Args:
-    num_bytes: Bytes of the content.
-  """
+  """Returns the number of blocks of 1 MiB in `num_bytes` bytes, at least 1."""
   return max(1, -(-num_bytes // BLOCK_BYTES))
 
 
 def head_bytes(num_bytes: int) -> int:
   """Returns how many bytes a signed object has before its content.
 
-  These bytes are authentication codes: one for the whole object, and one for
-  each block of 1 MiB.
-
-  Args:
-    num_bytes: Bytes of the content.
+  They are authentication codes of the object and of each block of 1 MiB. The
+  content has `num_bytes` bytes.
   """
   return TAG_BYTES * (1 + num_blocks(num_bytes))
 
 
 def signed_bytes(num_bytes: int) -> int:
-  """Returns the number of bytes of a signed object: its codes and its content.
-
-  Args:
-    num_bytes: Bytes of the content.
-  """
+  """Returns the size of a signed object: codes, and `num_bytes` of content."""
   return head_bytes(num_bytes) + num_bytes
 
 
 def content_bytes(num_signed: int) -> int:
-  """Returns the number of bytes of the content of a signed object.
+  """Returns the size of a signed object's content: inverts `signed_bytes`.
 
-  It is the inverse of `signed_bytes`.
-
-  Args:
-    num_signed: Bytes of the object with its authentication codes. If no signed
-      object has this size, `signed_bytes` of the result is another number, or
-      the result is negative.
+  If no object has the size `num_signed`, `signed_bytes` of the result differs,
+  or the result is negative.
   """
   without_tag = max(num_signed - TAG_BYTES, 0)
   blocks = max(1, -(-without_tag // (BLOCK_BYTES + TAG_BYTES)))
@@ -125,9 +102,8 @@ class Signer:
     """Keeps the secret and the name of the run.
 
     Args:
-      secret: The secret that all replicas of the run share, and nobody else
-        has.
-      run: Identifier of the run, different from that of every other run; "" for
+      secret: The secret that all replicas of the run share.
+      run: Identifier of the run, unlike that of any other run; "" for
         `run.json`, which says what the identifier is.
     """
     self._secret = secret
@@ -142,8 +118,7 @@ class Signer:
         copied.
 
     Returns:
-      The tags, i.e. authentication codes of the object and of its blocks, and
-      then the parts of the content.
+      The authentication codes, and then the parts of the content.
     """
     key = self._key(path, num_bytes_of(list(content)))
     tags = _block_tags(key, content)
@@ -157,8 +132,8 @@ class Signer:
       data: The bytes that were read there; None: the object is missing.
 
     Returns:
-      The content, without a copy; None if the object is missing, if no signed
-      object has its size, or if an authentication code is wrong.
+      The content, without a copy; None if the object is missing or not signed
+      for this run and path.
     """
     if data is None:
       return None
@@ -176,10 +151,9 @@ class Signer:
   def block_tags(
     self, path: str, head: Buffer | None, num_bytes: int
   ) -> bytes | None:
-    """Verifies the head of a signed object, and returns the blocks' tags.
+    """Verifies the head of a signed object, and returns its blocks' tags.
 
-    A tag is an authentication code. The head is what `sign` put before the
-    content: the tag of the object, and then the tags of its blocks.
+    A tag is an authentication code. The head is all tags before the content.
 
     Args:
       path: Path of the object.
@@ -204,12 +178,12 @@ class Signer:
   ) -> bool:
     """Returns whether consecutive blocks of an object match their tags.
 
-    A tag is an authentication code. Each block of 1 MiB has its own.
+    A tag is the authentication code of a block of 1 MiB.
 
     Args:
       path: Path of the object.
-      blocks: The bytes of the blocks. Only the last block of the object may be
-        shorter than 1 MiB.
+      blocks: The bytes of the blocks. Only the object's last block may be
+        shorter.
       first: Number, within the object, of the first block in `blocks`.
       tags: The tags of all blocks of the object (`block_tags`).
       num_bytes: Bytes of the object's content.
@@ -222,10 +196,7 @@ class Signer:
   def sign_sections(
     self, path: str, sections: Sequence[Sequence[Buffer]]
   ) -> list[Buffer]:
-    """Returns an object of sealed sections, to write at a path.
-
-    Each section begins with the digest of the whole object and with a seal, an
-    authentication code. So a section can be verified without the others.
+    """Returns an object whose sections can each be verified alone.
 
     Args:
       path: Path of the object.
@@ -233,7 +204,8 @@ class Signer:
         the other. They are not copied.
 
     Returns:
-      The buffers of the object: digest, seal and content of each section.
+      The buffers of the object: for each section, the object's digest, a seal
+      (authentication code) and the content.
     """
     key = self._key_of_sections(path, len(sections))
     size = sum(num_bytes_of(list(section)) for section in sections)
@@ -252,18 +224,17 @@ class Signer:
   def verify_section(
     self, path: str, number: int, num_sections: int, data: Buffer | None
   ) -> memoryview | None:
-    """Verifies the seal of one section of an object of `sign_sections`.
+    """Verifies one section of an object of `sign_sections`.
 
     Args:
       path: Path of the object.
       number: Number of the section, from 0.
       num_sections: Number of sections of the object.
-      data: The bytes of the section, with digest and seal; None: the section is
-        missing. The first 32 bytes are the digest of the whole object.
+      data: The bytes of the section, with digest and seal; None: it is missing.
 
     Returns:
       The content of the section, without a copy. None if the section is
-      missing, or not sealed for this run, path and number.
+      missing, or not signed for this run, path and number.
     """
     if data is None or len(data) < SECTION_HEAD_BYTES:
       return None
@@ -277,10 +248,6 @@ class Signer:
 
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
     """Returns an object of signed JSON, to write at a path.
-
-    Args:
-      path: Path of the object.
-      value: The values, which JSON can hold.
 
     Raises:
       ValueError: If a value is NaN or infinite.
@@ -316,34 +283,20 @@ class Signer:
     return json.loads(content)
 
   def _key(self, path: str, num_bytes: int) -> bytes:
-    """Returns the key for the tags of an object's blocks, 32 bytes.
+    """Returns the key for the tags of the blocks of an object, 32 bytes.
 
-    Args:
-      path: Path of the object.
-      num_bytes: Bytes of the object's content.
+    `num_bytes` is the size of the object's content.
     """
     length = num_bytes.to_bytes(8, "little")
     return self._tag_of_path(path, _KEY_OF_BLOCKS + length)
 
   def _key_of_sections(self, path: str, num_sections: int) -> bytes:
-    """Returns the key for the seals of an object's sections, 32 bytes.
-
-    Args:
-      path: Path of the object.
-      num_sections: Number of sections of the object.
-    """
+    """Returns the key for the seals of an object's sections, 32 bytes."""
     number = num_sections.to_bytes(8, "little")
     return self._tag_of_path(path, _KEY_OF_SECTIONS + number)
 
   def _tag_of_path(self, path: str, content: bytes) -> bytes:
-    """Returns the HMAC of the run, a path and some bytes, 32 bytes.
-
-    The key is the secret that all replicas share.
-
-    Args:
-      path: Path of the object.
-      content: The bytes.
-    """
+    """Returns the HMAC of the run, a path and some bytes, 32 bytes."""
     digest = hmac.new(self._secret, digestmod="sha256")
     for part in (self._run.encode(), path.encode()):
       digest.update(len(part).to_bytes(8, "little") + part)
@@ -352,13 +305,7 @@ class Signer:
 
 
 def _tag(key: bytes, number: int, parts: Sequence[Buffer]) -> bytes:
-  """Returns the HMAC of a number and some bytes, 32 bytes.
-
-  Args:
-    key: The key.
-    number: The number, from 0 to 2^64 - 1.
-    parts: The bytes, as buffers that follow each other.
-  """
+  """Returns the HMAC of a number below 2^64 and some buffers, 32 bytes."""
   digest = hmac.new(key, number.to_bytes(8, "little"), "sha256")
   for part in parts:
     digest.update(part)
@@ -368,12 +315,9 @@ def _tag(key: bytes, number: int, parts: Sequence[Buffer]) -> bytes:
 def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
   """Divides a content into blocks of 1 MiB, without a copy.
 
-  Args:
-    content: The buffers of the content, which follow each other.
-
   Yields:
-    For each block, the pieces of buffers of which it consists. The last block
-    may be shorter. An empty content has no block here.
+    The pieces of buffers of each block. The last block may be shorter. An empty
+    content has no block here.
   """
   block: list[Buffer] = []
   missing = BLOCK_BYTES
@@ -393,16 +337,9 @@ def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
-  """Returns the tags of the blocks of a content, 32 bytes a block, in order.
+  """Returns the authentication codes of blocks of 1 MiB, 32 bytes a block.
 
-  A tag is the authentication code of a block of 1 MiB. Several threads compute
-  the tags of a large content. This works in Python, because hashing a large
-  buffer releases the interpreter's lock.
-
-  Args:
-    key: Key for the tags of the object's blocks.
-    content: The buffers of the content, which follow each other.
-    first: Number, within the object, of the first block in `content`.
+  `first` is the number, within the object, of the first block in `content`.
   """
   # An empty content has one empty block.
   blocks = list(_blocks(content)) or [[]]
@@ -417,6 +354,7 @@ def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
       for number in range(start, min(start + share, len(blocks)))
     )
 
+  # Hashing a large buffer releases the interpreter's lock.
   others = [
     in_thread(tags_from, start) for start in range(share, len(blocks), share)
   ]

@@ -1,11 +1,10 @@
 """Sends and reads messages that are cut into slices.
 
-If the mean is made in shares (`shares.py`), a replica needs only one slice of
-each message. So the object of a message has one section for each slice. Each
-section is sealed by itself (`signer.py`), and repeats the header and the
-fingerprint of the message (random sums of the sender's state, which only the
-first message of an event has). So with one request a replica gets everything
-that it needs to agree on the manifest and to make its share:
+If each replica averages one slice of all messages (`shares.py`), it needs only
+that slice of each message. So the object of a message has one section for each
+slice, which can be verified alone (`signer.py`). Each section repeats the
+message's header and fingerprint (random sums of the sender's state, which only
+the first message of an event has):
 
     section 0    digest, seal, header, fingerprint, slice 0
     section 1    digest, seal, header, fingerprint, slice 1
@@ -51,13 +50,9 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the number of bytes of a message in slices.
+  """Returns the bytes of a message in slices, without fingerprints.
 
-  Fingerprints, which the first message of an event has, are not counted.
-
-  Args:
-    num_array_bytes: Bytes of the message's arrays.
-    num_slices: Number of slices, S.
+  `num_array_bytes` is the number of bytes of its arrays.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 
@@ -83,9 +78,9 @@ class SlicedInbox(Inbox):
 
   Attributes:
     tables: How the arrays of a message are encoded.
-    first_slice: Number of the slice that this replica reads of each message,
-      before the manifest is decided. It is the number of the share that this
-      replica makes itself; 0 if it makes none.
+    first_slice: Number of the slice that this replica reads of each message
+      before the list of messages is decided: the slice that it averages itself,
+      or 0 if it averages none.
     sections: The slices that this replica has read, by (sender, number).
   """
 
@@ -125,12 +120,6 @@ class SlicedInbox(Inbox):
 
     If the norm of the decoded values is not finite, the message has the weight
     0 and declares the norm 0.
-
-    Args:
-      path: Path of the message.
-      weight: Weight of the message in the mean.
-      arrays: The arrays that are averaged.
-      state: The sender's shared state.
     """
     tables = self.tables.of_arrays(arrays)
     norm = self.tables.norm(tables) if weight else 0.0
@@ -160,12 +149,7 @@ class SlicedInbox(Inbox):
     )
 
   def is_ours(self, path: str, stored: Buffer) -> bool:
-    """Returns whether some bytes are a whole message of a replica of this run.
-
-    Args:
-      path: Path of the message.
-      stored: The bytes that were read there.
-    """
+    """Returns whether the bytes at a path are a whole message of this run."""
     view = memoryview(stored)
     return all(
       self.signer.verify_section(
@@ -181,11 +165,8 @@ class SlicedInbox(Inbox):
   def read(self, replica: str) -> None:
     """Reads slice `first_slice` of a replica's message.
 
-    The slice is added to `sections`, and the message without arrays to `held`.
-    Does nothing if the slice is missing or not valid.
-
-    Args:
-      replica: Name of the sender.
+    A valid slice is added to `sections`, and the message without arrays to
+    `held`. The sender leaves `there`.
     """
     self.there.discard(replica)
     self._read_section(replica, self.first_slice)
@@ -193,13 +174,9 @@ class SlicedInbox(Inbox):
   def read_slices(
     self, replicas: Sequence[str], number: int
   ) -> list[Callable[[], None]]:
-    """Returns functions that read a slice of each message.
+    """Returns functions that read slice `number` of each sender's message.
 
-    Slices that were read before are not read again.
-
-    Args:
-      replicas: Names of the messages' senders.
-      number: Number of the slice, equal for all messages.
+    There is no function for a slice that this replica has already.
     """
     return [
       functools.partial(self._read_section, name, number)
@@ -208,16 +185,7 @@ class SlicedInbox(Inbox):
     ]
 
   def slice(self, replica: str, number: int) -> Section | None:
-    """Returns a slice of a message.
-
-    Args:
-      replica: Name of the message's sender.
-      number: Number of the slice.
-
-    Returns:
-      The slice: cut from the arrays if the message is this replica's own, else
-      as it was read from the store. None: it was not read yet.
-    """
+    """Returns a slice of a sender's message; None if it was not read yet."""
     message = self.held.get(replica)
     if message is not None and message.is_whole:
       tables = self.tables.of_arrays(message.arrays)
@@ -227,12 +195,7 @@ class SlicedInbox(Inbox):
   def forget(self, replica: str, number: int) -> None:
     """Forgets a slice of a message, and the message itself.
 
-    The caller does so if the slice is not from the message that the manifest
-    lists. The slice can then be read again.
-
-    Args:
-      replica: Name of the message's sender.
-      number: Number of the slice.
+    The slice can then be read again.
     """
     self.sections.pop((replica, number), None)
     self.held.pop(replica, None)
@@ -240,15 +203,9 @@ class SlicedInbox(Inbox):
   def _read_section(self, replica: str, number: int) -> None:
     """Reads a section (one slice and the header) of a replica's message.
 
-    The section is added to `sections`, and the message without arrays to
-    `held`. Nothing is added if the section is missing, not sealed or of another
-    layout, or if its weight or its norm is negative or not finite. It may be of
-    another version of the message than the one in `held`. The caller notices
-    this by the manifest, and calls `forget`.
-
-    Args:
-      replica: Name of the message's sender.
-      number: Number of the section.
+    If it is valid, the slice is added to `sections` and, if `held` has none,
+    the message without arrays to `held`. The two may be of different versions
+    of the message.
     """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(

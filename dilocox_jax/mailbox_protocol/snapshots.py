@@ -1,18 +1,14 @@
 """Writes and reads snapshots of the shared state, and deletes old objects.
 
-A snapshot is the state before an event. It is written after the event's
-manifest has listed messages whose senders have that state. Several replicas may
-want to write it. The first one that creates the object `claim` does. The store
-keeps the newest three snapshots, and the events since the oldest of them. So a
-replica can still read a snapshot while two newer ones are written, and it can
-read an older one if the newest is damaged.
+A snapshot is the state that all replicas share before an event (exchange). The
+first replica that creates the object `claim` writes it. The store keeps the
+newest three snapshots, and the events since the oldest of them.
 
 The events from one snapshot to the next one are an interval. They are deleted
-together. Before that, two marks (tombstones) are written for the interval, with
-the number of its first event in their paths. A process may sleep so long that
-its next event is deleted. A mark then tells the process that the event's
-manifest was deleted. Without marks it would think that nobody has written the
-manifest yet, and write a second one.
+together. Before that, two marks are written for the interval. They tell a
+process that has slept for long that the event's manifest (list of messages) was
+deleted. Else it would think that nobody has written a manifest yet, and write a
+second one.
 """
 
 import bisect
@@ -63,10 +59,10 @@ class Snapshot(NamedTuple):
     event: Number of the event (exchange).
     first: The first event whose result the state does not have yet. It is
       earlier than `event` if averages are applied with a delay (tau > 0).
-    memory: What replicas remember of earlier events: the fields of
-      `agreement.Memory`, as values of JSON.
-    arrays: The arrays of the shared state: outer parameters, outer optimizer
-      and the codec's common state.
+    memory: The fields of `agreement.Memory`, as values of JSON: what replicas
+      remember of earlier events.
+    arrays: The arrays of the outer parameters, the outer optimizer and the
+      codec's common state.
   """
 
   event: int
@@ -78,12 +74,12 @@ class Snapshot(NamedTuple):
 def interval_of(event: int, starts: Sequence[int]) -> int:
   """Returns the first event of the interval to which an event belongs.
 
-  An interval is the events from one snapshot to the next one.
+  An interval is the events (exchanges) from one snapshot to the next one.
 
   Args:
-    event: Number of the event (exchange).
+    event: Number of the event.
     starts: First events of the intervals so far, in increasing order. An event
-      before all of them counts as one of the first interval.
+      before all of them belongs to the first interval.
   """
   index = bisect.bisect_right(starts, event) - 1
   return starts[max(index, 0)]
@@ -98,10 +94,8 @@ class Snapshots:
   def __init__(self, store: Any, signer: Signer):
     """Makes no request to the store yet.
 
-    Args:
-      store: The store, as a `RetryingStore` or, for calls that must not wait
-        for a store that is away, as a `Store`.
-      signer: Signs and verifies the objects of the run.
+    `store` is a `RetryingStore`, or a `Store` for calls that must not wait for
+    a store that is away.
     """
     self._store = store
     self._signer = signer
@@ -109,9 +103,6 @@ class Snapshots:
 
   def claim(self, event: int) -> bool:
     """Tries to become the replica that writes the snapshot before an event.
-
-    Args:
-      event: Number of the event (exchange).
 
     Returns:
       Whether this replica writes it. False: another replica was faster.
@@ -138,8 +129,8 @@ class Snapshots:
 
     Args:
       snapshot: The snapshot.
-      starts: First events of the intervals so far. The last one is
-        `snapshot.event`.
+      starts: First events of the intervals (events from one snapshot to the
+        next one) so far. The last one is `snapshot.event`.
 
     Returns:
       Bytes of all objects of events and snapshots that remain in the store.
@@ -156,18 +147,14 @@ class Snapshots:
   def events(self) -> list[int]:
     """Returns the event of each snapshot with a valid index, newest first.
 
-    The event of a snapshot is the number of the exchange before which all
-    replicas shared its state.
+    The snapshot has the state before this event (exchange).
     """
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def listed(self) -> list[int]:
     """Returns the event of each snapshot that has an index, oldest first.
 
-    The event of a snapshot is the number of the exchange before which all
-    replicas shared its state. The index of a snapshot is written last. The
-    indices are not read here. So some may be damaged, or written by somebody
-    without the secret.
+    The indices are not read, so a snapshot may turn out to be damaged.
     """
     events = {
       event_of(path)
@@ -177,13 +164,9 @@ class Snapshots:
     return sorted(events - {-1})
 
   def read(self, event: int) -> Snapshot | None:
-    """Reads the snapshot before an event.
+    """Returns the snapshot before an event (exchange).
 
-    Args:
-      event: Number of the event (exchange).
-
-    Returns:
-      The snapshot; None if a part of it is missing or damaged.
+    The result is None if a part of it is missing or damaged.
     """
     index = self._index(event)
     if index is None:
@@ -201,15 +184,13 @@ class Snapshots:
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
     """Returns whether an interval of events is marked as deleted.
 
-    An interval is the events from one snapshot to the next one. Before they are
-    deleted, two equal marks are written. The marks of intervals before the
-    newest `KEPT_MARKS` are deleted in turn, so an interval that old counts as
-    not marked.
+    An interval is the events (exchanges) from one snapshot to the next one.
+    Marks are kept for the newest `KEPT_MARKS` intervals only.
 
     Args:
       start: The first event of the interval.
-      thoroughly: Whether to read both marks of the interval, in case one of
-        them is lost. Else only the first mark is read.
+      thoroughly: Whether to read both marks of the interval, and not only the
+        first one, in case one is lost.
     """
     paths = gone_paths(start)
     if not thoroughly:
@@ -223,11 +204,8 @@ class Snapshots:
   def _whole(self, paths: Iterable[str]) -> list[tuple[int, int]]:
     """Returns (`Snapshot.event`, `Snapshot.first`) of all complete snapshots.
 
-    The newest snapshot comes first.
-
-    Args:
-      paths: Paths of objects in the store. A snapshot is complete if its index
-        is among them and is valid.
+    The newest comes first. A snapshot is complete if its index is among `paths`
+    and is valid.
     """
     events = {event_of(path) for path in paths if path.endswith(_INDEX)}
     newest_first = sorted(events - {-1}, reverse=True)
@@ -241,27 +219,20 @@ class Snapshots:
     ]
 
   def _index(self, event: int) -> dict[str, Any] | None:
-    """Reads the index of the snapshot before an event.
+    """Reads the index of the snapshot before an event (exchange).
 
-    Returns:
-      The fields of `Snapshot`, with the type and shape of each array in place
-      of the array; None if the index is missing or damaged.
+    It has the fields of `Snapshot`, with type and shape of each array in place
+    of the array. The result is None if the index is missing or damaged.
     """
     path = snapshot_path(event, _INDEX)
     return self._signer.verify_json(path, self._store.get(path, INDEX_BYTES))
 
   def _delete_before(self, event: int, starts: Sequence[int]) -> int:
-    """Deletes the objects that nobody needs any more.
+    """Deletes the objects that nobody needs any more (`_stale`), and old marks.
 
-    Marks of the deleted intervals are written first. Marks of intervals before
-    the newest `KEPT_MARKS` are deleted.
-
-    Args:
-      event: Event of the newest snapshot.
-      starts: First events of the intervals so far, in increasing order.
-
-    Returns:
-      Bytes of all objects of events and snapshots that remain in the store.
+    Before that, it writes marks of the deleted intervals (events from one
+    snapshot to the next one, whose first events are `starts`). Returns the
+    bytes of all objects of events and snapshots that remain.
     """
     folders = (EVENTS, PROPOSALS, MANIFESTS, SHARES, SNAPSHOTS)
     listings = self._store.at_once(
@@ -306,18 +277,9 @@ class Snapshots:
   ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
-    A replica may begin with the oldest snapshot that is kept. It needs that
-    snapshot, and all events whose results the snapshot does not have. All
-    objects of whole intervals before these events may be deleted, and all
-    snapshots before the oldest one that is kept.
-
-    Args:
-      event: Event of the newest snapshot.
-      paths: Paths of all objects of events and snapshots in the store.
-      starts: First events of the intervals so far, in increasing order.
-
-    Returns:
-      The paths; none before there are `KEPT_SNAPSHOTS` snapshots.
+    A replica may begin with the oldest of the newest `KEPT_SNAPSHOTS`
+    snapshots, and needs all events whose results this snapshot does not have.
+    Whole intervals before them are stale, and older snapshots.
     """
     older = [
       (older_event, first)

@@ -1,8 +1,8 @@
 """Counts the inner steps that each message of a replica stands for.
 
-The weight of a message in the mean is proportional to the number of inner steps
-in which its sender learned the values. A replica that joins in the middle of a
-round has taken fewer steps than the others when it sends its first message.
+The weight of a message in the mean is proportional to this number. A replica
+that joins in the middle of a round has taken fewer steps than the others when
+it sends its first message.
 
 For example, a fragment is sent every 6 steps, and a second replica joins 3
 steps before a send. The first replica sends the value 12, and the second one
@@ -10,9 +10,9 @@ sends the value 6:
 
     mean = (6 * 12 + 3 * 6) / (6 + 3) = 10
 
-A message may also carry values that the codec left out of an earlier message.
-The steps of these values do not count again: a message counts only the steps
-since the replica last measured the pseudo-gradient of the fragment.
+A message counts only the steps since the replica last measured the
+pseudo-gradient of the fragment, also if the message carries values that the
+codec left out of an earlier one.
 """
 
 import collections
@@ -37,12 +37,9 @@ class StepCounts:
   def restart(self, num_in_flight: Sequence[int]) -> None:
     """Sets all counts to 0, after the replica has taken over a snapshot.
 
-    A snapshot is the state that the other replicas shared before an exchange.
-
     Args:
       num_in_flight: For each fragment, the number of its exchanges that are in
-        flight in the snapshot. `take` returns 0 for them, because this replica
-        has no part in them.
+        flight in the snapshot. `take` returns 0 for them.
     """
     self._done = 0
     self._measured_at = {}
@@ -51,20 +48,13 @@ class StepCounts:
       self._in_flight[fragment] = [0] * count
 
   def add(self, num_steps: int) -> None:
-    """Adds inner steps that the replica has taken.
-
-    Args:
-      num_steps: Number of the new steps.
-    """
+    """Adds inner steps that the replica has taken."""
     self._done += num_steps
 
   def measure(self, fragment: int) -> None:
     """Ends a count of steps: a fragment's pseudo-gradient is measured now.
 
-    The steps since the fragment's last measurement are remembered for `take`.
-
-    Args:
-      fragment: Number of the fragment.
+    The steps since the fragment's last measurement are kept for `take`.
     """
     num_steps = self._done - self._measured_at.get(fragment, 0)
     self._in_flight[fragment].append(num_steps)
@@ -73,22 +63,15 @@ class StepCounts:
   def take(self, fragment: int) -> int:
     """Returns how many inner steps a fragment's next message stands for.
 
-    They are the steps of the fragment's oldest pseudo-gradient that was
-    measured and not yet exchanged. It then no longer counts as in flight.
-
-    Args:
-      fragment: Number of the fragment.
+    They are the steps of the oldest measurement that `take` has not returned.
 
     Raises:
-      IndexError: If the fragment has no measurement in flight.
+      IndexError: If there is no such measurement.
     """
     return self._in_flight[fragment].pop(0)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the counts for a checkpoint, as values of JSON.
-
-    `set_state` restores them.
-    """
+    """Returns the counts for a checkpoint, as values of JSON."""
     return {
       "done": self._done,
       "measured_at": {str(k): n for k, n in self._measured_at.items()},

@@ -1,8 +1,8 @@
 """An object store: a folder, or a bucket of S3, Google Cloud or Azure.
 
-`Store` has the few methods that a replica needs, and counts requests and bytes.
-A user may pass an own object with the same methods and counters instead.
-`RetryingStore` wraps either, and waits while the store cannot be reached.
+`Store` has the methods that a replica needs, and counts requests and bytes.
+`RetryingStore` wraps it, or another object with its methods and counters, and
+waits while the store cannot be reached.
 """
 
 import collections
@@ -40,15 +40,8 @@ _MOST_AT_ONCE = 128
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
   """Calls functions at the same time, each in a thread, up to 128 at once.
 
-  Args:
-    calls: The functions, without arguments. Each makes one request to a store,
-      or several that follow each other.
-
-  Returns:
-    The results of the functions, in the order of `calls`.
-
-  Raises:
-    Exception: An error that one of the functions raised.
+  Returns the results in the order of `calls`, or raises an error of one of the
+  functions.
   """
   results = []
   for start in range(0, len(calls), _MOST_AT_ONCE):
@@ -78,7 +71,7 @@ class Store:
   """Reads and writes objects in a folder or a bucket, and counts requests.
 
   An object is a sequence of bytes with a path such as "seat/0002". Threads may
-  call the methods at the same time. Each method that makes a request raises
+  call the methods at the same time. A method that makes a request raises
   `StoreUnavailableError` if the store cannot be reached, or refuses.
 
   Attributes:
@@ -89,16 +82,13 @@ class Store:
   """
 
   def __init__(self, where: str | os.PathLike[str], **options: Any):
-    """Opens a store. A folder is made if it is missing.
-
-    It makes no request to a bucket yet.
+    """Opens a store, without a request to a bucket. Makes a missing folder.
 
     Args:
       where: A folder, or a URL such as `file:///mnt/share/run`,
         `s3://bucket/run` or `memory:///`.
       **options: Settings of `obstore.store.from_url`, e.g. `endpoint`. The
-        library also reads settings of a bucket from the environment
-        (`AWS_ACCESS_KEY_ID`, ...).
+        library also reads the environment (`AWS_ACCESS_KEY_ID`, ...).
 
     Raises:
       ValueError: If the store cannot be opened. The message is one line.
@@ -120,15 +110,9 @@ class Store:
       ) from None
 
   def get(self, path: str, at_most: int) -> Buffer | None:
-    """Reads an object.
+    """Returns an object; None if it is missing or has over `at_most` bytes.
 
-    Args:
-      path: Path of the object.
-      at_most: How many bytes the object may have. A larger object is not
-        downloaded.
-
-    Returns:
-      The bytes; None if the object is missing or larger than `at_most`.
+    A larger object is not downloaded.
     """
     self._count("get")
     data = self._objects.get(path, at_most)
@@ -136,15 +120,9 @@ class Store:
     return data
 
   def get_range(self, path: str, start: int, stop: int) -> Buffer | None:
-    """Reads the bytes from `start` to `stop` of an object.
+    """Returns the bytes `start` to `stop` - 1 of an object.
 
-    Args:
-      path: Path of the object.
-      start: First byte, counted from 0.
-      stop: End of the range, larger than `start`. This byte is not read.
-
-    Returns:
-      The bytes; None if the object is missing or ends before `stop`.
+    The result is None if the object is missing or ends before `stop`.
     """
     self._count("get")
     data = self._objects.get_range(path, start, stop)
@@ -154,18 +132,9 @@ class Store:
   def create(self, path: str, data: Data) -> bool:
     """Writes an object unless it exists. Of several writers, one succeeds.
 
-    The answer to a request may be lost, and the request repeated. So a caller
-    that gets False may have written the object itself. It must read the object
-    to know.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object, as one buffer or as several that follow each
-        other.
-
     Returns:
       True: this call has written the object. False: it exists; this call may
-      still have written it.
+      still have written it if the answer to its request was lost.
     """
     self._count("put")
     is_written = self._objects.create(path, data)
@@ -174,13 +143,7 @@ class Store:
     return is_written
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object, or replaces it as a whole.
-
-    Args:
-      path: Path of the object.
-      data: Content of the object, as one buffer or as several that follow each
-        other.
-    """
+    """Writes an object, or replaces it as a whole."""
     self._count("put")
     self._objects.put(path, data)
     self._count_bytes(up=data)
@@ -193,43 +156,27 @@ class Store:
       self._objects.delete(paths[start : start + size])
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the sizes in bytes of all objects below a folder, by path.
+    """Returns the sizes in bytes of all objects below a folder, sorted by path.
 
     Args:
       prefix: Path of the folder, such as "event/0000000012/0".
-
-    Returns:
-      The sizes, sorted by path; {} if there is no such object.
     """
     self._count("list")
     return dict(sorted(self._objects.sizes(prefix).items()))
 
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Calls functions at the same time. Returns their results, in order.
-
-    Args:
-      calls: Functions without arguments, which call methods of this store.
-    """
+    """Calls functions at the same time. Returns their results, in order."""
     return at_once(calls)
 
   def _count(self, kind: str) -> None:
-    """Counts one request.
-
-    Args:
-      kind: "get", "put", "list" or "delete".
-    """
+    """Counts one request of a kind: "get", "put", "list" or "delete"."""
     with self._lock:
       self.requests[kind] += 1
 
   def _count_bytes(
     self, up: Data | None = None, down: Data | None = None
   ) -> None:
-    """Counts the bytes of an object that was written or read.
-
-    Args:
-      up: The object that was written, if any.
-      down: The object that was read, if any.
-    """
+    """Counts the bytes of objects that were written (`up`) or read (`down`)."""
     with self._lock:
       self.bytes_up += num_bytes_of(up or b"")
       self.bytes_down += num_bytes_of(down or b"")
@@ -245,17 +192,11 @@ LINE_EVERY_S = 60.0
 def _open_bucket(url: str, options: dict[str, Any]) -> "Bucket":
   """Opens a bucket, without a request.
 
-  The module `bucket` is imported only here, because a mailbox in a folder works
-  without the package `obstore`.
-
-  Args:
-    url: URL such as `s3://bucket/run`.
-    options: Settings of `obstore.store.from_url`.
-
   Raises:
     ValueError: If `url` is not the URL of a bucket, or if the package `obstore`
       is not installed. The message is one line.
   """
+  # A mailbox in a folder works without the package `obstore`.
   extra_package("obstore", needed_by="a bucket", extra="mailbox")
   from dilocox_jax.mailbox_protocol.bucket import Bucket
 
@@ -265,12 +206,9 @@ def _open_bucket(url: str, options: dict[str, Any]) -> "Bucket":
 class RetryingStore:
   """Wraps a store, and repeats every call until it succeeds.
 
-  It has the methods of `Store`. A call is repeated after a
-  `StoreUnavailableError`, whatever the reason: a link that is down, a folder
-  without space, or a bucket without permission. Somebody will repair it, and
-  the run goes on. Meanwhile the log gets one line a minute that says what the
-  replica waits for, however many calls wait. `create` also returns False if it
-  wrote the object itself, and the answer to its first request was lost.
+  It has the methods of `Store`. A call is repeated after each
+  `StoreUnavailableError`. Meanwhile the log gets one line a minute that says
+  what the replica waits for, however many calls wait.
 
   Attributes:
     store: The store that is wrapped.
@@ -287,13 +225,8 @@ class RetryingStore:
   ):
     """Makes no request to the store yet.
 
-    Args:
-      store: A `Store`, or an object with its methods.
-      clock: Returns a time in seconds that never goes back.
-      pause: Waits for a number of seconds.
-      is_entering: Whether this replica is still entering a run. Then a store
-        that does not exist or denies access (`ClosedError`) is a mistake of the
-        user: the call raises `UnfitStoreError`, and is not repeated.
+    If `is_entering`, this replica is still entering a run: a store that does
+    not exist or denies access then raises `UnfitStoreError`.
     """
     self.store = store
     self.clock = clock
@@ -313,21 +246,13 @@ class RetryingStore:
     """Calls functions at the same time. Returns their results, in order.
 
     Only calls of this object's methods within the functions are repeated.
-
-    Args:
-      calls: Functions without arguments.
     """
     return self.store.at_once(calls)
 
   def retry(self, call: Callable, *args: Any) -> Any:
     """Calls a function until it raises no `StoreUnavailableError`.
 
-    Args:
-      call: The function, which makes requests to the store.
-      *args: Arguments for the function.
-
-    Returns:
-      The result of the function.
+    Returns the result of the function.
 
     Raises:
       UnfitStoreError: If this replica is entering a run, and the function
@@ -353,24 +278,17 @@ class RetryingStore:
       wait = min(2 * wait, LONGEST_PAUSE_S)
 
   def _is_back_since(self, began_s: float) -> bool:
-    """Returns whether the store has come back since a call began.
-
-    The failure of this call is then no news. Example: of two calls at once, one
-    fails, is repeated and succeeds ("the store is back") before the thread of
-    the other one goes on with an error of the same time.
-
-    Args:
-      began_s: When the call began, by `clock`.
-    """
+    """Returns whether the store has come back since a call began."""
+    # The failure of this call is then no news. Example: of two calls at once,
+    # one fails and is repeated ("the store is back") before the thread of the
+    # other one goes on with an error of the same time.
     with self._lock:
       return not self._num_failing and began_s <= self._back_s
 
   def _note_failure(self, error: StoreUnavailableError, is_first: bool) -> None:
-    """Logs what this replica waits for, at most once a minute.
+    """Notes a call that failed, and logs its error at most once a minute.
 
-    Args:
-      error: The error that a call raised.
-      is_first: Whether the call has failed for the first time.
+    `is_first` says whether this call has failed for the first time.
     """
     with self._lock:
       now_s = self.clock()

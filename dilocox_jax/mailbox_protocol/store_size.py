@@ -1,26 +1,24 @@
 """Computes how many bytes a store may hold, and how many of them in messages.
 
-A store holds snapshots (the outer parameters and the outer optimizer before an
-event, which all replicas share), and the messages since the oldest snapshot
-that is kept. So the more often a snapshot is written, the fewer messages the
-store holds. The events from one snapshot to the next one are an *interval*. At
-most, a store holds
+A store holds snapshots (the state that all replicas share, before an event),
+and the messages since the oldest kept snapshot. So the more often a snapshot is
+written, the fewer messages the store holds. The events from one snapshot to the
+next one are an *interval*. At most, a store holds
 
 - five snapshots: three that are kept, one that is about to be deleted, and one
   that is being written;
 - the messages and manifests (lists of messages) of six intervals: three since
   the oldest snapshot that is kept, one before it if results are applied late,
   one whose snapshot is being written, and one that has begun meanwhile;
-- seats, marks and the indices of snapshots, less than 2 MB together.
+- less than 2 MB of small objects.
 
 For example, four replicas send messages of 100 MB, and a snapshot has 800 MB.
 With `store_bytes` = 10 GB an interval may have (10 - 5 * 0.8) / 6 = 1 GB of
 messages. An event has 0.4 GB, so a snapshot is written at every second event.
 
 If the user sets no limit, an interval may have M times the bytes of a snapshot,
-where M is the number of replicas. Each replica then sends about as many bytes
-as one snapshot has before the next one is written. So snapshots at most about
-double the bytes that a replica sends.
+where M is the number of replicas. So snapshots at most about double the bytes
+that a replica sends.
 """
 
 from typing import NamedTuple
@@ -70,8 +68,7 @@ def check_store_bytes(
   """Checks that the user's limit of a store is not too low.
 
   Args:
-    store_bytes: The limit that the user set, in bytes; None: there is nothing
-      to check.
+    store_bytes: The limit in bytes; None: there is nothing to check.
     snapshot_bytes: Bytes of a snapshot of the shared state.
     event_bytes: Bytes of all messages of an event (exchange).
 
@@ -94,9 +91,8 @@ def store_limit(
   """Returns how many bytes a store and one of its intervals may have.
 
   Args:
-    store_bytes: The limit that the user set, in bytes. None: the limit is what
-      5 snapshots and 6 intervals take, where an interval may have M times the
-      bytes of a snapshot, and at least 1 GB.
+    store_bytes: The limit that the user set, in bytes; None: 5 snapshots and 6
+      intervals, each as large as M snapshots, and at least 1 GB.
     snapshot_bytes: Bytes of a snapshot of the shared state.
     num_replicas: Number of replicas, M.
   """

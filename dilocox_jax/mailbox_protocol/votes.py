@@ -1,15 +1,14 @@
 """Decides which shared state counts if the senders of messages have several.
 
-The shared state should be equal in all replicas. If it is not, the state that
-most senders have counts. Only the messages of these senders are averaged. The
-other senders must take the newest snapshot.
+The shared state (outer parameters and outer optimizer) should be equal in all
+replicas. If it is not, the state that most senders have counts. Only the
+messages of these senders are averaged. The others must take the newest
+snapshot.
 
-If two states are equally frequent, nobody knows which one is wrong. For
-example, two replicas differ. Then the states are *split*: no message counts,
-and all senders take the newest snapshot, which repairs the wrong state. But a
-device that keeps computing wrong results would split the states again. So at
-the second split before the next snapshot is due, the state of the sender with
-the earliest seat counts, and the run goes on.
+If two states are equally frequent, nobody knows which one is wrong: they are
+*split*. No message counts then, and all senders take the newest snapshot, which
+repairs the wrong state. At the second split before the next snapshot is due,
+the state of the sender that joined first counts, and the run goes on.
 """
 
 from collections.abc import Mapping
@@ -45,20 +44,18 @@ def vote(
 ) -> Vote:
   """Returns which messages do not count because of their senders' states.
 
-  The states should be equal. If they are not, the state that most senders have
-  counts. A message whose state has another name than `before` never counts.
+  The state that most senders have counts. A message whose state has another
+  name than `before` never counts.
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.
-    before: Digest of the manifest (list of messages) of the event before, in
-      hexadecimal digits. A state is named after the last manifest that its
-      sender followed, and must have this name.
+    before: Digest of the manifest (list of averaged messages) that all senders
+      must have followed last. It is the name of their states.
     event: Number of the event (exchange).
     num_kinds: Number of fragments. With `event` it sets how far equal states
       may differ by rounding.
-    breaks_ties: Whether the state of the sender that joined first counts if two
-      states are equally frequent. If False, no message counts then
-      (`Vote.is_split`).
+    breaks_ties: Whether, if two states are equally frequent, the state of the
+      sender that joined first counts. False: no message counts then.
   """
   left_out = {}
   comparable = {}
