@@ -256,7 +256,7 @@ def plan_run(
   plan = _plan(config.sync.method, config, run_cluster, options, device_bytes)
   allreduce = _plan(
     "allreduce",
-    of_method(config, "allreduce"),
+    _baseline(config),
     run_cluster,
     options,
     device_bytes,
@@ -320,7 +320,7 @@ def compare_methods(
   run_cluster = cluster_of(config, cluster)
   memory_bytes = _device_bytes(run_cluster, device_bytes)
   run_gain = gain or gain_of_size(parameter_count(config.model.shape))
-  allreduce = of_method(config, "allreduce")
+  allreduce = _baseline(config)
   candidate_layouts: list[Changes] = [{}]
   if options.step_s is None:
     candidate_layouts = _fastest_layouts(
@@ -419,6 +419,8 @@ def _candidates(
   `compare_methods` says how settings are chosen; the rank never adapts. The gap
   is None if no runs had this schedule and these kinds of codec.
   """
+  if method == "allreduce":
+    return [(_baseline(config), None)]
   gaps = measured_gaps(method, config.mesh.num_replicas)
   if _sets_fields_of(method, config):
     fixed_rank = changed(config, {"adaptive.mode": "off"})
@@ -532,6 +534,12 @@ def of_method(
     changes["exchange.collective"] = MAILBOX
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
   return from_mapping(flat(values) | changes)
+
+
+def _baseline(config: RunConfig) -> RunConfig:
+  """Returns the config with AllReduce in float32, whatever its own codec is."""
+  plain = dict.fromkeys(("exchange.codec", "exchange.feedback"))
+  return changed(of_method(config, "allreduce"), plain)
 
 
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

@@ -309,6 +309,18 @@ def test_allreduce_with_two_bytes_sends_half_and_is_compared_with_four():
   assert wide.speed_up == 1 and 1.5 < narrow.speed_up < 2.1
 
 
+def test_the_baseline_sends_float32_whatever_codec_a_config_of_allreduce_has():
+  own = {"sync.method": "allreduce", "exchange.codec": "bfloat16"}
+  by_name = {plan.name: plan for plan in small_plans(step_s=0.001, **own)}
+  assert by_name["allreduce"].config.exchange.codec == "float32"
+  assert 1.5 < by_name["allreduce bf16"].speed_up < 2.1
+  alone = method_plans.plan_run(
+    from_mapping(SMALL | own), "100mbit", Options(0.001)
+  )
+  assert alone.config.exchange.codec == "bfloat16"
+  assert 1.5 < alone.speed_up < 2.1
+
+
 def test_on_a_fast_link_nothing_beats_allreduce():
   plans = small_plans("1gbit", step_s=20.0)
   assert plans[0].name == "allreduce"
