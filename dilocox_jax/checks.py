@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
 import json
 import math
@@ -89,6 +90,12 @@ def limited(default: Default, **limits: Any) -> Default:
   return dataclasses.field(default=default, metadata=limits)
 
 
+@functools.cache
+def _types_of(cls: Any) -> dict[str, Any]:
+  """Returns the types of a dataclass's fields, a dict that must not change."""
+  return typing.get_type_hints(cls)
+
+
 def check_limits(values: Any, prefix: str = "") -> None:
   """Checks the fields of a dataclass that are declared with limits.
 
@@ -101,7 +108,7 @@ def check_limits(values: Any, prefix: str = "") -> None:
   Raises:
     ValueError: If a field is outside its limits or has a wrong type.
   """
-  types = typing.get_type_hints(type(values))
+  types = _types_of(type(values))
   for field in dataclasses.fields(values):
     value = getattr(values, field.name)
     limits = {
@@ -371,7 +378,7 @@ def dataclass_from(
     ValueError: If a field is unknown, or a value has a wrong type. The message
       names the field.
   """
-  fields = typing.get_type_hints(cls)
+  fields = _types_of(cls)
   built = {}
   for name, value in values.items():
     path = prefix + name
@@ -397,7 +404,7 @@ def check_path(cls: type, path: str) -> None:
   for name in path.split("."):
     fields: dict[str, Any] = {}
     if dataclasses.is_dataclass(kind):
-      fields = typing.get_type_hints(kind)
+      fields = _types_of(kind)
     if name not in fields:
       raise ValueError(_unknown(path, name, fields, cls))
     kind = fields[name]
@@ -432,7 +439,7 @@ def _paths(cls: Any, prefix: str = "") -> Iterator[str]:
 
   Example: "sync" and "sync.sync_interval".
   """
-  for name, kind in typing.get_type_hints(cls).items():
+  for name, kind in _types_of(cls).items():
     yield prefix + name
     if dataclasses.is_dataclass(kind):
       yield from _paths(kind, f"{prefix}{name}.")
