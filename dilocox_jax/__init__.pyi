@@ -711,7 +711,7 @@ def streaming_diloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Averages one fragment after the other, tau inner steps after it is sent.
+  """Averages fragment after fragment, and applies each mean tau steps late.
 
   A fragment is one of P parts of the parameters. When its mean arrives, a
   replica mixes its own parameters with the new outer parameters.

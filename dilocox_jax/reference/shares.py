@@ -110,6 +110,8 @@ def norm_of_values(values: Sequence[np.ndarray]) -> float:
 class Cuts:
   """The rows at which a message is cut into slices.
 
+  A message consists of tables: rows of values of one width, encoded.
+
   Attributes:
     starts: First row of each slice in each table, [S + 1][number of tables].
       The last entry has the numbers of rows.

@@ -261,7 +261,7 @@ def named_absences(text: str) -> Absences:
     Triples (replica, first round, last round).
 
   Raises:
-    ValueError: If the text has another form.
+    ValueError: If the text is not of this form.
   """
   triples = []
   for entry in filter(None, text.split(";")):
@@ -279,7 +279,7 @@ def named_absences(text: str) -> Absences:
 def named_inner_steps(text: str) -> tuple[int, ...]:
   """Parses numbers of inner steps of replicas: "32,16" becomes (32, 16).
 
-  An empty text has no numbers. Raises ValueError if the text has another form.
+  An empty text has no numbers. Raises ValueError if a text is not of this form.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,
