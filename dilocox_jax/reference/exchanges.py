@@ -214,6 +214,7 @@ class SharedFactors:
     }
     first_messages = []
     for tree in trees:
+      # A matrix is replaced by its left factor; vectors stay.
       lefts = {name: tree[name] @ q for name, q in first_right.items()}
       first_messages.append(tree | lefts)
     mean, sent = self.factors.average(first_messages)

@@ -273,7 +273,7 @@ def _encoded_within(
 def residual_values(
   tables: Tables, residual: Sequence[Table]
 ) -> list[np.ndarray]:
-  """Decodes a share's residual to each table's values, float32 [R, width]."""
+  """Decodes what a share lost (its residual), float32 [R, width] by table."""
   return [
     RESIDUAL_ROWS.decode(table, width)
     for table, width in zip(residual, tables.widths, strict=True)

@@ -243,6 +243,7 @@ class Cluster:
     return Route(
       links=links,
       rtt_s=rtt_s,
+      # A packet that arrives is lost on neither link.
       loss=1 - (1 - start.link.loss) * (1 - stop.link.loss),
       streams=streams,
     )

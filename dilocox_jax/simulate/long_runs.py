@@ -181,8 +181,8 @@ class LongRunClock(AnalyticClock):
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
     """Adds up to `num_periods` periods that take as long as the first one.
 
-    The clock walks only through the first two periods, the periods that
-    bisection looks at, and the last period of the stretch.
+    A period is all of `ops`. The clock walks only through the first two
+    periods, those that bisection looks at, and the last one that is added.
 
     Returns:
       Number of periods that were added, 2 to `num_periods`.

@@ -38,6 +38,7 @@ def register_model(name: str, shape: ModelShape) -> None:
   if callable(kind.builder):
     options = dict.fromkeys(("dtype", "unroll", "attention", "remat"))
     try:
+      # This checks the arguments, and does not call the builder.
       inspect.signature(kind.builder).bind(shape, **options)
     except TypeError as error:
       raise ValueError(

@@ -84,6 +84,7 @@ class GrowingSchedule(SyncSchedule):
       f"overlap_steps={overlap} must be less than sync_interval={interval} "
       "while rounds grow, or equal to it with one fragment",
     )
+    # With tau = H a mean is due at the end of the next round, however short.
     require(
       overlap in (0, interval) or self._delay_in(first) < first,
       f"first_interval={first} must exceed the delay of a result in such a "

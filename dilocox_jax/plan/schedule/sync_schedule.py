@@ -298,7 +298,7 @@ class SyncSchedule:
           sends.append(event)
       for applied, sent in itertools.zip_longest(applies, sends):
         windows.append(Window(step - done, applied=applied, sent=sent))
-        done = step
+        done = step  # The other windows at this step have no inner steps.
     if done < stop:
       windows.append(Window(stop - done))
     return windows
