@@ -219,7 +219,8 @@ def cocktail_sgd(
 ) -> GradientTransformationExtraArgs:
   """Averages compressed gradients in every step.
 
-  The codec is in `config.recipes`: it sends the largest of some random values.
+  The codec is in `config.recipes`: it draws some values of a gradient at
+  random, and sends the largest of these.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
 

@@ -152,7 +152,7 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
   """Checks the type of a value, and returns the value.
 
   If `kind` allows a float but no int, a whole number is converted to a float. A
-  number of numpy becomes a number of Python. A bool is neither.
+  number of numpy becomes a number of Python. A bool is not taken for a number.
 
   Args:
     name: Name of the value, for the message.

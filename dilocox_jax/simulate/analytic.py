@@ -167,7 +167,8 @@ class AnalyticClock:
   def walk(self, ops: Iterable[Op]) -> Outcome:
     """Adds the times of the next ops, and returns the totals so far.
 
-    An op is inner steps, a launch of an exchange, a wait or a return.
+    An op is inner steps, a launch of an exchange, a wait for its end, or the
+    return of absent replicas.
     """
     self.interpret(ops)
     return self.outcome()
@@ -208,7 +209,7 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of ops: inner steps, launches, waits and returns."""
+    """Adds the times of ops: of inner steps, exchanges, waits and returns."""
     for op in ops:
       if isinstance(op, Compute):
         self._on_compute(op)

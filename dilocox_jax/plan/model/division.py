@@ -195,7 +195,7 @@ class Division:
     return dict(self.leaf_specs or ())
 
   def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:
-    """Returns the spec of a leaf that belongs to a parameter of a user's model.
+    """Returns the mesh axes that divide a leaf of a user's model (its spec).
 
     Example: the moment "inner/0/mu/up/kernel" has the spec of "up/kernel". If
     no parameter fits, or its spec divides the leaf unevenly,
@@ -294,7 +294,7 @@ class Division:
     return frozenset(paths)
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Returns whether a spec divides all dimensions of a shape evenly."""
+    """Returns whether the mesh axes of a spec divide each dimension evenly."""
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 

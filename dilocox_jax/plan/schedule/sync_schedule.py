@@ -318,8 +318,8 @@ class SyncSchedule:
   def _pending(self, step: int) -> list[Event]:
     """Returns the applies that are still due for the sends up to a step.
 
-    The events of the step itself count as done. The applies have ascending
-    steps.
+    Sends and applies of the step itself count as done. The applies have
+    ascending steps.
     """
     return [
       event
@@ -356,7 +356,7 @@ class SyncSchedule:
     ]
 
   def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
-    """Yields the windows that flush one fragment (see `flush_windows`)."""
+    """Yields the windows that end a run for one fragment (`flush_windows`)."""
     overlap = self.overlap_steps
     pending = [
       Window(0, event)
