@@ -292,10 +292,7 @@ class Cluster:
     return ends
 
   def _ends_at(self, name: str) -> list[str]:
-    """Returns the ends of a site's link names: "Oslo", or "Oslo/0" and so on.
-
-    The site may also be "store".
-    """
+    """Returns the ends of a site's link names: "Oslo", or "Oslo/0", ..."""
     return list(dict.fromkeys(self._ends[rank] for rank in self._ranks[name]))
 
   @functools.cached_property

@@ -253,8 +253,7 @@ class Division:
     """Returns the first of some specs that divides a shape evenly.
 
     Specs with tensor shards, or with layers on stages, are skipped if the
-    division has none of these. Dimensions in front of those of the spec are not
-    divided. If no spec is left, no dimension is divided.
+    division has none of these. If no spec is left, no dimension is divided.
     """
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE

@@ -117,10 +117,7 @@ class GrowingSchedule(SyncSchedule):
     return tuple(stages)
 
   def _stage_at(self, step: int) -> Stage:
-    """Returns the stage (rounds of one length) that has inner step `step` + 1.
-
-    Steps are counted from 1.
-    """
+    """Returns the stage (rounds of one length) of the inner step `step` + 1."""
     starts = [stage.start for stage in self.stages]
     return self.stages[bisect.bisect_right(starts, step) - 1]
 
