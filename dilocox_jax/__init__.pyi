@@ -219,7 +219,8 @@ def cocktail_sgd(
 ) -> GradientTransformationExtraArgs:
   """Averages compressed gradients in every step.
 
-  The codec is in `config.recipes`: it sends the largest of some random values.
+  The codec is in `config.recipes`: it draws some values of a gradient at
+  random, and sends the largest of these.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
 
@@ -711,7 +712,7 @@ def streaming_diloco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Averages one fragment after the other, tau inner steps after it is sent.
+  """Averages fragment after fragment, and applies each mean tau steps late.
 
   A fragment is one of P parts of the parameters. When its mean arrives, a
   replica mixes its own parameters with the new outer parameters.

@@ -61,8 +61,8 @@ class Aggregator(NamedTuple):
       first three fields. `params` are the parameters that the values belong to:
       for a pseudo-gradient the outer parameters.
     axes: Replica axes of the state, a tree prefix: 0 where each replica has its
-      own leaves (the default), None where all replicas have the same. A shared
-      mean may depend only on leaves that all replicas have.
+      own leaves (the default), None where all replicas have equal leaves. If
+      `is_shared`, the mean may depend only on these equal leaves of the state.
     observe: Function (state) -> arrays by name, to record in `metrics.jsonl`.
       Of an array with three axes only the rank is recorded: it is read as Gram
       matrices of an update.
@@ -83,7 +83,7 @@ class Aggregator(NamedTuple):
 
   @property
   def has_turns(self) -> bool:
-    """Whether `average` was made by `coroutines.as_function`."""
+    """Whether `average` can stop between messages (made by `as_function`)."""
     return hasattr(self.average, "coroutine")
 
   def average_coroutine(

@@ -158,8 +158,8 @@ def _short(number: float) -> str:
 def of_type(name: str, value: Any, kind: Any) -> Any:
   """Checks the type of a value, and returns the value.
 
-  If `kind` allows a float, a whole number is converted to a float. A number of
-  numpy becomes a number of Python. A bool is neither an int nor a float.
+  If `kind` allows a float but no int, a whole number is converted to a float. A
+  number of numpy becomes a number of Python. A bool is not taken for a number.
 
   Args:
     name: Name of the value, for the message.

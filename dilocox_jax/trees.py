@@ -187,7 +187,7 @@ def all_finite(tree: Tree) -> Boolean:
 
 
 def widened(values: Tree) -> Tree:
-  """Converts the floating arrays of a tree to fp32. Wider types stay."""
+  """Converts a tree of floating arrays to fp32. Wider types stay."""
   return jax.tree.map(
     lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
   )

@@ -37,7 +37,7 @@ class RoundSetting:
 
   Attributes:
     rank: Rank of the low-rank factors. 0: the codec has no factors.
-    sync_interval: H (inner steps).
+    sync_interval: H, the number of inner steps of a round.
   """
 
   rank: int
@@ -118,8 +118,8 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
   Args:
     grams: Gram matrices of the right factors by path of a leaf, [num_layers,
-      rank, rank]. Unused rows and columns are zero. Arrays with another number
-      of axes are left out.
+      rank, rank]. Unused rows and columns are zero. Arrays that do not have
+      three axes are left out.
 
   Returns:
     Squared singular values by path, [layers in use, rank in use], descending.

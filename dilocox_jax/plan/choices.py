@@ -82,7 +82,7 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
     {"rank": 4}), ("int", {})].
 
   Raises:
-    ValueError: If the text has another form.
+    ValueError: If the text is not of this form.
   """
   try:
     return list(_parts(ast.parse(text, mode="eval").body))

@@ -60,7 +60,8 @@ class Operation:
   def sends(self, num_replicas: int) -> list[Send]:
     """Returns the messages among `num_replicas` replicas, in order.
 
-    A single replica sends nothing.
+    An entry is a message of every replica, or of a single one, sent at once. A
+    single replica sends nothing.
     """
     raise NotImplementedError
 
@@ -86,7 +87,7 @@ class AllReduce(Operation):
     return _share(2 * (num_replicas - 1), self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the 2 (M - 1) messages, each a slice of 1 / M of the operand."""
+    """Returns the 2 (M - 1) messages of a replica: slices of the operand."""
     slice_bytes = self.operand_bytes / num_replicas
     return [Send(hop=1, size_bytes=slice_bytes)] * (2 * (num_replicas - 1))
 
@@ -104,7 +105,7 @@ class AllGather(Operation):
     return (num_replicas - 1) * self.operand_bytes
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages, each of a whole operand."""
+    """Returns the M - 1 messages of a replica, each of a whole operand."""
     size_bytes = float(self.operand_bytes)
     return [Send(hop=1, size_bytes=size_bytes)] * (num_replicas - 1)
 
@@ -126,7 +127,7 @@ class AllToAll(Operation):
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages, one slice for each other replica."""
+    """Returns the M - 1 messages of a replica: a slice for each other one."""
     slice_bytes = self.operand_bytes / num_replicas
     hops = range(1, num_replicas)
     return [Send(hop=hop, size_bytes=slice_bytes) for hop in hops]

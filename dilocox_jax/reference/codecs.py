@@ -51,7 +51,7 @@ class MessageCodec:
 
   @property
   def dtypes(self) -> tuple[Any, ...]:
-    """Types of the arrays that are sent for a group."""
+    """Types of the arrays that are sent for each group of leaves."""
     raise NotImplementedError
 
   def width(self, shape: tuple[int, ...]) -> int:

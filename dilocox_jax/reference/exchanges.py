@@ -117,8 +117,8 @@ class Scattered:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Averages trees in slices, each rounded by its owner.
 
-    Returns the rounded mean, and the share of each replica. A tree that is not
-    finite is returned in the place of its share.
+    Returns the rounded mean, and the share of each replica: its part of the
+    mean. A tree that is not finite is returned in the place of its share.
     """
     participates = [are_finite(tree) for tree in trees]
     count = max(sum(participates), 1)
@@ -134,6 +134,7 @@ class Scattered:
       # Slices [M, M, values]: the slices of each replica.
       values = np.stack([slices_of(each, len(trees), width) for each in leaves])
       share = np.stack([self.codec(name, slices) for slices in values])
+      # An owner does not send its own slice, so it keeps the exact values.
       share[owners, owners] = values[owners, owners]
       exact = share.sum(axis=0) / count
       rounded = (self.of_means or self.codec)(name, exact)
@@ -213,6 +214,7 @@ class SharedFactors:
     }
     first_messages = []
     for tree in trees:
+      # A matrix is replaced by its left factor; vectors stay.
       lefts = {name: tree[name] @ q for name, q in first_right.items()}
       first_messages.append(tree | lefts)
     mean, sent = self.factors.average(first_messages)
@@ -263,7 +265,8 @@ class ErrorFeedback:
   Attributes:
     exchange: The lossy exchange.
     decay: Fraction of the loss that becomes the residual, 0 to 1.
-    against: Which R the loss is measured against, "own" or "mean".
+    against: What the loss is measured against: "own", the replica's message as
+      it is decoded, or "mean".
     residuals: Residual e of each replica; empty before the first exchange.
   """
 
@@ -292,7 +295,10 @@ class ErrorFeedback:
     return mean, sent
 
   def _residual(self, corrected: Arrays, received: Arrays) -> Arrays:
-    """Returns the new residual of a replica, from d + e and R."""
+    """Returns `decay` times (`corrected` - `received`).
+
+    If `corrected` is not finite, the result is zeros.
+    """
     if not are_finite(corrected):
       return zeros_like(corrected)
     return {

@@ -92,7 +92,7 @@ def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
   Args:
     array: Floating-point values of any shape; they are read in C order.
-    signs: Random signs of the event, float32 of +1 and -1 (`random_signs`).
+    signs: Random signs of the exchange, float32 of +1 and -1 (`random_signs`).
 
   Returns:
     float32 [B, 34] for B blocks: the rounding unit, the norm and 32 sums of

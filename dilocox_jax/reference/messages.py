@@ -1,4 +1,4 @@
-"""The messages of one replica that meets other replicas in a store.
+"""The messages of a replica that meets others in a store of files.
 
 The replica encodes its pseudo-gradient, and averages the messages that
 `dilocox_jax.Mailbox` brings. With error feedback it adds what the codec lost in
@@ -102,8 +102,8 @@ class Messages:
 
     The residual is `feedback` times what the mean lacks of the message: the
     loss of the codec, or all of the message if it is not in the mean. But the
-    residual is zero if the message was left out for its values, or if a message
-    of an earlier process of this replica counts instead.
+    residual is zero if the message came in time and was left out, or if a
+    message of an earlier process of this replica counts instead.
 
     Args:
       exchanged: The result of `dilocox_jax.Mailbox.exchange`.

@@ -200,7 +200,7 @@ def rounds_of(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> list[tuple[int, int]]:
-  """Returns the first step and the length of each round of a run.
+  """Returns where each round of a run starts, and its length.
 
   A round that begins after s inner steps has first_interval 2^k steps, with k =
   floor(s / steps_per_doubling), but at most H steps. The fast code is in
@@ -306,7 +306,10 @@ class Fragment:
   last_send: int = 0
 
   def run_events(self, step: int) -> None:
-    """Measures, applies and sends the fragment, if this is due after `step`."""
+    """Measures the fragment and applies an older mean, if due after `step`.
+
+    A new pseudo-gradient is then in flight; with tau = 0 it is applied at once.
+    """
     measured = self.measure() if step in self.delays else None
     if self.in_flight:
       send_step, oldest = self.in_flight[0]
@@ -464,7 +467,9 @@ class EagerFragment(Fragment):
     ]
 
   def apply(self, deltas: list[Arrays]) -> None:
-    """Averages the round before, and takes each replica's outer step.
+    """Averages the older pseudo-gradients, and takes each replica's outer step.
+
+    The older pseudo-gradients are those of the round before.
 
     Args:
       deltas: d_m(t), the newest pseudo-gradient, of each replica.

@@ -37,7 +37,7 @@ def train_in_pairs(
     inner: Inner optimizer of each replica (`reference.optimizers`).
     outer: Outer optimizer of each replica.
     partners_of: Function from the number of an exchange, from 0, to the partner
-      of each replica. A replica that waits is its own partner.
+      of each replica. A replica that is left over is its own partner.
     averages_parameters: Whether a pair averages its outer parameters too.
 
   Returns:

@@ -213,6 +213,7 @@ class E3M0Rows:
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scales = _to_bfloat16(np.minimum(largest, np.float32(_LARGEST_RANGE)))
     size = _ratio(np.abs(rows), _from_bfloat16(_bytes_of(scales)))
+    # Sizes from 0.75 to 1.5 times 2^k become 2^k, which has the level k + 7.
     _, exponent = np.frexp(size * np.float32(4 / 3))
     level = np.where(size >= 2.0**-7, np.clip(exponent + 6, 1, 7), 0)
     codes = level + 8 * (rows < 0)
@@ -228,7 +229,9 @@ class E3M0Rows:
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-  """Packs codes of few bits into bytes, in the layout of `codecs.quantize`.
+  """Packs codes of few bits into bytes.
+
+  A row is cut into 8 / bits parts. Byte j has the code j of each part.
 
   Args:
     codes: uint8 codes [R, width], below 2^bits.

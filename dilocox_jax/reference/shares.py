@@ -110,6 +110,8 @@ def norm_of_values(values: Sequence[np.ndarray]) -> float:
 class Cuts:
   """The rows at which a message is cut into slices.
 
+  A message consists of tables: rows of values of one width, encoded.
+
   Attributes:
     starts: First row of each slice in each table, [S + 1][number of tables].
       The last entry has the numbers of rows.
@@ -271,7 +273,7 @@ def _encoded_within(
 def residual_values(
   tables: Tables, residual: Sequence[Table]
 ) -> list[np.ndarray]:
-  """Decodes a share's residual to each table's values, float32 [R, width]."""
+  """Decodes what a share lost (its residual), float32 [R, width] by table."""
   return [
     RESIDUAL_ROWS.decode(table, width)
     for table, width in zip(residual, tables.widths, strict=True)

@@ -165,12 +165,16 @@ class AnalyticClock:
     self._exchange = zeros
 
   def walk(self, ops: Iterable[Op]) -> Outcome:
-    """Adds the times of the next ops; returns the totals of all ops so far."""
+    """Adds the times of the next ops, and returns the totals so far.
+
+    An op is inner steps, a launch of an exchange, a wait for its end, or the
+    return of absent replicas.
+    """
     self.interpret(ops)
     return self.outcome()
 
   def outcome(self) -> Outcome:
-    """Returns times, steps and bytes of all ops so far."""
+    """Returns times, steps and bytes of the run so far."""
     return Outcome(
       busy_until_s=self._now,
       end_s=np.maximum(self._now, self._channel),
@@ -205,7 +209,7 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of the next ops of the script."""
+    """Adds the times of ops: of inner steps, exchanges, waits and returns."""
     for op in ops:
       if isinstance(op, Compute):
         self._on_compute(op)
@@ -248,7 +252,10 @@ class AnalyticClock:
     self._occupy_channel(start, end)
 
   def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
-    """Returns half of each member's codec time (seconds), [M]; 0 for others."""
+    """Returns half of each replica's codec time (seconds), [M].
+
+    It is 0 for replicas that do not take part in the exchange.
+    """
     ring = self.link_costs.among(members).members
     return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
 
@@ -260,7 +267,7 @@ class AnalyticClock:
     In a ring, a replica passes on a piece of a message when the piece has
     arrived. So a slow link holds up the replica that it leads to, one message
     later the next replica, and so on, until all move at its pace. Replicas that
-    are not members have the time in `start`.
+    do not take part have the time in `start`.
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)
@@ -272,6 +279,7 @@ class AnalyticClock:
     slowness = links.transport.slowness(operation.kind, len(members))
     warm_s = np.zeros(len(members))
     sent = start
+    # When each replica has received each piece of the step before.
     arrived = [start] * pieces
     end = start
     for step in steps:
@@ -288,16 +296,18 @@ class AnalyticClock:
     return functools.reduce(self._later, [*arrived, sent], end)
 
   def _slow_start_s(self, step: MessageStep, links: LinkCosts) -> np.ndarray:
-    """Returns the seconds that slow start adds to each member's message.
+    """Returns the seconds that slow start adds to a step's messages, [N].
 
-    Slow start follows more than 0.2 s of idle time on the connection of two
-    replicas. After a long round every step of an all-to-all starts slowly,
-    because each step has other receivers; in a ring only the first step does.
-    The connections of the step count as used afterwards.
+    N replicas take part in the exchange. Slow start follows more than 0.2 s of
+    idle time on the connection of two replicas. After a long round every step
+    of an all-to-all starts slowly, because each step has other receivers; in a
+    ring only the first step does. The step's connections count as used
+    afterwards.
     """
     members = links.member_array
     sending = slice(None) if step.sender is None else [step.sender]
     senders = members[sending]
+    # `neighbors` gives senders; with the opposite hop these are receivers.
     receivers = members[links.neighbors(-step.hop)][sending]
     worked_s = self._worked_s[senders]
     idle_s = worked_s - self._last_sent_s[senders, receivers]
@@ -361,8 +371,9 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every member has read an object of each other member.
 
-    A member makes its reading requests all at once, so they take one round trip
-    together. The contents follow each other on its link.
+    Members are the replicas that take part in the exchange. A member makes its
+    reading requests all at once, so they take one round trip together. The
+    contents follow each other on its link.
 
     Args:
       written_bytes: Size of the object that a member writes (bytes).
@@ -432,6 +443,7 @@ class AnalyticClock:
     came = end + way_s
     if step.sender is not None:
       is_silent = np.arange(len(members)) != step.sender
+      # Nothing comes from a silent replica: its receiver keeps `ready` below.
       end = np.where(is_silent, start, end)
       came = np.where(is_silent, -np.inf, came)
     sent = ready.copy()

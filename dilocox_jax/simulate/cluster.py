@@ -72,8 +72,8 @@ class Site:
     achieved_fraction: Share of the peak that training achieves, 0 to 1 (MFU).
     memory_bytes: Memory of each device (bytes); None: not known.
     speed: Factor on the speed of inner steps. With 0.5 they take twice as long.
-    intra_bps: Rate of payload inside the site (bit/s). Its transfers share this
-      rate if its replicas share a link; otherwise each sender has this rate.
+    intra_bps: Rate of payload inside the site (bit/s). Transfers inside the
+      site share it if `link.is_shared`; otherwise each sender has this rate.
     intra_rtt_s: Round trip between replicas of this site (seconds).
   """
 
@@ -168,7 +168,7 @@ class Cluster:
     self._check_names()
 
   def _check_placement(self):
-    """Raises ValueError unless every site has replicas that share it evenly."""
+    """Raises ValueError unless replicas divide each site's devices evenly."""
     counts = collections.Counter(self.placement)
     for index, site in enumerate(self.sites):
       num_replicas = counts[index]
@@ -204,7 +204,7 @@ class Cluster:
     return self.sites[self.placement[replica]]
 
   def num_devices(self, replica: int) -> int:
-    """Returns a replica's share of the devices of its site."""
+    """Returns the number of devices of a replica."""
     site = self.site(replica)
     return site.num_devices // len(self._ranks[site.name])
 
@@ -243,6 +243,7 @@ class Cluster:
     return Route(
       links=links,
       rtt_s=rtt_s,
+      # A packet that arrives is lost on neither link.
       loss=1 - (1 - start.link.loss) * (1 - stop.link.loss),
       streams=streams,
     )
@@ -277,9 +278,10 @@ class Cluster:
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """The END in names of links (see the module's docstring), by rank.
+    """The end of a link's name for each rank: "Oslo" in "up:Oslo".
 
-    The last name is "store", so the index `STORE`, which is -1, finds it.
+    If each replica of a site has its own link, the ends are "Oslo/0", "Oslo/1"
+    and so on. The last end is "store", so the index `STORE`, -1, finds it.
     """
     ranks = (*range(self.num_replicas), STORE)
     ends = [self.site(rank).name for rank in ranks]
@@ -290,7 +292,7 @@ class Cluster:
     return ends
 
   def _ends_at(self, name: str) -> list[str]:
-    """Returns the different ENDs of a site, or of "store"."""
+    """Returns the ends of a site's link names: "Oslo", or "Oslo/0", ..."""
     return list(dict.fromkeys(self._ends[rank] for rank in self._ranks[name]))
 
   @functools.cached_property

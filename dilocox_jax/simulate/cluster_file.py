@@ -107,6 +107,7 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
   """
   path = pathlib.Path(name_or_path)
   presets = cluster_presets()
+  # A text with a folder or the ending ".json" is meant as a path.
   is_path = path.suffix == ".json" or path.name != name_or_path or path.exists()
   with in_front(f"{name_or_path}: " if is_path else ""):
     if name_or_path in presets or not is_path:

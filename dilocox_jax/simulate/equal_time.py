@@ -160,9 +160,9 @@ def _longest_growth(
 def _largest(
   timed: Callable[[int], TimedSchedule | None], most: int
 ) -> TimedSchedule | None:
-  """Returns the schedule of the largest number that gives one, by bisection.
+  """Bisects for the largest number for which `timed` returns a schedule.
 
-  None if `timed(1)` is None.
+  The result is this schedule; None if `timed(1)` is None.
 
   Args:
     timed: Function (number) -> schedule, or None if the number is too large.

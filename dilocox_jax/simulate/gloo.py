@@ -100,8 +100,9 @@ def request_waits_s(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns how much longer gloo's segments take because they are asked for.
 
-  In the letters of the module's docstring, it is (R - W) / 2 for each segment,
-  and W once after the last two segments, which overlap with no others.
+  Two segments take a round trip R longer than their bytes, less the time W by
+  which they overlap with the next two. So it is (R - W) / 2 for each segment,
+  and W more after the last two, which overlap with no others.
 
   Args:
     segment_s: Time of a segment on the line, s (seconds), [M].
@@ -115,6 +116,7 @@ def request_waits_s(
   sum_s = segment_s + rtt_s
   overlap_s = segment_s * rtt_s / np.where(sum_s > 0, sum_s, 1.0)
   if num_replicas == 2:
+    # A notice waits behind the segment that is being sent the other way.
     overlap_s = np.where(rtt_s > AT_ONCE * segment_s, overlap_s, 0.0)
   wait_s = (rtt_s - overlap_s) / AT_ONCE
   return wait_s, overlap_s

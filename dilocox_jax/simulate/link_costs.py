@@ -195,7 +195,7 @@ class LinkCosts:
     """Returns the message steps of a collective among the members, in order.
 
     If the transport has trees, an all-reduce takes trees or the ring, whichever
-    the formula in the module's docstring says is faster.
+    is faster by an estimate (`_seconds`).
     """
     num_members = len(self.members)
     ring = message_steps(operation, num_members, self.transport)
@@ -207,20 +207,24 @@ class LinkCosts:
   def _seconds(self, steps: list[MessageStep]) -> float:
     """Estimates the seconds of a collective of equal, relayed message steps.
 
-    This is the formula in the module's docstring, for the slowest line and the
-    longest latency between neighbors. Slow start is not counted.
+    It takes the slowest line and the longest latency between neighbors. Slow
+    start is not counted.
     """
     if not steps:
       return 0.0
     step = steps[0]
     latency_s = float(self.latency_s(step.hop).max())
     send_s = step.size_bytes / float(self.rate_bytes_per_s(step.hop).min())
+    # The next step starts when this message is sent and a first piece has come.
     step_s = max(send_s, send_s / step.pieces + latency_s)
     return (len(steps) - 1) * step_s + send_s + latency_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def neighbors(self, hop: int) -> np.ndarray:
-    """Returns the place from which each member receives, [M]."""
+    """Returns the sender of each member's message, as an index of members, [M].
+
+    Member i receives from member i - hop (modulo M).
+    """
     num_members = len(self.members)
     return (np.arange(num_members) - hop) % num_members
 
@@ -237,7 +241,7 @@ class LinkCosts:
     return dataclasses.replace(self, ring=members)
 
   def route(self, sender: int, hop: int) -> Route:
-    """Returns the route from the place `sender` to the place sender + hop.
+    """Returns the route from member `sender` to member sender + hop (modulo M).
 
     The transport may limit the number of parallel TCP streams.
     """
@@ -291,7 +295,7 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - as above.
   def latency_s(self, hop: int) -> np.ndarray:
-    """Returns each message's seconds that do not depend on its size, [M]."""
+    """Returns the delay of each message, whatever its size (seconds), [M]."""
     return self.transport.rtts_per_message * self._rtts_s(hop)
 
   def _rtts_s(self, hop: int) -> np.ndarray:
@@ -329,7 +333,7 @@ class LinkCosts:
   def slow_start_s(self, step: MessageStep) -> np.ndarray:
     """Returns the seconds that slow start adds to a step's messages, [M].
 
-    They count if the connection was idle (`transfer.slow_start_s`).
+    Each connection is taken to be idle: the caller decides whether it was.
     """
     is_alone = step.sender is not None
     rates = self.rate_bytes_per_s(step.hop, is_alone)
@@ -338,7 +342,7 @@ class LinkCosts:
   def _slow_starts_s(
     self, routes: list[Route], rates: np.ndarray, size_bytes: float
   ) -> np.ndarray:
-    """Returns the seconds that slow start adds to each message, [M]."""
+    """Returns the seconds that slow start adds to a message on each route."""
     return np.array(
       [
         slow_start_s(self.transport, route, rate, size_bytes)

@@ -132,7 +132,7 @@ class LongRunClock(AnalyticClock):
       walked, period = self._find_period(ops, count)
       count -= walked
       num_periods = count // period if period else 0
-      if num_periods > 2:
+      if num_periods > 2:  # `_add_stretch` walks through two of them.
         self._move_origin()
         num_added = self._add_stretch(list(ops) * period, num_periods)
         count -= num_added * period
@@ -162,12 +162,12 @@ class LongRunClock(AnalyticClock):
     self._origin = {}
 
   def _find_period(self, ops: Sequence[Op], count: int) -> tuple[int, int]:
-    """Walks through repetitions of ops until their times repeat.
+    """Walks through repetitions of a round until their times repeat.
 
     Returns:
-      Number of repetitions that were walked through, and the period p: a
-        repetition
-      takes each replica as long as the p-th one before; 0: none was found.
+      Number of repetitions that were walked through, and the period p: each
+      repetition takes each replica as long as the p-th one before it. The
+      period is 0 if none was found.
     """
     longest_period = 2 * self.num_replicas
     history: list[np.ndarray] = []
@@ -181,8 +181,8 @@ class LongRunClock(AnalyticClock):
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
     """Adds up to `num_periods` periods that take as long as the first one.
 
-    The clock walks only through the first two periods, the periods that
-    bisection looks at, and the last period of the stretch.
+    A period is all of `ops`. The clock walks only through the first two
+    periods, those that bisection looks at, and the last one that is added.
 
     Returns:
       Number of periods that were added, 2 to `num_periods`.

@@ -49,7 +49,7 @@ class Launch:
     key: Name of the exchange (`Key`).
     operations: Operations that are sent one after the other.
     members: Replicas that exchange, in the order of the ring; None: all.
-    codec_share: Share of the exchange's encoding that is done before this
+    codec_share: Share of the exchange's encoding that is done just before this
       launch.
   """
 
@@ -66,7 +66,8 @@ class Wait:
   Attributes:
     key: Name of the exchange (`Key`).
     members: Replicas that wait; None: all.
-    codec_share: Share of the exchange's decoding that is done after this wait.
+    codec_share: Share of the exchange's decoding that is done just after this
+      wait.
   """
 
   key: Key
@@ -113,9 +114,9 @@ class Script:
 
   @functools.cached_property
   def _exchanges(self) -> Callable[[int], list[tuple[Operation, ...]]]:
-    """Function from M to the operations of every fragment's exchange.
+    """Function from a number of replicas to the operations of all exchanges.
 
-    A fragment is a part of the parameters.
+    There is one exchange for each fragment (part of the parameters).
     """
     fragments = range(self.traffic.method.schedule.num_fragments)
 

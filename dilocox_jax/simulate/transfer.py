@@ -133,7 +133,7 @@ def slow_start_s(
   if not transport.starts_slowly or not route.rtt_s:
     return 0.0
   window_bytes = FIRST_WINDOW_SEGMENTS * SEGMENT_BYTES * route.streams
-  fullness = rate_bytes_per_s * route.rtt_s / window_bytes
+  fullness = rate_bytes_per_s * route.rtt_s / window_bytes  # BDP / W.
   if fullness <= 1:
     return 0.0
   to_fill_bytes = window_bytes * (fullness - 1) / math.log(2)

@@ -128,11 +128,11 @@ class Division:
   axes ("data", "stage", "tensor") that divide this dimension.
 
   Attributes:
-    num_data_shards: Number of parts into which a stage divides a batch. Each
-      data shard keeps its own part of every divided array.
+    num_data_shards: Number of parts into which a stage divides a batch. Data
+      shards also divide the arrays among them, where the sizes allow.
     num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If not,
-      every device keeps a part of each layer.
+      the devices of all stages divide each layer.
     num_tensor_shards: Number of devices that share the matrix products of a
       layer. All of them read the same rows of a batch.
     leaf_specs: Path and spec of every parameter of a model that is not a
@@ -176,7 +176,7 @@ class Division:
       path: Keys of the leaf, joined by "/". In front of the parameter's keys
         there may be more, such as the name of a moment.
       shape: Shape of the leaf in one replica. It may have more dimensions in
-        front than the parameter. These are not divided.
+        front than the parameter.
 
     Returns:
       One entry for each dimension of `shape`: the names of the mesh axes that
@@ -195,7 +195,7 @@ class Division:
     return dict(self.leaf_specs or ())
 
   def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:
-    """Returns the spec of a leaf that belongs to a parameter of a user's model.
+    """Returns the mesh axes that divide a leaf of a user's model (its spec).
 
     Example: the moment "inner/0/mu/up/kernel" has the spec of "up/kernel". If
     no parameter fits, or its spec divides the leaf unevenly,
@@ -250,10 +250,10 @@ class Division:
   def _first_even(
     self, specs: tuple[Spec, ...], shape: tuple[int, ...]
   ) -> Spec:
-    """Returns the first usable spec that divides a shape evenly.
+    """Returns the first of some specs that divides a shape evenly.
 
-    Dimensions in front of those of a spec are not divided. If no spec is
-    usable, no dimension is.
+    Specs with tensor shards, or with layers on stages, are skipped if the
+    division has none of these. If no spec is left, no dimension is divided.
     """
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE
@@ -269,7 +269,7 @@ class Division:
     return (_WHOLE,) * len(shape)
 
   def divided_tables(self, shape: ModelShape) -> frozenset[str]:
-    """Returns the embedding and the head, if data shards divide their tokens.
+    """Returns the tables of the vocabulary that data shards divide by token.
 
     Each data shard then has the rows of the embedding, or the columns of the
     head, of some tokens of the vocabulary, and no device needs the whole table.
@@ -293,7 +293,7 @@ class Division:
     return frozenset(paths)
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Returns whether a spec divides all dimensions of a shape evenly."""
+    """Returns whether the mesh axes of a spec divide each dimension evenly."""
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 

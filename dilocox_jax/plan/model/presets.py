@@ -22,8 +22,8 @@ def register_model(name: str, shape: ModelShape) -> None:
   Args:
     name: The name, e.g. "tiny".
     shape: Sizes of the model. In a subclass of `ModelShape`, `builder` is the
-      function that builds the model, and `block_shapes` returns the parameters
-      of a layer.
+      function that builds the model, and `block_shapes` returns the shapes of a
+      layer's parameters.
 
   Raises:
     ValueError: If the name is taken or is no identifier, if `shape` is no
@@ -38,6 +38,7 @@ def register_model(name: str, shape: ModelShape) -> None:
   if callable(kind.builder):
     options = dict.fromkeys(("dtype", "unroll", "attention", "remat"))
     try:
+      # This checks the arguments, and does not call the builder.
       inspect.signature(kind.builder).bind(shape, **options)
     except TypeError as error:
       raise ValueError(
@@ -61,8 +62,8 @@ def register_model(name: str, shape: ModelShape) -> None:
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   """Returns the sizes of a model of Streaming DiLoCo.
 
-  `ff_dim` is 4 D. It is taken to be the "hidden dim" of the paper's table, and
-  the head to be tied: then the model 35M has 35.3 million parameters.
+  We assume that the "hidden dim" of the paper's table is `ff_dim`, which is 4
+  D, and that the head is tied: then the model 35M has 35.3 million parameters.
 
   Source: Douillard et al., 2025, arXiv 2501.18512, table 2.
   """

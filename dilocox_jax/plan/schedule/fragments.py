@@ -40,8 +40,8 @@ class Fragments:
     order: What a fragment consists of: "sequential" (neighboring layers),
       "strided" (every (P - 1)-th layer, the default of Streaming DiLoCo, arXiv
       2501.18512), "sliced" (neighboring rows of every leaf), or "interleaved"
-      (every P-th row of every leaf). In the first two orders, fragment 0 has
-      the leaves outside the layers, and no layers.
+      (every P-th row of every leaf). In the first two orders, if P > 1,
+      fragment 0 has the leaves outside the layers, and no layers.
   """
 
   num_fragments: int
@@ -144,7 +144,7 @@ class Fragments:
     Returns:
       Shapes of the leaves that the fragment has, by path. If fragments have
       unequal numbers of layers or rows, shorter ones are padded with zeros to
-      the longest. With slices, a leaf without axes has the shape (1,).
+      the longest. With P > 1 slices, a leaf without axes has the shape (1,).
     """
 
     def sliced(path: str) -> Shape:

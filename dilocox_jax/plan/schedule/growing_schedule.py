@@ -1,4 +1,4 @@
-"""Computes when fragments are sent and applied while rounds grow longer.
+"""Plans when pseudo-gradients are sent and means applied, in growing rounds.
 
 A *fragment* is a part of the parameters. The first rounds have h_1 inner steps
 (`first_interval`). After every d inner steps (`steps_per_doubling`) the length
@@ -13,11 +13,12 @@ round that begins after step 36 still has 8 steps, as 36 is below 2 d = 40:
 
 The rounds with one length are a *stage*.
 
-The delay tau (`overlap_steps`) between sending a fragment and applying its mean
-is given for rounds of H steps. In a round of h steps the delay is tau h / H,
-rounded down, but at least 1 if tau is not 0. A send at the end of a round has
-the delay of the next round. So with tau = H a mean is applied at the end of the
-next round, however long that round is.
+A replica *sends* a fragment when it measures its pseudo-gradient for an
+exchange. The delay tau (`overlap_steps`) between sending a fragment and
+applying its mean is given for rounds of H steps. In a round of h steps the
+delay is tau h / H, rounded down, but at least 1 if tau is not 0. A send at the
+end of a round has the delay of the next round. So with tau = H a mean is
+applied at the end of the next round, however long that round is.
 """
 
 import bisect
@@ -83,6 +84,7 @@ class GrowingSchedule(SyncSchedule):
       f"overlap_steps={overlap} must be less than sync_interval={interval} "
       "while rounds grow, or equal to it with one fragment",
     )
+    # With tau = H a mean is due at the end of the next round, however short.
     require(
       overlap in (0, interval) or self._delay_in(first) < first,
       f"first_interval={first} must exceed the delay of a result in such a "
@@ -115,7 +117,7 @@ class GrowingSchedule(SyncSchedule):
     return tuple(stages)
 
   def _stage_at(self, step: int) -> Stage:
-    """Returns the stage that has the inner step after `step` finished ones."""
+    """Returns the stage (rounds of one length) of the inner step `step` + 1."""
     starts = [stage.start for stage in self.stages]
     return self.stages[bisect.bisect_right(starts, step) - 1]
 
@@ -139,7 +141,7 @@ class GrowingSchedule(SyncSchedule):
 
     These rounds have H steps, and send and apply the same fragments after the
     same of their steps. If tau is not 0, the first round of H steps is not
-    among them, because it still applies sends of a shorter round.
+    among them, because it may still apply sends of a shorter round.
     """
     return self.stages[-1].first_round + self.depth
 
@@ -221,7 +223,7 @@ class GrowingSchedule(SyncSchedule):
     """
     step = max(start, 0)
     stage = self._stage_at(step)
-    step -= (step - stage.start) % stage.interval
+    step -= (step - stage.start) % stage.interval  # Start of the round.
     while step < stop:
       interval = self._stage_at(step).interval
       for fragment in range(1, self.num_fragments):

@@ -42,8 +42,8 @@ class WindowParticipation:
   Attributes:
     num_steps: Number of inner steps of each replica, [M].
     weights: Factor of each replica's pseudo-gradient in the mean that this
-      window applies, [M]. A factor of 0 leaves the replica out. The others have
-      the mean 1. Empty if nothing is applied.
+      window applies, [M]. A factor of 0 leaves the replica out. The other
+      factors have the mean 1. Empty if nothing is applied.
   """
 
   num_steps: tuple[int, ...]
@@ -201,7 +201,7 @@ class Membership:
     """Returns the factor of each replica in the mean of a fragment, [M].
 
     It is 0 if the replica was away in any round from that of the send to
-    `round_index`, that of the apply. The others have the mean 1, and are
+    `round_index`, that of the apply. The other factors have the mean 1, and are
     proportional to the replica's steps in a whole round.
     """
     sent_round, _ = self.schedule.round_at(send_step - 1)
@@ -233,6 +233,7 @@ class Membership:
     step = 0
     window_participations = []
     for window in windows:
+      # A slow replica's steps are rounded down once in a round, not per window.
       done_before = self._done(step, is_present)
       step += window.num_steps
       num_steps = self._done(step, is_present) - done_before
@@ -261,7 +262,7 @@ def named_absences(text: str) -> Absences:
     Triples (replica, first round, last round).
 
   Raises:
-    ValueError: If the text has another form.
+    ValueError: If the text is not of this form.
   """
   triples = []
   for entry in filter(None, text.split(";")):
@@ -279,7 +280,7 @@ def named_absences(text: str) -> Absences:
 def named_inner_steps(text: str) -> tuple[int, ...]:
   """Parses numbers of inner steps of replicas: "32,16" becomes (32, 16).
 
-  An empty text has no numbers. Raises ValueError if the text has another form.
+  An empty text has no numbers. Raises ValueError if a text is not of this form.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,

@@ -1,4 +1,4 @@
-"""The schedules of the named methods.
+"""The named methods: their schedules, and how replicas apply the means.
 
 In this file a method is a schedule, and the rule by which a replica applies the
 averaged pseudo-gradient. Each function takes only the settings that its method
@@ -152,8 +152,9 @@ class Method:
 
     With this field of a config, the part of a pseudo-gradient that the codec
     did not send stays in the replica's parameters, and is measured again at the
-    next send. It is allowed with the rule "continue", and with the rule "reset"
-    if tau is 0. Otherwise that part would be overwritten before the next send.
+    next send. The field is allowed with the rule "continue", and with the rule
+    "reset" if tau is 0. In other cases that part would be overwritten, or there
+    are no pseudo-gradients.
     """
     if self.exchanged != "pseudo_gradient":
       return False
@@ -219,7 +220,8 @@ def allreduce() -> Method:
 def cocktail_sgd() -> Method:
   """Averages compressed gradients in every step.
 
-  The codec is in `config.recipes`: it sends the largest of some random values.
+  The codec is in `config.recipes`: it draws some values of a gradient at
+  random, and sends the largest of these.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
   """
@@ -321,7 +323,7 @@ def streaming_diloco(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Averages one fragment after the other, tau inner steps after it is sent.
+  """Averages fragment after fragment, and applies each mean tau steps late.
 
   A fragment is one of P parts of the parameters. When its mean arrives, a
   replica mixes its own parameters with the new outer parameters.
@@ -509,7 +511,7 @@ def method_parts(text: str) -> tuple[str, dict[str, Any]]:
   """Parses a text such as "diloco(sync_interval=8)".
 
   The example gives "diloco" and {"sync_interval": 8}. The method need not
-  exist. Raises ValueError if the text has another form.
+  exist. Raises ValueError if the text is not of this form.
   """
   try:
     ((name, settings),) = parts_of(text)
@@ -530,7 +532,7 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
     **settings: Values of settings by name. None leaves the method's default.
 
   Raises:
-    ValueError: If the text has another form, the name is unknown, the method
+    ValueError: If the text is not of this form, the name is unknown, the method
       has no such setting, a setting is both in the text and in `settings`, or
       the method refuses a value.
   """
@@ -592,7 +594,7 @@ def takes(text: str, setting: str) -> bool:
     setting: Name of the setting.
 
   Raises:
-    ValueError: If the text has another form.
+    ValueError: If the text is not of this form.
   """
   if not text:
     return False
@@ -613,8 +615,7 @@ def with_interval(method: Method, sync_interval: int) -> Method:
     sync_interval: The new H (inner steps).
 
   Raises:
-    ValueError: If the method has several fragments, another delay, or rounds of
-      unequal length.
+    ValueError: If `method` is not of this kind.
   """
   old = method.schedule
   has_whole_delay = old.overlap_steps == old.sync_interval

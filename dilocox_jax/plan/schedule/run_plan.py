@@ -1,9 +1,8 @@
-"""Divides a run into segments.
+"""Divides a run into segments: rounds, or some data-parallel steps each.
 
 The trainer gives a segment to the devices without waiting in between. Between
-two segments it may evaluate, save and stop. A segment is a round, or some
-data-parallel steps. The segments depend only on the config, so a resumed run
-has the same segments as a run without a stop.
+two segments it may evaluate, save and stop. The segments depend only on the
+config, so a resumed run has the same segments as a run without a stop.
 
 For example, with 130 steps, of which the first 60 are data parallel, H = 30 and
 steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
@@ -72,7 +71,7 @@ class RunPlan:
     method: Schedule and apply rule of the rounds.
     total_steps: Number of inner steps of the run, warm start included.
     warm_start_steps: Number of data-parallel steps before the first round.
-    steps_per_dispatch: Number of inner steps of a data-parallel segment.
+    steps_per_dispatch: Largest number of steps of a data-parallel segment.
     schedule_start: Number of inner steps of the run before step 0 of the
       schedule, which starts again when H changes. None: it starts with the
       first round.

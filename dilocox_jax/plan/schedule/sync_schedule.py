@@ -1,14 +1,16 @@
-"""Computes after which inner steps fragments are sent and applied.
+"""Plans when replicas send pseudo-gradients of fragments and apply the means.
 
 A *fragment* is one of the P parts into which the parameters are divided. Each
-fragment is sent every H inner steps: replicas begin to average their
-pseudo-gradients of it. The mean is applied tau inner steps after the send. A
+fragment is sent every H inner steps: each replica measures its pseudo-gradient
+of the fragment, and keeps it in flight. The pseudo-gradients are averaged while
+further steps run, and the mean is applied tau inner steps after the send. A
 send and an apply are both called *events*.
 
 Fragment p is sent after inner step s if (s - t_p) mod H = 0 and s > 0, with the
 offset t_p = floor(p H / P), and applied after step s + tau. If both come after
-the same step, the pseudo-gradient is measured first, then the older mean is
-applied, and then the pseudo-gradient is sent.
+the same step, the new pseudo-gradient is measured first, then the older mean is
+applied, and then the new pseudo-gradient is in flight. With tau = 0 the new
+pseudo-gradient itself is averaged and applied at once.
 
 The inner steps up to an event, together with the event, are a *window*. For
 example, with H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each
@@ -31,9 +33,9 @@ class Event:
 
   Attributes:
     step: Inner step after which the event happens, from 1.
-    kind: "send": replicas send their pseudo-gradients of the fragment. "apply":
-      the mean of an earlier send is applied. Sorted events have the applies of
-      a step before its sends.
+    kind: "send": each replica measures its pseudo-gradient of the fragment, for
+      an exchange. "apply": the mean of a send is applied. Sorted events have
+      the applies of a step before its sends.
     fragment: Index of the fragment, from 0.
     send_step: Inner step of the send whose mean is applied; for a send it
       equals `step`.
@@ -49,10 +51,13 @@ class Event:
 class Window:
   """Some inner steps, then at most one apply and one send of a fragment.
 
+  A fragment is a part of the parameters. To send it means to measure its
+  pseudo-gradient, for an exchange. To apply it means to go on with the mean of
+  a send.
+
   Attributes:
     num_steps: Number of inner steps, 0 or more.
-    applied: The apply after the inner steps: of the mean of an earlier send.
-      None: nothing is applied.
+    applied: The apply after the inner steps. None: nothing is applied.
     sent: The send after the inner steps. Its pseudo-gradient is measured before
       `applied` is applied. None: nothing is sent.
     follows_send: Whether the window before this one sent the fragment that this
@@ -149,7 +154,8 @@ class SyncSchedule:
     """Smallest number of inner steps that run at the same time as an exchange.
 
     It is 0 if tau is 0. It may be less than tau, because a compiled program
-    begins an exchange after the last event before its apply, not at the send.
+    does not begin an exchange at the send, but after the last send or apply
+    that comes before the apply of this exchange.
 
     Example: with H = 6, P = 1 and tau = 8, the fragment is sent after steps 6
     and 12, and the mean of the first send is applied after step 14. The
@@ -273,8 +279,8 @@ class SyncSchedule:
     """Divides the inner steps `start` + 1 to `stop` into windows.
 
     A window is some inner steps, then at most one apply and one send of a
-    fragment. If a step has more events, windows without inner steps follow.
-    Inner steps after the last event are a window without events.
+    fragment. If a step has more applies or sends, windows without inner steps
+    follow. Inner steps after the last apply or send are a window, too.
 
     Returns:
       Windows in order. Their numbers of inner steps add up to `stop` - `start`.
@@ -292,7 +298,7 @@ class SyncSchedule:
           sends.append(event)
       for applied, sent in itertools.zip_longest(applies, sends):
         windows.append(Window(step - done, applied=applied, sent=sent))
-        done = step
+        done = step  # The other windows at this step have no inner steps.
     if done < stop:
       windows.append(Window(stop - done))
     return windows
@@ -312,8 +318,8 @@ class SyncSchedule:
   def _pending(self, step: int) -> list[Event]:
     """Returns the applies that are still due for the sends up to a step.
 
-    The events of the step itself count as done. The applies have ascending
-    steps.
+    Sends and applies of the step itself count as done. The applies have
+    ascending steps.
     """
     return [
       event
@@ -341,7 +347,7 @@ class SyncSchedule:
 
     Returns:
       Windows in order, each with one send or one apply and no inner steps. An
-      event keeps the step at which it would happen in a longer run.
+      apply keeps the step at which it would be due if the run went on.
     """
     return [
       window
@@ -350,7 +356,7 @@ class SyncSchedule:
     ]
 
   def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
-    """Yields the windows that flush one fragment (see `flush_windows`)."""
+    """Yields the windows that end a run for one fragment (`flush_windows`)."""
     overlap = self.overlap_steps
     pending = [
       Window(0, event)
