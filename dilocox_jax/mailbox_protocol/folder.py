@@ -157,7 +157,7 @@ class Folder:
   def sizes(self, prefix: str) -> dict[str, int]:
     """Returns the sizes in bytes of the objects below a folder, by path.
 
-    It also removes staged files of writers that were killed.
+    It also removes old files that killed writers have left in `.staged`.
 
     Args:
       prefix: Path of the folder in the store.

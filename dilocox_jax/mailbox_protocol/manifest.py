@@ -1,7 +1,8 @@
-"""Makes manifests: the list of messages that all replicas average in a turn.
+"""Makes manifests: lists of the messages that all replicas average.
 
-A replica with a broken device can send values that are finite and wrong. Then
-the norm of its message often differs from the *usual* norm:
+There is one manifest for each turn of an exchange (one message of each
+replica). A replica with a broken device can send values that are finite and
+wrong. Then the norm of its message often differs from the *usual* norm:
 
 - For three or more messages, the usual norm is their median.
 - For two messages, it is the lower norm, or the running median of the last six
@@ -74,7 +75,7 @@ class Manifest:
     roster: The replicas that take part after this event.
     is_split: Whether two different shared states (outer parameters and outer
       optimizer) were equally frequent among the senders (`votes`). All senders
-      must then take the newest snapshot.
+      must then begin again from the newest snapshot (a copy of the state).
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
     num_slices: Number of slices, S, into which the messages are cut, so that
@@ -204,7 +205,8 @@ def usual_norm(
 ) -> float | None:
   """Returns the usual norm, with which the norms of a turn are compared.
 
-  Norms that are 0 or not finite do not count. It depends on how many count:
+  Norms that are 0 or not finite do not count. The usual norm depends on how
+  many norms count:
 
   - three or more: their median (of an even number, the lower of the two middle
     norms);
@@ -212,8 +214,9 @@ def usual_norm(
   - one: the running median; None before there are six earlier events;
   - none: None.
 
-  The running median is that of the last six values of `accepted`, or of fewer
-  if two norms count (of an even number, the higher of the two middle values).
+  The running median is that of the last six values of `accepted` (of an even
+  number, the higher of the two middle values). If two norms count, fewer values
+  suffice.
 
   Args:
     norms: Norms of the messages of a turn.

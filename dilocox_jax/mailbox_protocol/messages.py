@@ -108,9 +108,10 @@ def message_path(event: int, turn: int, replica: str) -> str:
 
 
 def proposal_path(event: int, turn: int) -> str:
-  """Returns the path of the manifest that is proposed for a turn of an event.
+  """Returns the path of a proposed manifest, e.g. "proposal/0000000012.0".
 
-  A manifest is a list of messages. Example: "proposal/0000000012.0".
+  A manifest is the list of the messages to average in a turn of an event
+  (exchange). In each turn, every replica sends one message.
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
@@ -118,7 +119,8 @@ def proposal_path(event: int, turn: int) -> str:
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
 
-  A manifest is the list of the messages to average.
+  A manifest is the list of the messages to average in a turn of an event
+  (exchange). In each turn, every replica sends one message.
   """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
@@ -126,7 +128,8 @@ def manifest_path(event: int, turn: int) -> str:
 def shares_folder(event: int, turn: int) -> str:
   """Returns the folder of a turn's shares, e.g. "share/0000000012/0".
 
-  A share is the mean of one slice of all messages.
+  A share is the mean of one slice of the messages that all replicas send in a
+  turn of an event (exchange).
   """
   return f"{SHARES}/{event:010d}/{turn}"
 
@@ -134,7 +137,8 @@ def shares_folder(event: int, turn: int) -> str:
 def share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a turn's share, e.g. "share/0000000012/0/5".
 
-  A share is the mean of one slice of all messages.
+  This share is the mean of slice 5 of the messages that all replicas send in
+  turn 0 of event (exchange) 12.
   """
   return f"{shares_folder(event, turn)}/{number}"
 
@@ -142,7 +146,8 @@ def share_path(event: int, turn: int, number: int) -> str:
 def residual_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a residual, e.g. "share/0000000012/0/5.rest".
 
-  It is what encoding lost in share 5, the mean of slice 5 of all messages.
+  This residual is what encoding lost in share 5: the mean of slice 5 of all
+  messages in turn 0 of event (exchange) 12.
   """
   return f"{share_path(event, turn, number)}.rest"
 
@@ -150,17 +155,17 @@ def residual_path(event: int, turn: int, number: int) -> str:
 def wrong_share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of the object which says that a share is wrong.
 
-  A share is the mean of one slice of all messages. If no replica has found the
-  share to be wrong, there is no such object.
+  A share is the mean of one slice of all messages in a turn of an event. The
+  object exists only if a replica has found the share to be wrong.
   """
   return f"{share_path(event, turn, number)}.wrong"
 
 
 def snapshot_path(event: int, part: str) -> str:
-  """Returns the path of a part of the snapshot before an event (exchange).
+  """Returns the path of a part of a snapshot, e.g. "snapshot/0000000064/index".
 
-  The parts are "claim", "arrays" and "index". Example:
-  "snapshot/0000000064/index".
+  A snapshot is the state that all replicas share before an event (exchange).
+  Its parts are "claim", "arrays" and "index".
   """
   return f"{SNAPSHOTS}/{event:010d}/{part}"
 
@@ -208,7 +213,8 @@ def num_bytes(kinds: Iterable[Kind]) -> int:
 def message_bytes(num_array_bytes: int) -> int:
   """Returns the number of bytes of a message, with its signature and header.
 
-  The fingerprint in the first turn of an event is not counted.
+  The random sums of the sender's state, which only the first message of an
+  exchange has, are not counted.
   """
   return signed_bytes(HEADER_BYTES + num_array_bytes)
 
@@ -299,8 +305,8 @@ class Inbox:
     there: Names of the replicas whose messages are probably in the store and
       were not read yet.
     held: The messages that this replica has, by name of their sender.
-    taken: Contents of the seats that were taken since the event before: the
-      replica's "name", and the event "since" which it takes part.
+    taken: The replicas that have joined or come back since the event before, as
+      read from their seats: "name", and the event "since" which it takes part.
     num_looks: How often this replica has looked whether the turn is settled.
     seats_read_s: Time of the last look for new seats in this turn, by the clock
       of the store (seconds); None: there was none yet.
@@ -462,8 +468,9 @@ class Inbox:
   def read(self, replica: str) -> None:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
-    It is not valid if it is missing or not signed, has another size or layout,
-    or a weight that is negative or not finite. The sender leaves `there`.
+    A valid message is signed, has the size and layout of the turn's messages,
+    and a weight that is finite and not negative. In any case the sender is
+    removed from `there`.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)

@@ -76,7 +76,7 @@ class SignedRanges:
     return memoryview(blocks)[start - blocks_start : stop - blocks_start]
 
   def _read_blocks(self, start: int, stop: int) -> Buffer | None:
-    """Reads bytes of the content and, at the first call, also the tags.
+    """Reads bytes of the content and, if they are not known yet, the tags.
 
     Tags are the authentication codes of the content's blocks. The returned
     bytes are not verified; None: the object is missing or too short.

@@ -50,9 +50,10 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the bytes of a message in slices, without fingerprints.
+  """Returns the number of bytes of a message that is cut into slices.
 
-  `num_array_bytes` is the number of bytes of its arrays.
+  `num_array_bytes` is that of its arrays. The random sums of the sender's
+  state, which only the first message of an exchange has, are not counted.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 
@@ -73,8 +74,8 @@ class Section(NamedTuple):
 class SlicedInbox(Inbox):
   """The messages of one turn, of which a replica reads only some slices.
 
-  `num_slices` must be at least 1. Messages in `held` that other replicas sent
-  have no arrays.
+  `num_slices` must be at least 1. Messages in `held` that were read from the
+  store have no arrays.
 
   Attributes:
     tables: How the arrays of a message are encoded.
@@ -165,8 +166,9 @@ class SlicedInbox(Inbox):
   def read(self, replica: str) -> None:
     """Reads slice `first_slice` of a replica's message.
 
-    A valid slice is added to `sections`, and the message without arrays to
-    `held`. The sender leaves `there`.
+    A valid slice is added to `sections` and, if `held` has no message of this
+    sender, the message without arrays to `held`. In any case the sender is
+    removed from `there`.
     """
     self.there.discard(replica)
     self._read_section(replica, self.first_slice)
@@ -203,9 +205,9 @@ class SlicedInbox(Inbox):
   def _read_section(self, replica: str, number: int) -> None:
     """Reads a section (one slice and the header) of a replica's message.
 
-    If it is valid, the slice is added to `sections` and, if `held` has none,
-    the message without arrays to `held`. The two may be of different versions
-    of the message.
+    A valid slice is added to `sections` and, if `held` has no message of this
+    sender, the message without arrays to `held`. If the sender has replaced its
+    message, the two may be of different versions.
     """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(
