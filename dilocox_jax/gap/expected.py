@@ -191,6 +191,7 @@ def _on_line(line: Line, num_replicas: int) -> Estimate:
   """Returns D = a log2(M) - b on a line, and a range of two standard errors."""
   doublings_of_replicas = math.log2(num_replicas)
   lost = line.slope * doublings_of_replicas - line.offset
+  # The errors of the slope and of the offset are correlated.
   variance = (
     (line.slope_error * doublings_of_replicas) ** 2
     + line.offset_error**2
@@ -219,6 +220,7 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
     -math.log1p(-share) for share in (gain.value, gain.low, gain.high)
   )
   value = lost.value * doubling
+  # Two independent errors: of D and of s.
   return Estimate(
     value=value,
     low=value
@@ -235,9 +237,10 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Adds a method's measured excess over DiLoCo to DiLoCo's log(1 + gap)."""
+  """Adds a method's excess in a small model to DiLoCo's log(1 + gap)."""
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
+  # log(1 + gap) is proportional to the method's factor, which is 1 for DiLoCo.
   value, low, high = (
     (each - 1) * constants.diloco_log_gap
     for each in (factor.value, factor.low, factor.high)

@@ -92,7 +92,7 @@ class StoppedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """What a replica remembers of the events (exchanges) that are settled.
+  """What a replica remembers of earlier events (exchanges).
 
   In each *turn* of an event, every replica sends one message. The *manifest* of
   a turn lists the messages that all replicas average, and *settles* the turn.
@@ -164,10 +164,11 @@ class Memory:
     )
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the median norms of earlier turns, to compare `inbox` with them.
+    """Returns the median norms of the messages of earlier, comparable turns.
 
-    These turns have the fragment and the turn number of `inbox`, and like its
-    messages, theirs are cut into slices or not. The oldest norm comes first.
+    These turns have the fragment, and the number within the event, of the turn
+    whose messages `inbox` has. Like its messages, theirs are cut into slices or
+    not. The oldest norm comes first.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
@@ -193,16 +194,16 @@ class Memory:
 
   @property
   def num_kinds(self) -> int:
-    """Number of kinds of events (fragments) settled so far, at least 1."""
+    """Number of fragments that were exchanged so far, at least 1."""
     kinds = {key.partition(".")[0] for key in self.accepted}
     return max(len(kinds), 1)
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
-    """Returns a copy of the memory to which a settled turn was added.
+    """Returns a copy of the memory to which a turn was added.
 
-    Only the first turn of an event changes `event`, `before`, `roster` and
-    `was_split`. `agreed` is the turn's manifest (list of the messages to
-    average).
+    In a turn of an event, each replica sends one message. `agreed` is the
+    turn's manifest: the list of the messages to average. Only the first turn of
+    an event changes `event`, `before`, `roster` and `was_split`.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -255,11 +256,10 @@ def _norms_key(inbox: Inbox) -> str:
 
 @dataclasses.dataclass
 class Agreement:
-  """Reads the manifests of a run, and writes each manifest that is due.
+  """Reads and writes manifests: lists of messages that all replicas average.
 
-  The manifest of a turn lists the messages that all replicas average. An event
-  (exchange) has one turn for each message that a replica sends in it. A turn is
-  settled once it has a manifest.
+  An event (exchange) has one turn for each message that a replica sends in it.
+  Each turn has a manifest, which settles it.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
@@ -306,7 +306,7 @@ class Agreement:
     self._decisions = Decisions(self.store, self.signer)
 
   def announced_manifest(self, event: int) -> Manifest | None:
-    """Reads the manifest of an event's first turn, also into `announced`.
+    """Reads the manifest of an event's first turn, and keeps it in `announced`.
 
     Returns:
       The list of the messages that all replicas average; None if no replica has
@@ -347,7 +347,7 @@ class Agreement:
     return self.memory.roster.renewed(event).expected()
 
   def open(self, inbox: Inbox) -> None:
-    """Sets the replicas whose messages a new inbox waits for.
+    """Sets the replicas whose messages a new inbox (of one turn) waits for.
 
     If most messages of the last turn were in the store at the first look, all
     messages that this turn waits for count as probably there (`Inbox.there`).
@@ -363,7 +363,8 @@ class Agreement:
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, and writes it when it is due.
 
-    The manifest lists the messages that all replicas average. Follow it only
+    The manifest lists the messages that all replicas average. It is due when
+    the expected messages are there, or after the grace time. Follow it only
     after `fetch_messages` or `fetch_shares`: they check that the event was not
     deleted while this process slept.
 
@@ -505,7 +506,7 @@ class Agreement:
     self._remember(inbox, objects)
 
   def _remember(self, inbox: Inbox, objects: dict[str, Data]) -> None:
-    """Adds a turn's objects, by path, to `self.objects`.
+    """Keeps a turn's objects, by path, to write them again if they vanish.
 
     In the first turn of an event, the objects of the event before are dropped.
     """
@@ -536,9 +537,9 @@ class Agreement:
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, writes it if it is due, and returns it.
 
-    A manifest is a turn's list of messages. If the turn was settled before the
-    snapshot with which this replica began (`Inbox.is_past`), a lost manifest is
-    written again from its proposal, and no new one is made.
+    If the turn was settled before the snapshot with which this replica began
+    (`Inbox.is_past`), a lost manifest is written again from its copy (the
+    proposal), and no new one is made.
     """
     if inbox.turn == 0 and inbox.event in self.announced:
       return self.announced[inbox.event]
@@ -599,11 +600,12 @@ class Agreement:
   def _list_and_read(
     self, inbox: Inbox, missing: Sequence[str], is_late: bool
   ) -> Manifest | None:
-    """Lists the store's messages of a turn, and reads the turn's manifest.
+    """Lists a turn's messages in the store, and reads the turn's manifest.
 
-    If there is no manifest, the messages in the listing are read, too: now if
-    `is_late` (the grace time is over) or if no expected one is missing, else at
-    the next look. Returns the manifest; None if it is missing.
+    `missing` has the replicas whose messages the turn still waits for. If there
+    is no manifest, the messages in the listing are read, too: now if `is_late`
+    (the grace time is over) or if all `missing` ones are there, else at the
+    next look. Returns the manifest; None if it is not there.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -836,7 +838,7 @@ class Agreement:
     )
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
-    """Writes objects that this replica holds again if they are lost or damaged.
+    """Writes again what the store has lost or damaged and this replica holds.
 
     If `agreed` (the turn's list of messages) is given, only those of the turn's
     messages that are in it are written again.

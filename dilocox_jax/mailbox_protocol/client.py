@@ -62,11 +62,11 @@ class MailboxClient:
     processes: Calls process 0 of this replica, and brings the results to its
       other processes.
     event: Number of the next exchange.
-    settled: A dict for each exchange that has decided which messages are
-      averaged, since the caller last emptied `settled`: "event" (number of the
-      exchange), "members" (replicas in the mean), "left_out" (reason by
-      replica), and "wrong_shares" (by replica, how many wrong slices of means
-      made by it this replica has found since the exchange before).
+    settled: A dict for each exchange since the caller last emptied this list:
+      "event" (number of the exchange), "members" (replicas in the mean),
+      "left_out" (reason by replica), and "wrong_shares" (how many slices of
+      means this replica has found to be wrong since the exchange before, by the
+      replica that made them).
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
       `NEVER` between `newest` and `take_part`.
@@ -304,7 +304,7 @@ class MailboxClient:
     )
 
   def turn(self, *args: Any, **kwargs: Any) -> Exchanged:
-    """Calls `Mailbox.exchange`, and notes how many seconds it took.
+    """Calls `Mailbox.exchange` for one message, and notes its time in `last_s`.
 
     The keyword `shared` is a function that returns arrays which the mailbox may
     have to read from several processes. All other arguments are passed on.

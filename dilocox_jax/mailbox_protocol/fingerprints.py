@@ -1,4 +1,4 @@
-"""Compares the shared states of replicas by their fingerprints.
+"""Compares the shared states of replicas by fingerprints (random sums).
 
 The shared state is the outer parameters, the outer optimizer and the codec's
 common state. Replicas that have averaged the same messages should have equal

@@ -502,7 +502,7 @@ class Mailbox:
         or its list of messages differs from that of most others, or two
         different states are equally frequent.
       StoppedError: If beginning again would not help: its shared state keeps
-        differing, its messages have other types or shapes than the listed ones,
+        differing, its message has other types or shapes than the averaged ones,
         two other replicas have found wrong shares that it made, or
         `rules.store_bytes` is too low.
       ValueError: If an event or its turn 0 was skipped, or if `tables` is None
@@ -577,7 +577,7 @@ class Mailbox:
     )
 
   def _taken_wrong_shares(self) -> list[tuple[int, int, str]]:
-    """Returns and removes the wrong shares found so far, as in `Exchanged`."""
+    """Returns and removes the wrong means of slices that were found so far."""
     # A check in another thread may add one meanwhile.
     found = list(self._wrong_shares)
     del self._wrong_shares[: len(found)]
@@ -617,9 +617,9 @@ class Mailbox:
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
   ) -> None:
-    """Remembers what was agreed in a turn, and writes a due snapshot.
+    """Remembers what was agreed in a turn. It may also write a snapshot.
 
-    None is written if `snapshot` is None. Else `snapshot` returns the first
+    A snapshot is written if `snapshot` is given. `snapshot` returns the first
     event whose result the shared state does not have yet, and the arrays of the
     state.
     """
@@ -780,7 +780,10 @@ class Mailbox:
     )
 
   def _read_checks(self, checks: Sequence[Check]) -> None:
-    """Reads whether other replicas have reported wrong shares of this one."""
+    """Reads whether others have reported wrong shares of this replica.
+
+    A share is the mean of one slice of all messages.
+    """
     for check in checks:
       try:
         data = self._store.store.get(check.path, JSON_BYTES)

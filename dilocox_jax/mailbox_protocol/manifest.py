@@ -132,7 +132,7 @@ def make_manifest(
   states: Vote = Vote({}),  # noqa: B008 - nobody changes it
   full_weight_ratio: float = 1.0,
 ) -> Manifest:
-  """Returns the manifest that lists the messages to average in a turn.
+  """Returns the manifest of a turn: which of the sent messages are averaged.
 
   A message is left out if its sender's shared state is refused (`states`), if
   its values are not finite, or if its norm is too large. A message with a large

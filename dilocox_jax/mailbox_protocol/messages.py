@@ -171,10 +171,10 @@ def snapshot_path(event: int, part: str) -> str:
 
 
 def gone_paths(start: int) -> tuple[str, str]:
-  """Returns the paths of the two marks of a deleted interval of events.
+  """Returns the paths of the two objects that mark an interval as deleted.
 
-  An interval is the events from one snapshot to the next one, and `start` the
-  first of them.
+  An interval is the events (exchanges) from one snapshot to the next one, and
+  `start` the first of them.
   """
   return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 

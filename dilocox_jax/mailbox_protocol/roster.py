@@ -80,9 +80,9 @@ class MailboxRules:
       many.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
-    snapshot_every: Number of events after which the next snapshot (copy of the
-      shared state) is written, if each replica has also sent as many bytes as a
-      snapshot has. A low `store_bytes` makes snapshots more frequent.
+    snapshot_every: A snapshot (copy of the shared state) is due when so many
+      events have passed and each replica has sent as many bytes as a snapshot
+      has. A low `store_bytes` makes snapshots more frequent.
     store_bytes: Largest number of bytes of all objects in the store; None: a
       limit that follows from the size of a snapshot and the number of replicas,
       at least 1 GB (`mailbox_protocol.store_size`).

@@ -132,13 +132,12 @@ class Share(NamedTuple):
 
 @dataclasses.dataclass
 class Shares:
-  """Makes and reads the shares of one turn's mean, for one replica.
+  """Makes and reads shares: the means of single slices of a turn's messages.
 
-  A share is the mean of one slice of all messages. Usually each replica makes
-  one share, and reads the others. A replica makes none in a turn that was
-  settled before the snapshot with which it began (`Inbox.is_past`). Some
-  methods return functions that make requests, so that the caller can make the
-  requests at the same time.
+  Usually each replica makes one share, and reads the others. A replica makes
+  none in a turn that was settled before the snapshot with which it began
+  (`Inbox.is_past`). Some methods return functions that make requests, so that
+  the caller can make the requests at the same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.

@@ -99,7 +99,7 @@ class Signer:
   """Signs and verifies the objects of one run."""
 
   def __init__(self, secret: bytes, run: str):
-    """Keeps the secret and the name of the run.
+    """Keeps the secret and the identifier of the run.
 
     Args:
       secret: The secret that all replicas of the run share.
