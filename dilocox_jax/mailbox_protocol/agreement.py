@@ -179,13 +179,12 @@ class Memory:
     loses a residual, which is added to the next mean of this slice.
 
     Returns:
-      The newest event of the same fragment and turn number in which each
-      replica averaged one slice. -1 if
+      The newest event with the same fragment and turn in which each replica
+      averaged one slice; -1 if
 
-      - there is no such event,
+      - there is none,
       - its messages were cut into more or fewer slices, or
-      - it is older than the interval (events between two due snapshots) before
-        the current one, so that it may be deleted.
+      - two snapshots were due since, so that it may be deleted.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -201,9 +200,9 @@ class Memory:
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns a copy of the memory to which a turn was added.
 
-    In a turn of an event, each replica sends one message. `agreed` is the
-    turn's manifest: the list of the messages to average. Only the first turn of
-    an event changes `event`, `before`, `roster` and `was_split`.
+    In a turn, each replica sends one message. `agreed` lists those that are
+    averaged. Only the first turn of an event changes `event`, `before`,
+    `roster` and `was_split`.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -308,9 +307,7 @@ class Agreement:
   def announced_manifest(self, event: int) -> Manifest | None:
     """Reads the manifest of an event's first turn, and keeps it in `announced`.
 
-    Returns:
-      The list of the messages that all replicas average; None if no replica has
-      written it yet, or if it is lost or damaged.
+    The result is None if the manifest is not written yet, damaged or lost.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}
@@ -327,10 +324,7 @@ class Agreement:
     return self.memory.before
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Reads the manifest of a turn: the list of the messages to average.
-
-    The result is None if the manifest is missing or damaged.
-    """
+    """Reads the manifest of a turn; None if it is missing or damaged."""
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
@@ -363,13 +357,10 @@ class Agreement:
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, and writes it when it is due.
 
-    The manifest lists the messages that all replicas average. It is due when
-    the expected messages are there, or after the grace time. Follow it only
-    after `fetch_messages` or `fetch_shares`: they check that the event was not
+    It is due when the expected messages are there, or after the grace time.
+    Call `open(inbox)` first, and follow the manifest only after
+    `fetch_messages` or `fetch_shares`: they check that the event was not
     deleted while this process slept.
-
-    Args:
-      inbox: The inbox of the turn, after `open`.
 
     Raises:
       ReplicaStaleError: If the manifest names another predecessor than the one
@@ -517,8 +508,7 @@ class Agreement:
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
     """Returns whether an event (exchange) was deleted, or soon will be.
 
-    Two objects (marks) say so. Only the first one is read, or both if
-    `thoroughly`, in case one is lost.
+    Two objects say so. Both are read if `thoroughly`, in case one is lost.
     """
     start = interval_of(event, self.memory.starts)
     return self.snapshots.is_gone(start, thoroughly)
@@ -570,9 +560,8 @@ class Agreement:
     """Looks for a turn's manifest, messages and new seats.
 
     The messages and seats (replicas that join or come back) are added to
-    `inbox`. `is_late` says whether the grace time is over. Returns the manifest
-    (list of messages); None if it is not there, or if it was not read: the
-    first look may skip it.
+    `inbox`. `is_late` says whether the grace time is over. Returns the
+    manifest; None if it is not there or, at the first look, if it was not read.
     """
     is_first_look = inbox.num_looks == 0
     inbox.num_looks += 1
@@ -602,10 +591,9 @@ class Agreement:
   ) -> Manifest | None:
     """Lists a turn's messages in the store, and reads the turn's manifest.
 
-    `missing` has the replicas whose messages the turn still waits for. If there
-    is no manifest, the messages in the listing are read, too: now if `is_late`
-    (the grace time is over) or if all `missing` ones are there, else at the
-    next look. Returns the manifest; None if it is not there.
+    Without a manifest, the messages in the listing are read, too: now if
+    `is_late` (the grace time is over) or if those of all `missing` replicas are
+    there, else at the next look. Returns the manifest; None if there is none.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -628,8 +616,8 @@ class Agreement:
     """Reads some messages and, at times in an event's first turn, new seats.
 
     A seat is the entry of a replica that joins or comes back. If
-    `with_manifest`, the turn's manifest is read and returned. The result is
-    None if the manifest was not read or is not there.
+    `with_manifest`, the turn's manifest is also read, and returned if it is
+    there.
     """
     calls: list[Callable] = [
       functools.partial(inbox.read, name) for name in names
@@ -676,10 +664,7 @@ class Agreement:
     return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
-    """Returns the manifest (list of messages) that this replica proposes.
-
-    It lists only messages that `inbox` holds.
-    """
+    """Returns this replica's proposal: a manifest of messages in `inbox`."""
     if inbox.turn:
       names = self.first.names
     else:
@@ -716,13 +701,11 @@ class Agreement:
 
     It is due only in the first turn of an event, in any of these cases:
 
-    - The event is event 0.
+    - The event is event 0 (the only case while a snapshot's size is unknown).
     - The messages since the last due snapshot, with those of this event, would
       take more bytes than `limit` allows.
     - Since the last due snapshot, `rules.snapshot_every` events have passed,
       and each replica has sent as many bytes as a snapshot has.
-
-    While the size of a snapshot is unknown, only the first case counts.
     """
     if inbox.turn:
       return False
@@ -743,12 +726,12 @@ class Agreement:
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster after an event if a turn's manifest is due, else None.
 
-    The roster says which replicas take part. The manifest is due if all
-    expected messages were read, or if `is_late` (the grace time is over). The
-    first turn of an event has more conditions:
+    The roster says which replicas take part. The conditions are:
 
-    - At least `rules.quorum` messages were read.
-    - At event 0, `rules.replicas` replicas have joined, or `is_late`.
+    - All expected messages were read, or `is_late` (the grace time is over).
+    - In an event's first turn, at least `rules.quorum` messages were read.
+    - In the first turn of event 0, `rules.replicas` replicas have joined, or
+      `is_late`.
     """
     if inbox.turn:
       is_due = is_late or self._has_all(inbox, inbox.expected)

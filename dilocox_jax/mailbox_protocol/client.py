@@ -1,8 +1,7 @@
 """The client through which a training loop uses a mailbox.
 
-An exchange has one turn for each message that a replica sends in it. In each
-turn, the client sends this replica's message, and returns the messages that all
-replicas average.
+In each turn of an exchange, the client sends one message of this replica, and
+returns the messages that all replicas average.
 """
 
 import atexit
@@ -72,8 +71,8 @@ class MailboxClient:
       `NEVER` between `newest` and `take_part`.
     stop: `threading.Event` that any thread may set to ask the run to stop.
     last_s: Seconds that the last call of `turn` took.
-    written: At most one future, which is done when all tasks of the mailbox
-      (such as writing a snapshot) are done.
+    written: At most one future, which is done when all tasks of the mailbox,
+      such as writing a snapshot, are done.
     steps: Counts the inner steps behind this replica's messages.
     run: Identifier of the run; only set after `enter`.
     mailbox: The mailbox; only set after `enter`, and only in process 0.
@@ -232,11 +231,11 @@ class MailboxClient:
   def take_part(self, num_in_flight: int) -> bool:
     """Announces that this replica will send messages from now on.
 
-    The exchanges in flight, whose pseudo-gradients were measured before, come
-    first. This replica takes no part in them.
+    It takes no part in the exchanges in flight, which come first.
 
     Args:
-      num_in_flight: Number of exchanges that are in flight.
+      num_in_flight: Number of exchanges whose pseudo-gradients were measured
+        before, but not exchanged yet.
 
     Returns:
       Whether this replica takes part. False if the others have already decided
@@ -282,8 +281,7 @@ class MailboxClient:
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
       take_fingerprint: Returns the fingerprint (a few random sums, with the
-        signs that `signs` returned) of the shared state that an exchange of the
-        fragment changes.
+        signs of `signs`) of the shared state that the exchange changes.
 
     Returns:
       The session of the exchange, which has sent nothing yet.

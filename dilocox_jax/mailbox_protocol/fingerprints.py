@@ -16,8 +16,7 @@ start of the run. The first term allows for float32 sums that another machine
 adds in another order; the second one for a state that is rounded at each event.
 
 For example, rounding explains a difference of 4e-6 at the start of a run, and
-of 1.6e-5 after 200 events. Two CPUs with different instruction sets differed by
-1.9e-6 after 200 events (measured, docs/how_it_works/mailbox_wrong_values.md).
+of 1.6e-5 after 200 events (docs/how_it_works/mailbox_wrong_values.md).
 """
 
 import hashlib

@@ -311,10 +311,7 @@ class Folder:
     )
 
   def _clean(self, root: int) -> None:
-    """Removes files in `.staged` that are older than an hour.
-
-    Their writers were killed before they could remove them.
-    """
+    """Removes files in `.staged` that killed writers left over an hour ago."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       with files.opened_folders(root, [_STAGING]) as opened:
         staging = opened[-1]

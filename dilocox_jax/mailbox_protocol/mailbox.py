@@ -256,8 +256,8 @@ class Mailbox:
       the initial parameters and event 0.
 
     Raises:
-      StoppedError: If this call follows one that led to no progress, the first
-        events are deleted, and no snapshot can be read.
+      StoppedError: If the call before led to no progress, the first events are
+        deleted, and no snapshot can be read.
     """
     self._pause_before_start()
     self._go_on(Memory())
@@ -351,7 +351,7 @@ class Mailbox:
     """Returns the random signs for fingerprints of the state before an event.
 
     They are float32 [2^20] of +1 and -1, equal in all replicas of the run. A
-    fingerprint is a few random sums, by which replicas compare their states.
+    fingerprint is a few random sums of the state.
     """
     return random_signs(self._run, event)
 
@@ -430,9 +430,8 @@ class Mailbox:
     Returns:
       Whether this replica's message for the event may count, so that it should
       do its inner steps. True, without a request, if the others wait for it
-      anyway. Else False if the event is settled (its list of messages is
-      written), unless this replica was restarted and its earlier message is in
-      the list.
+      anyway. Else False if the list of the event's messages is decided, unless
+      it has a message that this replica sent before a restart.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -649,7 +648,7 @@ class Mailbox:
 
     If each replica averages one slice of all messages, the result has the mean,
     and its messages have no arrays. Else the mean is None. The functions in
-    `beside` are called at the same time as the first requests.
+    `beside` are called with the first requests.
     """
     if not isinstance(inbox, SlicedInbox) or not agreed.listed:
       return self._agreement.fetch_messages(inbox, agreed, beside), None
@@ -714,8 +713,8 @@ class Mailbox:
   ) -> list[np.ndarray]:
     """Returns the mean of a turn, of which each replica computes one slice.
 
-    The functions in `beside` are called at the same time as the first requests.
-    In some turns this replica then checks the slice of another one.
+    In some turns this replica then checks the slice of another one. The
+    functions in `beside` are called with the first requests.
     """
     shares = Shares(
       store=self._store,
@@ -780,10 +779,7 @@ class Mailbox:
     )
 
   def _read_checks(self, checks: Sequence[Check]) -> None:
-    """Reads whether others have reported wrong shares of this replica.
-
-    A share is the mean of one slice of all messages.
-    """
+    """Reads whether others have found wrong means of slices by this replica."""
     for check in checks:
       try:
         data = self._store.store.get(check.path, JSON_BYTES)
@@ -812,9 +808,8 @@ class Mailbox:
   ) -> None:
     """Checks that this replica's shared state is that of the listed senders.
 
-    `agreed` lists the messages that are averaged. If this replica's message is
-    listed, the writer of the list has checked this. Else the state is compared
-    with that of the first listed sender.
+    If this replica's message is listed, the writer of the list (`agreed`) has
+    checked this. Else the state is compared with that of the first sender.
 
     Raises:
       ReplicaStaleError: If the states differ, or if this replica has sent a

@@ -1,16 +1,10 @@
 """Makes manifests: lists of the messages that all replicas average.
 
-There is one manifest for each turn of an exchange (one message of each
-replica). A replica with a broken device can send values that are finite and
-wrong. Then the norm of its message often differs from the *usual* norm:
+Each turn of an exchange (one message of each replica) has a manifest.
 
-- For three or more messages, the usual norm is their median.
-- For two messages, it is the lower norm, or the running median of the last six
-  events (exchanges) with messages of this kind if that is higher.
-- For a single message, it is this running median. In the first six events
-  there is none.
-
-Messages of norm 0, from replicas that made no progress, do not count here.
+A replica with a broken device can send values that are finite and wrong. Then
+the norm of its message often differs from the *usual* norm, which is the median
+norm if there are at least three messages (else see `usual_norm`).
 
 A message is left out if its norm is more than `max_norm_ratio` times the usual
 norm. If its norm is smaller, but r > 1 times the usual norm, it is averaged
@@ -205,8 +199,8 @@ def usual_norm(
 ) -> float | None:
   """Returns the usual norm, with which the norms of a turn are compared.
 
-  Norms that are 0 or not finite do not count. The usual norm depends on how
-  many norms count:
+  Norms that are 0 (of replicas without progress) or not finite do not count.
+  The usual norm depends on how many norms count:
 
   - three or more: their median (of an even number, the lower of the two middle
     norms);

@@ -110,8 +110,8 @@ def message_path(event: int, turn: int, replica: str) -> str:
 def proposal_path(event: int, turn: int) -> str:
   """Returns the path of a proposed manifest, e.g. "proposal/0000000012.0".
 
-  A manifest is the list of the messages to average in a turn of an event
-  (exchange). In each turn, every replica sends one message.
+  It lists the messages to average in a turn (one message of each replica) of an
+  event (exchange).
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
@@ -119,8 +119,8 @@ def proposal_path(event: int, turn: int) -> str:
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
 
-  A manifest is the list of the messages to average in a turn of an event
-  (exchange). In each turn, every replica sends one message.
+  It lists the messages to average in a turn (one message of each replica) of an
+  event (exchange).
   """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
@@ -128,8 +128,8 @@ def manifest_path(event: int, turn: int) -> str:
 def shares_folder(event: int, turn: int) -> str:
   """Returns the folder of a turn's shares, e.g. "share/0000000012/0".
 
-  A share is the mean of one slice of the messages that all replicas send in a
-  turn of an event (exchange).
+  A share is the mean of one slice of all messages in a turn of an event
+  (exchange).
   """
   return f"{SHARES}/{event:010d}/{turn}"
 
@@ -137,8 +137,8 @@ def shares_folder(event: int, turn: int) -> str:
 def share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a turn's share, e.g. "share/0000000012/0/5".
 
-  This share is the mean of slice 5 of the messages that all replicas send in
-  turn 0 of event (exchange) 12.
+  This share is the mean of slice 5 of all messages in turn 0 of event
+  (exchange) 12.
   """
   return f"{shares_folder(event, turn)}/{number}"
 
@@ -146,8 +146,8 @@ def share_path(event: int, turn: int, number: int) -> str:
 def residual_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a residual, e.g. "share/0000000012/0/5.rest".
 
-  This residual is what encoding lost in share 5: the mean of slice 5 of all
-  messages in turn 0 of event (exchange) 12.
+  It is what encoding lost in share 5: the mean of slice 5 of all messages in
+  turn 0 of event (exchange) 12.
   """
   return f"{share_path(event, turn, number)}.rest"
 
@@ -213,8 +213,7 @@ def num_bytes(kinds: Iterable[Kind]) -> int:
 def message_bytes(num_array_bytes: int) -> int:
   """Returns the number of bytes of a message, with its signature and header.
 
-  The random sums of the sender's state, which only the first message of an
-  exchange has, are not counted.
+  The random sums of the sender's state (fingerprint) are not counted.
   """
   return signed_bytes(HEADER_BYTES + num_array_bytes)
 
@@ -469,8 +468,8 @@ class Inbox:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
     A valid message is signed, has the size and layout of the turn's messages,
-    and a weight that is finite and not negative. In any case the sender is
-    removed from `there`.
+    and a weight that is finite and not negative. The sender is removed from
+    `there`.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)

@@ -263,10 +263,7 @@ def _begin_run(
 
 
 def _read_run(store: Any) -> dict[str, Buffer | None]:
-  """Returns the bytes of `run.json` and of its copy, by path.
-
-  None stands for an object that is missing.
-  """
+  """Returns the bytes of `run.json` and of its copy, by path; None: missing."""
   paths = (RUN_COPY, RUN)
   contents = get_all(store, dict.fromkeys(paths, JSON_BYTES))
   return dict(zip(paths, contents, strict=True))
@@ -572,11 +569,9 @@ class Seats:
         return number
 
   def _pause_after(self, num_lost: int) -> float:
-    """Returns the seconds to wait after another replica took the wanted seat.
-
-    The pause differs between replicas, and its limit doubles with `num_lost` up
-    to 3 s, so that replicas that join together do not collide again and again.
-    """
+    """Returns the seconds to wait after others took `num_lost` wanted seats."""
+    # The pauses of replicas that join together differ, and grow, so that these
+    # replicas do not collide again and again.
     text = f"{self._name} {num_lost}"
     fraction = hashlib.sha256(text.encode()).digest()[0] / 256
     return fraction * min(_FIRST_PAUSE_S * 2**num_lost, _LONGEST_CROWD_PAUSE_S)

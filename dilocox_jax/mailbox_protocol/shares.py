@@ -210,10 +210,9 @@ class Shares:
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call first in a try to get all shares.
 
-    For each share (mean of one slice) that this replica must make, they read
-    the missing slices or, if none is missing, make the share. They also write
-    residuals (losses of encoding). Call the functions of `last_calls` after
-    them.
+    For each share that this replica must make, they read the missing slices or,
+    if none is missing, make the share. They also write residuals (losses of
+    encoding). Call the functions of `last_calls` after them.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -234,8 +233,8 @@ class Shares:
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call last in a try to get all shares.
 
-    They make this replica's shares (means of one slice) whose slices the
-    functions of `first_calls` have read, and read the shares of others.
+    They make this replica's shares whose slices the functions of `first_calls`
+    have read, and read the shares of others.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -278,9 +277,8 @@ class Shares:
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices for a share of the mean.
 
-    A share is the mean of one slice of each listed message. There is no
-    function for a slice that this replica has, unless it is of another message
-    than the listed one.
+    There is no function for a slice that this replica has, unless it is of
+    another message than the listed one.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -293,7 +291,7 @@ class Shares:
     return not self.reads_of_slices(number)
 
   def create(self, number: int) -> None:
-    """Computes a share (the mean of one slice), and writes it to the store.
+    """Computes a share, and writes it to the store.
 
     The share is also added to `held`. If another replica has written a valid
     share before, that one counts. If the norm of the computed share is too
@@ -356,7 +354,7 @@ class Shares:
     return calls
 
   def read(self, number: int) -> None:
-    """Reads a share (the mean of one slice), and adds it to `held` if valid.
+    """Reads a share, and adds it to `held` if it is valid.
 
     A valid share is signed, was made for the manifest `agreed`, and has no
     larger norm than the largest message.
@@ -429,8 +427,8 @@ class Shares:
   def check(self, run: str) -> Check | None:
     """Returns which share is computed again in this turn; None if none is.
 
-    In about one of `CHECKED_TURNS` turns, one replica checks one share (mean of
-    a slice) of another. A hash of the run and the turn decides which ones.
+    In about one of `CHECKED_TURNS` turns, one replica checks one share of
+    another. A hash of the run and the turn decides which ones.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()
@@ -477,7 +475,7 @@ class Shares:
     return f"by {gap / norm:.1e} of its norm"
 
   def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
-    """Computes a share (the mean of one slice) without writing it.
+    """Computes a share without writing it.
 
     All its slices were read before. The residual, float32 [R, width] for each
     table, is added to the mean if it is given.

@@ -50,10 +50,9 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the number of bytes of a message that is cut into slices.
+  """Returns the bytes of a message in slices, from those of its arrays.
 
-  `num_array_bytes` is that of its arrays. The random sums of the sender's
-  state, which only the first message of an exchange has, are not counted.
+  The random sums of the sender's state (fingerprint) are not counted.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 
@@ -166,9 +165,8 @@ class SlicedInbox(Inbox):
   def read(self, replica: str) -> None:
     """Reads slice `first_slice` of a replica's message.
 
-    A valid slice is added to `sections` and, if `held` has no message of this
-    sender, the message without arrays to `held`. In any case the sender is
-    removed from `there`.
+    A valid slice is added to `sections`, and the message without arrays to
+    `held` if it is not there. The sender is removed from `there`.
     """
     self.there.discard(replica)
     self._read_section(replica, self.first_slice)
@@ -205,8 +203,8 @@ class SlicedInbox(Inbox):
   def _read_section(self, replica: str, number: int) -> None:
     """Reads a section (one slice and the header) of a replica's message.
 
-    A valid slice is added to `sections` and, if `held` has no message of this
-    sender, the message without arrays to `held`. If the sender has replaced its
+    A valid slice is added to `sections`, and the message without arrays to
+    `held` if none of this sender is there. If the sender has replaced its
     message, the two may be of different versions.
     """
     path = message_path(self.event, self.turn, replica)

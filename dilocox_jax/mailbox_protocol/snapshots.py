@@ -7,9 +7,9 @@ of them.
 
 The events from one snapshot to the next one are an interval. Their objects are
 deleted together. Before that, two objects are written, the *marks* of the
-interval. They tell a process that has slept for long that the manifests (lists
-of messages) of these events were deleted. Else the process would think that
-nobody has written them yet, and write them a second time.
+interval. They tell a process that has slept for long that manifests (lists of
+messages) were deleted. Else it would think that nobody has written them yet,
+and write others.
 """
 
 import bisect
@@ -148,16 +148,16 @@ class Snapshots:
   def events(self) -> list[int]:
     """Returns the event of each complete snapshot, newest first.
 
-    A snapshot has the state before its event (exchange). It is complete if its
-    index, the object that is written last, is valid.
+    The snapshot has the state before this event (exchange). It is complete if
+    its index, which is written last, is valid.
     """
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def listed(self) -> list[int]:
     """Returns the event of each snapshot that has an index, oldest first.
 
-    A snapshot has the state before its event (exchange). The index, the object
-    that is written last, is not read, so a snapshot may turn out to be damaged.
+    The snapshot has the state before this event. The index, which is written
+    last, is not read, so the snapshot may turn out to be damaged.
     """
     events = {
       event_of(path)
@@ -282,8 +282,8 @@ class Snapshots:
 
     A replica may begin with the oldest of the newest `KEPT_SNAPSHOTS`
     snapshots, and then needs all events whose results this one does not have.
-    Stale are all older snapshots, and the intervals (events from one snapshot
-    to the next) that end before these events.
+    Older snapshots are stale, and whole intervals (events from one snapshot to
+    the next) before these events.
     """
     older = [
       (older_event, first)
