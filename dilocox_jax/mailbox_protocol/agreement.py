@@ -398,7 +398,7 @@ class Agreement:
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a newer snapshot
-        appears while this replica waits for a message.
+        appears while this replica waits.
     """
     path = manifest_path(inbox.event, inbox.turn)
 

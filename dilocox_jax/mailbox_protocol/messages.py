@@ -372,6 +372,7 @@ class Inbox:
     message = self._sealed(path, weight, arrays, state)
     data = message.data
     calls: list[Callable] = [functools.partial(self.store.create, path, data)]
+    # Beside the write, a listing finds out which of many messages are there.
     others = [name for name in self.expected if name != replica]
     if len(others) > FEW and not self.covers(others):
       calls.append(self.look)

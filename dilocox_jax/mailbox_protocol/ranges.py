@@ -2,8 +2,7 @@
 
 Example: a message has 100 MB, and a replica needs the bytes 12,500,000 to
 25,000,000. It asks for the tags (3.1 kB) and for the blocks of 1 MiB that hold
-these bytes. Both requests are made at the same time. `signer.py` describes the
-format.
+these bytes. `signer.py` describes the format.
 """
 
 from typing import Any

@@ -408,8 +408,7 @@ class Shares:
   def objects(self) -> dict[str, Data]:
     """Returns the shares and whole, listed messages that this replica holds.
 
-    The result has the objects by path, so that a waiting replica can write them
-    again if they have vanished.
+    They are by path. A waiting replica writes them again if they have vanished.
     """
     event = self.inbox.event
     turn = self.inbox.turn

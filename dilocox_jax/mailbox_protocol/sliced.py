@@ -106,6 +106,7 @@ class SlicedInbox(Inbox):
     ]
     self._starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
     self.num_bytes = self._starts[-1]
+    # A message that is cut in another way must not be read as one of this turn.
     text = f"slices[{self.num_slices}];{self.tables}".encode()
     self._layout = hashlib.sha256(self._layout + text).digest()
 

@@ -245,6 +245,7 @@ class Snapshots:
     for listing in listings:
       sizes |= listing
     stale = self._stale(event, sizes, starts)
+    # Objects before all `starts` belong to no interval that could be marked.
     deleted_intervals = {
       interval_of(event_of(path), starts)
       for path in stale
