@@ -505,7 +505,7 @@ class Mailbox:
         two other replicas have found wrong shares that it made, or
         `rules.store_bytes` is too low.
       ValueError: If an event or its turn 0 was skipped, or if `tables` is None
-        and the others have averaged slices.
+        in an event before this replica's snapshot that was averaged in slices.
     """
     self._check_order(event, turn)
     self._check_accusers()
