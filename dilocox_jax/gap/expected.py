@@ -49,7 +49,7 @@ def expected_gap(
   The replicas together, and AllReduce, take B sequences a step and equally many
   steps, with their best learning rates. The gap follows from s, the share by
   which AllReduce's loss falls if its batch doubles from B / 2 to B. The law
-  that connects them was fitted to small models (59 thousand to 0.86 million
+  that connects them was fitted to small models (26 thousand to 0.86 million
   parameters). Fits to different runs disagree, so the range is wide.
 
   A method's excess over DiLoCo was measured in a small model. In larger ones it
@@ -63,8 +63,8 @@ def expected_gap(
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds, e.g. "diloco". A method whose gap was
       not measured gets a wider range.
-    steps: Number of inner steps of the run; None: no more than in the runs to
-      which the law was fitted.
+    steps: Number of inner steps of the run. None: it is not longer than the
+      longest run to which the law was fitted.
     gain: s, in place of `losses`. A number counts as exact.
 
   Raises:
@@ -83,6 +83,7 @@ def expected_gap(
   diloco_lost = doublings_lost(
     num_replicas=num_replicas, sync_interval=sync_interval, steps=steps
   )
+  # The two cases: the method's excess shrinks with s, or it stays as it is.
   log_gap = _between(
     _log_gap(lost, share), _with_excess(_log_gap(diloco_lost, share), method)
   )
@@ -127,16 +128,17 @@ def doublings_lost(
 ) -> Estimate:
   """Returns D: M replicas train as AllReduce with a batch halved D times.
 
-  The law (`gap.law`) has several lines, each fitted to other runs. The value is
-  a mean over the lines whose `doublings` is "last". The range covers all lines
-  with two standard errors, and the errors of the law's other constants.
+  The law (`gap.law`) has several lines D = a log2(M) - b, each from other runs.
+  The value is a mean over the lines whose `doublings` is "last". The range
+  covers all lines with two standard errors, and the errors of the law's other
+  constants.
 
   Args:
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds.
-    steps: Number of inner steps of the run. If it is longer than the runs
-      behind the lines, the lower end falls. None: it is not longer.
+    steps: Number of inner steps of the run. In a run that is longer than all
+      runs behind the lines, the lower end falls. None: the run is not longer.
 
   Raises:
     ValueError: If an argument is wrong.
@@ -156,6 +158,7 @@ def doublings_lost(
     lost = _on_line(line, num_replicas)
     lows.append(lost.low * growth)
     highs.append(lost.high * growth)
+    # A mean for each size first, so that no size counts for its many lines.
     if line.doublings == "last":
       by_size.setdefault(line.parameters, []).append(lost.value * growth)
   value = float(np.mean([np.mean(lost) for lost in by_size.values()]))
@@ -188,6 +191,7 @@ def _on_line(line: Line, num_replicas: int) -> Estimate:
   """Returns D = a log2(M) - b on a line, and a range of two standard errors."""
   doublings_of_replicas = math.log2(num_replicas)
   lost = line.slope * doublings_of_replicas - line.offset
+  # The errors of the slope and of the offset are correlated.
   variance = (
     (line.slope_error * doublings_of_replicas) ** 2
     + line.offset_error**2
@@ -216,6 +220,7 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
     -math.log1p(-share) for share in (gain.value, gain.low, gain.high)
   )
   value = lost.value * doubling
+  # Two independent errors: of D and of s.
   return Estimate(
     value=value,
     low=value
@@ -232,9 +237,10 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Adds a method's measured excess over DiLoCo to DiLoCo's log(1 + gap)."""
+  """Adds a method's excess in a small model to DiLoCo's log(1 + gap)."""
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
+  # log(1 + gap) is proportional to the method's factor, which is 1 for DiLoCo.
   value, low, high = (
     (each - 1) * constants.diloco_log_gap
     for each in (factor.value, factor.low, factor.high)

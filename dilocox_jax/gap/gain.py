@@ -23,7 +23,7 @@ class SizeGain(NamedTuple):
 
   Attributes:
     parameters: Number of parameters of the model.
-    gain: s, the share by which AllReduce's loss falls when its batch doubles.
+    gain: s of the model.
   """
 
   parameters: int
@@ -65,21 +65,12 @@ def gain_of_losses(
 
 
 def seed_error(gain: float) -> float:
-  """Returns the standard error of s, if s was measured with one seed.
-
-  Args:
-    gain: s, the share by which AllReduce's loss falls when its batch doubles.
-  """
+  """Returns the standard error of s (`gain`), as measured with one seed."""
   return min(law().seed_share * gain, law().seed_most)
 
 
 def with_error(gain: float, error: float) -> Estimate:
-  """Returns s with a range of two standard errors, cut at 0 and at 0.99.
-
-  Args:
-    gain: s, the share by which AllReduce's loss falls when its batch doubles.
-    error: Standard error of s.
-  """
+  """Returns s (`gain`) with a range of 2 `error`, cut at 0 and at 0.99."""
   return Estimate(
     value=gain,
     low=max(gain - NUM_ERRORS * error, 0.0),
@@ -90,9 +81,8 @@ def with_error(gain: float, error: float) -> Estimate:
 def gain_of_size(parameters: float) -> Estimate:
   """Guesses s from the size of a model alone.
 
-  s, the share by which AllReduce's loss falls when its batch doubles, is taken
-  to fall as the third root of the number of parameters, and is at most 10 %.
-  The range goes from half of s to twice s.
+  s is taken to fall as the third root of the number of parameters, and is at
+  most 10 %. The range goes from half of s to twice s.
 
   Args:
     parameters: Number of parameters of the model.
@@ -111,10 +101,9 @@ def gain_of_size(parameters: float) -> Estimate:
 def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
   """Extrapolates s from smaller models to a larger model.
 
-  s, the share by which AllReduce's loss falls when its batch doubles, is scaled
-  from the largest of the smaller models by a power of the number of parameters,
-  fitted to all of them. The range also covers an s that stays the same, and one
-  that falls as the third root of the size.
+  s is scaled from the largest of the smaller models by a power of the number of
+  parameters, fitted to all of them. The range also covers an s that stays the
+  same, and one that falls as the third root of the number.
 
   Args:
     points: s of at least two models of different sizes.

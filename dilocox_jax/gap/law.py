@@ -1,4 +1,4 @@
-"""The constants of the law of the gap, with their sources.
+"""The constants of a law: how far M replicas' loss ends above AllReduce's.
 
 The gap is the loss of M replicas divided by that of AllReduce, minus 1. The
 law: M replicas that take H inner steps in a round train as AllReduce does with
@@ -6,7 +6,7 @@ a batch that is halved D times,
 
   D = (a log2 M - b) (H / H0)^p f.
 
-The slope a and the offset b belong to a line that was fitted to runs with H0
+The slope a and the offset b belong to a line that follows from runs with H0
 inner steps in a round. The power p says how D grows with H. The factor f
 belongs to the method, and is 1 for DiLoCo. If AllReduce's loss falls by a share
 s when its batch doubles, the gap is (1 - s)^-D - 1.
@@ -43,19 +43,21 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """A line D = a log2(M) - b, which was fitted to runs with M replicas.
+  """A line D = a log2(M) - b, which follows from runs with M replicas.
 
   D is how many times AllReduce's batch would have to be halved to raise its
   loss to that of the replicas.
 
   Attributes:
     name: The runs behind the line, in a few words.
-    parameters: Number of parameters of their model; 0: several models.
+    parameters: Number of parameters of their model; of two models, between
+      those of the two.
     steps: Number of inner steps of a run.
     sync_interval: H0, inner steps of a round.
-    doublings: How gaps were turned into D. "last": each doubling is taken to
-      lower the loss by the share measured from B / 2 to B. "curve": each
-      doubling counts with its own share, as far as it was measured.
+    doublings: How gaps were turned into D. "last": each doubling of AllReduce's
+      batch is taken to lower its loss by the same share, measured from half the
+      runs' batch to the whole. "curve": each doubling counts with its own
+      share, as far as it was measured.
     slope: a, how much D grows if M doubles.
     slope_error: Standard error of a.
     offset: b, in the unit of D.
@@ -89,7 +91,7 @@ class Law:
   loss falls when its batch doubles.
 
   Attributes:
-    lines: Lines with a, b and H0, each fitted to other runs.
+    lines: Lines with a, b and H0, each from other runs.
     interval_power: p, the power of H.
     interval_range: Smallest and largest H of the runs to which p was fitted.
     most_replicas: Largest number of replicas in the runs behind the lines.

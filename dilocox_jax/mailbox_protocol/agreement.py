@@ -62,9 +62,9 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 LONGEST_LATE_PAUSE_S = 10.0
 PAUSE_GROWTH = 1.25
-# It looks for new seats at its first look, and then when the last look for
-# seats is so long ago. Most further looks come after a few hundredths of a
-# second, and replicas rarely come.
+# A waiting replica looks for new seats (entries of replicas that join or come
+# back) at its first look, and then at most once in this time. Most looks follow
+# each other after a few hundredths of a second, and replicas rarely come.
 SEATS_EVERY_S = 1.0
 # A waiting replica writes vanished objects again (`Agreement._look_around`)
 # after the grace time. The time until it does so again doubles up to this
@@ -81,18 +81,18 @@ class ReplicaStaleError(Exception):
   """Raised if a replica must begin again from the newest snapshot.
 
   A snapshot is a copy of the state that all replicas share before an event
-  (exchange). The replica must drop the values that it holds back and its
-  exchanges in flight: the others may have averaged these values already.
+  (exchange). The replica must drop its exchanges in flight, and the values that
+  it holds back (error feedback): the others may have averaged them already.
   """
 
 
 class StoppedError(Exception):
-  """Raised if a replica cannot go on. The message is one line for the user."""
+  """Raised if a replica has to end. The message is one line for the user."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """What a replica remembers of the events (exchanges) that are settled.
+  """What a replica remembers of earlier events (exchanges).
 
   In each *turn* of an event, every replica sends one message. The *manifest* of
   a turn lists the messages that all replicas average, and *settles* the turn.
@@ -102,21 +102,21 @@ class Memory:
 
   Attributes:
     event: Number of the next event.
-    before: Digest of the manifest of the event before; "" before event 0.
+    before: Digest of the first manifest of the event before; "" before event 0.
     roster: The replicas that take part, according to that manifest.
     accepted: By "KIND.TURN" (with ".slices" if messages are cut into slices),
-      the median norm of the listed messages of each of the last 6 turns, the
-      oldest first. Norms of 0 do not count.
+      the median norm of the listed messages of each of the last 6 turns with
+      this key, the oldest first. Norms of 0 do not count.
     starts: First event of each of the newest intervals, the oldest first.
-    sent: Bytes of the messages that one replica has sent in this interval.
-    stored: Bytes of all messages, shares and manifests of this interval.
-    stored_in_event: Bytes of the messages, shares and manifests of the newest
-      event.
+    sent: Bytes of one message of each turn of this interval so far, as a
+      replica sends them.
+    stored: Bytes that the events of this interval have added to the store.
+    stored_in_event: Bytes that the newest event has added to the store.
     largest_event: Largest `stored_in_event` so far.
     was_split: Whether, at an event of this interval, two different shared
       states were equally frequent among the senders (`votes`).
-    base: Event of the snapshot with which this replica began; 0 if it began
-      with the initial parameters.
+    base: Event of the snapshot with which this replica last began; 0 if it
+      began with the initial parameters.
     shared: By "KIND.TURN", the newest event in which each replica averaged one
       slice of all messages, and the number of slices.
   """
@@ -149,8 +149,8 @@ class Memory:
   def begin_interval(self, event: int) -> "Memory":
     """Returns a copy in which a new interval begins with `event`.
 
-    An interval is the events from one due snapshot to the next one. Its values
-    (`sent`, `stored`, `was_split`) are reset.
+    An interval is the events from one due snapshot to the next one. The values
+    that belong to it (`sent`, `stored`, `was_split`) are reset.
     """
     starts = self.starts
     if event != starts[-1]:
@@ -164,11 +164,11 @@ class Memory:
     )
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the median norms of the messages of earlier, similar turns.
+    """Returns the median norms of the messages of earlier, comparable turns.
 
-    Similar turns have the same fragment, the same number within the event, and
-    messages that are cut into slices if those of `inbox` are. The oldest norm
-    comes first.
+    These turns have the fragment, and the number within the event, of the turn
+    whose messages `inbox` has. Like its messages, theirs are cut into slices or
+    not. The oldest norm comes first.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
@@ -179,9 +179,12 @@ class Memory:
     loses a residual, which is added to the next mean of this slice.
 
     Returns:
-      The newest event of the same kind and turn in which slices were averaged.
-      -1 if there is none, if it had another number of slices, or if it is older
-      than the interval before this one, so that it may be deleted.
+      The newest event with the same fragment and turn in which each replica
+      averaged one slice; -1 if
+
+      - there is none,
+      - its messages were cut into more or fewer slices, or
+      - two snapshots were due since, so that it may be deleted.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -190,16 +193,16 @@ class Memory:
 
   @property
   def num_kinds(self) -> int:
-    """Number of kinds of events (fragments) settled so far, at least 1."""
+    """Number of fragments that were exchanged so far, at least 1."""
     kinds = {key.partition(".")[0] for key in self.accepted}
     return max(len(kinds), 1)
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
-    """Returns a copy of the memory to which a settled turn was added.
+    """Returns a copy of the memory to which a turn was added.
 
-    Only the first turn of an event changes `event`, `before`, `roster` and
-    `was_split`. `agreed` is the turn's manifest (list of the messages to
-    average).
+    In a turn, each replica sends one message. `agreed` lists those that are
+    averaged. Only the first turn of an event changes `event`, `before`,
+    `roster` and `was_split`.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -252,11 +255,10 @@ def _norms_key(inbox: Inbox) -> str:
 
 @dataclasses.dataclass
 class Agreement:
-  """Reads the manifests of a run, and writes each manifest that is due.
+  """Reads and writes manifests: lists of messages that all replicas average.
 
-  The manifest of a turn lists the messages that all replicas average. An event
-  (exchange) has one turn for each message that a replica sends in it. A turn is
-  settled once it has a manifest.
+  An event (exchange) has one turn for each message that a replica sends in it.
+  Each turn has a manifest, which settles it.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
@@ -272,10 +274,10 @@ class Agreement:
     objects: By event and then by path, objects that a waiting replica writes
       again if they have vanished: manifests, and the messages or shares that it
       holds.
-    most_were_here: Whether all but a few (`FEW`) of the expected messages were
-      in the store at the first look of the last turn.
-    announced: At most one event, with the manifest of its first turn, if that
-      was there when this replica announced itself for the event.
+    most_were_here: Whether all but a few (`FEW`) of the messages that the last
+      turn waited for were in the store at this replica's first look.
+    announced: At most one event, with the manifest of its first turn, if this
+      manifest was there when the replica announced itself for the event.
     snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
       It then proposes no snapshot, except at event 0.
     residuals: What was lost in encoding the shares (means of one slice) that
@@ -303,11 +305,9 @@ class Agreement:
     self._decisions = Decisions(self.store, self.signer)
 
   def announced_manifest(self, event: int) -> Manifest | None:
-    """Reads the manifest of an event's first turn, also into `announced`.
+    """Reads the manifest of an event's first turn, and keeps it in `announced`.
 
-    Returns:
-      The list of the messages that all replicas average; None if the turn is
-      not settled yet, or the manifest is lost.
+    The result is None if the manifest is not written yet, damaged or lost.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}
@@ -324,10 +324,7 @@ class Agreement:
     return self.memory.before
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Reads the manifest of a turn: the list of the messages to average.
-
-    The result is None if the manifest is missing or damaged.
-    """
+    """Reads the manifest of a turn; None if it is missing or damaged."""
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
@@ -344,11 +341,12 @@ class Agreement:
     return self.memory.roster.renewed(event).expected()
 
   def open(self, inbox: Inbox) -> None:
-    """Sets the replicas whose messages a new inbox waits for.
+    """Sets the replicas whose messages a new inbox (of one turn) waits for.
 
     If most messages of the last turn were in the store at the first look, all
-    expected ones count as probably there (`Inbox.there`). An inbox of a turn
-    that was settled before this replica began (`Inbox.is_past`) is not changed.
+    messages that this turn waits for count as probably there (`Inbox.there`).
+    The inbox of a turn that was settled before the snapshot with which this
+    replica began (`Inbox.is_past`) is not changed.
     """
     if inbox.is_past:
       return
@@ -359,16 +357,15 @@ class Agreement:
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, and writes it when it is due.
 
-    The manifest lists the messages that all replicas average. Follow it only
-    after `fetch_messages` or `fetch_shares`: they check that the event was not
+    It is due when the expected messages are there, or after the grace time.
+    Call `open(inbox)` first, and follow the manifest only after
+    `fetch_messages` or `fetch_shares`: they check that the event was not
     deleted while this process slept.
-
-    Args:
-      inbox: The inbox of the turn, after `open`.
 
     Raises:
       ReplicaStaleError: If the manifest names another predecessor than the one
-        that this replica has followed, or if a newer snapshot appears.
+        that this replica has followed, or if a newer snapshot appears while
+        this replica waits.
       StoppedError: If the listed messages have arrays of other types or shapes
         than this replica's.
     """
@@ -393,7 +390,7 @@ class Agreement:
   ) -> list[tuple[str, float, list[np.ndarray]]]:
     """Reads every message that a manifest lists, and waits for missing ones.
 
-    The functions in `beside` are called at the same time.
+    The functions in `beside` are called at the same time as the first reads.
 
     Returns:
       Name of the replica, weight and arrays of each message, in the order of
@@ -401,7 +398,7 @@ class Agreement:
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a newer snapshot
-        appears while this replica waits for a message.
+        appears while this replica waits.
     """
     path = manifest_path(inbox.event, inbox.turn)
 
@@ -456,7 +453,7 @@ class Agreement:
 
     A share is the mean of one slice of all messages. After the grace time, this
     replica also makes the missing shares of others if it can read their slices.
-    The functions in `beside` are called at the same time.
+    The functions in `beside` are called at the same time as the first reads.
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a newer snapshot
@@ -500,7 +497,7 @@ class Agreement:
     self._remember(inbox, objects)
 
   def _remember(self, inbox: Inbox, objects: dict[str, Data]) -> None:
-    """Adds a turn's objects, by path, to `self.objects`.
+    """Keeps a turn's objects, by path, to write them again if they vanish.
 
     In the first turn of an event, the objects of the event before are dropped.
     """
@@ -511,7 +508,7 @@ class Agreement:
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
     """Returns whether an event (exchange) was deleted, or soon will be.
 
-    Two marks say so. If `thoroughly`, both are read, in case one is lost.
+    Two objects say so. Both are read if `thoroughly`, in case one is lost.
     """
     start = interval_of(event, self.memory.starts)
     return self.snapshots.is_gone(start, thoroughly)
@@ -530,8 +527,9 @@ class Agreement:
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, writes it if it is due, and returns it.
 
-    If the turn was settled before this replica began (`Inbox.is_past`), a lost
-    manifest is written again from its proposal, and no new one is made.
+    If the turn was settled before the snapshot with which this replica began
+    (`Inbox.is_past`), a lost manifest is written again from its copy (the
+    proposal), and no new one is made.
     """
     if inbox.turn == 0 and inbox.event in self.announced:
       return self.announced[inbox.event]
@@ -562,8 +560,8 @@ class Agreement:
     """Looks for a turn's manifest, messages and new seats.
 
     The messages and seats (replicas that join or come back) are added to
-    `inbox`. Returns the manifest; None if it was not read, which the first look
-    may skip, or is not there. `is_late` says whether the grace time is over.
+    `inbox`. `is_late` says whether the grace time is over. Returns the
+    manifest; None if it is not there or, at the first look, if it was not read.
     """
     is_first_look = inbox.num_looks == 0
     inbox.num_looks += 1
@@ -591,10 +589,11 @@ class Agreement:
   def _list_and_read(
     self, inbox: Inbox, missing: Sequence[str], is_late: bool
   ) -> Manifest | None:
-    """Lists a turn's messages, and returns its manifest; None if it is missing.
+    """Lists a turn's messages in the store, and reads the turn's manifest.
 
-    Without a manifest, it reads the listed messages: now if all expected ones
-    are there or `is_late` (the grace time is over), else at the next look.
+    Without a manifest, the messages in the listing are read, too: now if
+    `is_late` (the grace time is over) or if those of all `missing` replicas are
+    there, else at the next look. Returns the manifest; None if there is none.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -614,11 +613,11 @@ class Agreement:
   def _read_with_seats(
     self, inbox: Inbox, names: Sequence[str], with_manifest: bool = False
   ) -> Manifest | None:
-    """Reads some messages and, in an event's first turn, new seats.
+    """Reads some messages and, at times in an event's first turn, new seats.
 
-    A seat is the entry of a replica that joins or comes back. The manifest is
-    only read if `with_manifest`. The result is None if it was not read or is
-    not there.
+    A seat is the entry of a replica that joins or comes back. If
+    `with_manifest`, the turn's manifest is also read, and returned if it is
+    there.
     """
     calls: list[Callable] = [
       functools.partial(inbox.read, name) for name in names
@@ -635,8 +634,8 @@ class Agreement:
   def _names(self, inbox: Inbox) -> list[str]:
     """Returns the names of all replicas whose messages in a turn may count.
 
-    In the first turn they are all replicas that ever took part; in later turns,
-    those whose first message was listed.
+    In an event's first turn they are all replicas that ever joined; in later
+    turns, those whose first message is averaged.
     """
     if inbox.turn:
       return self.first.names
@@ -665,10 +664,7 @@ class Agreement:
     return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
-    """Returns the manifest (list of messages) that this replica proposes.
-
-    It lists only messages that `inbox` holds.
-    """
+    """Returns this replica's proposal: a manifest of messages in `inbox`."""
     if inbox.turn:
       names = self.first.names
     else:
@@ -703,10 +699,13 @@ class Agreement:
   def _begins_interval(self, inbox: Inbox) -> bool:
     """Returns whether a snapshot of the state before a turn is due.
 
-    It is due only in first turns: at event 0, if the bytes since the last
-    snapshot would exceed their limit, or if `rules.snapshot_every` events have
-    passed and each replica has since sent as many bytes as a snapshot has. If
-    the size of a snapshot is unknown, it is due only at event 0.
+    It is due only in the first turn of an event, in any of these cases:
+
+    - The event is event 0 (the only case while a snapshot's size is unknown).
+    - The messages since the last due snapshot, with those of this event, would
+      take more bytes than `limit` allows.
+    - Since the last due snapshot, `rules.snapshot_every` events have passed,
+      and each replica has sent as many bytes as a snapshot has.
     """
     if inbox.turn:
       return False
@@ -727,9 +726,12 @@ class Agreement:
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster after an event if a turn's manifest is due, else None.
 
-    The manifest is due if all expected messages were read, or if `is_late` (the
-    grace time is over). A first turn also needs `rules.quorum` messages and, at
-    event 0, `rules.replicas` replicas or `is_late`.
+    The roster says which replicas take part. The conditions are:
+
+    - All expected messages were read, or `is_late` (the grace time is over).
+    - In an event's first turn, at least `rules.quorum` messages were read.
+    - In the first turn of event 0, `rules.replicas` replicas have joined, or
+      `is_late`.
     """
     if inbox.turn:
       is_due = is_late or self._has_all(inbox, inbox.expected)
@@ -737,10 +739,12 @@ class Agreement:
     if not (is_late or self._has_all(inbox, inbox.expected)):
       return None
     roster = self.memory.roster.renewed(inbox.event, inbox.taken)
+    # After the grace time, messages of replicas that were away count, too.
     names = roster.names() if is_late else roster.expected()
     is_first_time = inbox.event == 0 and not is_late
     if is_first_time and len(names) < self.rules.replicas:
       return None
+    # Replicas whose seats were found in this turn may have sent already.
     newcomers = [
       name
       for name in inbox.missing(roster.expected())
@@ -767,11 +771,11 @@ class Agreement:
 
     After the grace time, it also writes vanished objects again
     (`_look_around`), and logs once a minute the line that `waiting` returns. If
-    a turn has its manifest `agreed`, and `looks_at_once`, it writes the objects
-    again after the first pause, too.
+    the turn's manifest `agreed` is given, and `looks_at_once`, it writes the
+    objects again after the first pause, too.
 
     Raises:
-      ReplicaStaleError: If there is a newer snapshot.
+      ReplicaStaleError: If `_look_around` finds a newer snapshot.
     """
     clock = self.store.clock
     grace = self.rules.grace_s
@@ -817,10 +821,10 @@ class Agreement:
     )
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
-    """Writes lost or damaged objects again, while this replica waits.
+    """Writes again what the store has lost or damaged and this replica holds.
 
-    Of this turn's messages, only those in `agreed` (the list of messages) are
-    written again, if `agreed` is given.
+    If `agreed` (the turn's list of messages) is given, only those of the turn's
+    messages that are in it are written again.
 
     Raises:
       ReplicaStaleError: If the store has a snapshot of a later event.
@@ -870,9 +874,9 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    A valid object with another content stays, unless `replaces`. `is_ours` says
-    whether the bytes at a path are valid. None: they are if they have one
-    signature for the whole object, or are signed JSON.
+    Unless `replaces`, a valid object stays, also if its content is not `data`.
+    An object is valid if it is signed as a whole, if it is signed JSON, or if
+    `is_ours` returns True for its path and bytes.
     """
     stored = self.store.get(path, num_bytes_of(data))
     if stored is not None and is_equal(stored, data):

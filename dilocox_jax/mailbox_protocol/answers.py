@@ -1,4 +1,4 @@
-"""The errors that requests to an object store raise."""
+"""The errors that requests to a store (a folder or a bucket) raise."""
 
 
 class StoreUnavailableError(Exception):

@@ -128,7 +128,7 @@ class Bucket:
 
     Returns:
       True: this call has written the object. False: it exists; this call may
-      still have written it.
+      still have written it if the answer to its request was lost.
     """
     try:
       obstore.put(self._objects, path, parts_of(data), mode="create")
@@ -206,8 +206,8 @@ def _code(error: BaseException) -> str:
 def _refusal(error: BaseException) -> StoreUnavailableError:
   """Translates an exception of `obstore` into an error of this package.
 
-  It is a `ClosedError` if no retry can succeed before somebody changes the
-  bucket, its permissions or the URL; else a `StoreUnavailableError`.
+  The result is a `ClosedError` if no retry can succeed before somebody changes
+  the bucket, its permissions or the URL; else a `StoreUnavailableError`.
   """
   status = _status(error)
   code = _code(error)

@@ -1,4 +1,4 @@
-"""The content of an object, as one buffer or as several that follow each other.
+"""The bytes of a stored object, as one buffer or as a list of buffers.
 
 A message consists of a header and the bytes of several arrays. As a list of
 buffers it can be written without copying all bytes into one buffer.

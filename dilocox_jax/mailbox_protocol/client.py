@@ -1,6 +1,6 @@
 """The client through which a training loop uses a mailbox.
 
-For each turn of an exchange, the client sends this replica's message, and
+In each turn of an exchange, the client sends one message of this replica, and
 returns the messages that all replicas average.
 """
 
@@ -37,8 +37,8 @@ LOOK_EVERY_S = 0.5  # How often a waiting client looks whether it should stop.
 class MailboxClient:
   """Calls a mailbox for a training loop, and counts the exchanges.
 
-  Every call of the mailbox runs in a thread, so that Ctrl-C works at once,
-  however long the store takes to answer.
+  Every call that needs the store runs in a thread, so that Ctrl-C works at
+  once, however long the store (a folder or a bucket) takes to answer.
 
   A replica may have several processes. Each has a client, and all clients get
   the same calls in the same order. Only process 0 has a mailbox, and the others
@@ -61,16 +61,18 @@ class MailboxClient:
     processes: Calls process 0 of this replica, and brings the results to its
       other processes.
     event: Number of the next exchange.
-    settled: A dict for each event whose list of messages was decided since the
-      caller emptied this list: "event" (its number), "members" (replicas in the
-      mean), "left_out" (reason by replica), and "wrong_shares" (how many wrong
-      slices of a mean were found meanwhile, by the replica that made them).
+    settled: A dict for each exchange since the caller last emptied this list:
+      "event" (number of the exchange), "members" (replicas in the mean),
+      "left_out" (reason by replica), and "wrong_shares" (how many slices of
+      means this replica has found to be wrong since the exchange before, by the
+      replica that made them).
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
       `NEVER` between `newest` and `take_part`.
     stop: `threading.Event` that any thread may set to ask the run to stop.
-    last_s: Seconds that the last exchange took.
-    written: At most one future, which is done when all snapshots are written.
+    last_s: Seconds that the last call of `turn` took.
+    written: At most one future, which is done when all tasks of the mailbox,
+      such as writing a snapshot, are done.
     steps: Counts the inner steps behind this replica's messages.
     run: Identifier of the run; only set after `enter`.
     mailbox: The mailbox; only set after `enter`, and only in process 0.
@@ -125,8 +127,8 @@ class MailboxClient:
   ) -> Any:
     """Calls a method of process 0's mailbox. All processes get its result.
 
-    While it runs, the mailbox may read the arrays that `shared` returns, whose
-    parts are on several processes. An error is raised in all processes.
+    Meanwhile, the mailbox may read the arrays that `shared` returns, also if
+    their parts are in several processes. An error is raised in all processes.
     """
 
     def ask() -> Any:
@@ -149,7 +151,7 @@ class MailboxClient:
 
     Raises:
       StoppedError: If the run was asked to stop, and the call has not ended
-        within the grace time plus the seconds of the last exchange.
+        within `grace_s` plus `last_s` seconds after that.
     """
     future = in_thread(call, *args, **kwargs)
     while wait([future], LOOK_EVERY_S).not_done:
@@ -163,7 +165,7 @@ class MailboxClient:
     return future.result()
 
   def _write_in_thread(self, write: Callable[[], None]) -> None:
-    """Writes a snapshot in a thread, after all earlier ones are written."""
+    """Runs a task, e.g. writes a snapshot, in a thread after earlier tasks."""
     earlier = self.written
 
     def write_after_earlier() -> None:
@@ -173,7 +175,7 @@ class MailboxClient:
     self.written = [in_thread(write_after_earlier)]
 
   def _wait_for_snapshots(self) -> None:
-    """Waits up to `grace_s` seconds for snapshots that are being written."""
+    """Waits up to `grace_s` seconds for tasks that run, such as a snapshot."""
     if wait(self.written, self.grace_s).not_done:
       logging.getLogger(__name__).warning(
         "gave up a snapshot that was not written %g s after the run",
@@ -193,7 +195,7 @@ class MailboxClient:
 
     Raises:
       StoppedError: If the first events are deleted and no snapshot can be read,
-        or if the run was asked to stop.
+        or if the run was asked to stop and the store does not answer.
     """
     snapshot = self._ask("newest")
     # Some exchanges may be in flight in the snapshot. This replica has sent
@@ -229,16 +231,16 @@ class MailboxClient:
   def take_part(self, num_in_flight: int) -> bool:
     """Announces that this replica will send messages from now on.
 
-    The exchanges in flight come first: they carry no pseudo-gradient of this
-    replica.
+    It takes no part in the exchanges in flight, which come first.
 
     Args:
-      num_in_flight: Number of exchanges that are in flight.
+      num_in_flight: Number of exchanges whose pseudo-gradients were measured
+        before, but not exchanged yet.
 
     Returns:
-      Whether this replica takes part. False if the others have already settled
-      the event of its first message. Then it must first apply more of their
-      events, and try again.
+      Whether this replica takes part. False if the others have already decided
+      which messages they average in the event of its first message. Then it
+      must first apply more of their events, and try again.
 
     Raises:
       ReplicaStaleError: If the event of its first message was deleted.
@@ -278,8 +280,8 @@ class MailboxClient:
       kind: Number of the fragment that is exchanged.
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
-      take_fingerprint: Returns the fingerprint, with the signs of this event
-        (`signs`), of the shared state that an exchange of the fragment changes.
+      take_fingerprint: Returns the fingerprint (a few random sums, with the
+        signs of `signs`) of the shared state that the exchange changes.
 
     Returns:
       The session of the exchange, which has sent nothing yet.
@@ -300,7 +302,7 @@ class MailboxClient:
     )
 
   def turn(self, *args: Any, **kwargs: Any) -> Exchanged:
-    """Calls `Mailbox.exchange`, and notes how many seconds it took.
+    """Calls `Mailbox.exchange` for one message, and notes its time in `last_s`.
 
     The keyword `shared` is a function that returns arrays which the mailbox may
     have to read from several processes. All other arguments are passed on.
@@ -362,7 +364,8 @@ class ExchangeSession:
     """Sends the next turn's message, and returns the messages that all average.
 
     Args:
-      arrays: The arrays of this replica's message.
+      arrays: The arrays of this replica's message. If it only reads, only their
+        types and shapes matter.
       is_finite: Whether this replica's values are finite. If not, the message
         has the weight 0: it is left out of the mean, but nobody waits for it.
       shared: Returns the arrays of the state that all replicas share, which

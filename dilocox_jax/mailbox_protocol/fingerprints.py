@@ -1,4 +1,4 @@
-"""Compares the shared states of replicas by their fingerprints.
+"""Compares the shared states of replicas by fingerprints (random sums).
 
 The shared state is the outer parameters, the outer optimizer and the codec's
 common state. Replicas that have averaged the same messages should have equal
@@ -16,8 +16,7 @@ start of the run. The first term allows for float32 sums that another machine
 adds in another order; the second one for a state that is rounded at each event.
 
 For example, rounding explains a difference of 4e-6 at the start of a run, and
-of 1.6e-5 after 200 events. Two CPUs with different instruction sets differed by
-1.9e-6 after 200 events (measured, docs/how_it_works/mailbox_wrong_values.md).
+of 1.6e-5 after 200 events (docs/how_it_works/mailbox_wrong_values.md).
 """
 
 import hashlib
@@ -81,7 +80,8 @@ class SharedState(NamedTuple):
       sender has followed, as 64 hexadecimal digits; "" before the first one.
     base: Event of the snapshot with which the sender began; 0 if it began with
       the initial parameters.
-    fingerprint: Fingerprint of the state; `NOTHING` in later turns of an event.
+    fingerprint: Fingerprint of the state; `NOTHING` if the message has none, as
+      all but the first message of an event.
   """
 
   name: str = ""
@@ -188,9 +188,9 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Estimates the relative distance of two states in each block, float64 [B].
 
-  It is relative to the larger norm. It is 0 for a tiny distance, and for a
-  block that is not finite in both states; infinite if it is in only one. `one`
-  and `other` are the rows of their fingerprints, float32 [B, 34].
+  The distance is relative to the larger of the two norms. It counts as 0 if it
+  is tiny or if neither block is finite, and as infinite if only one block is
+  finite. `one` and `other` are the rows of the fingerprints, float32 [B, 34].
   """
   is_finite = np.isfinite(one).all(axis=1)
   is_other_finite = np.isfinite(other).all(axis=1)

@@ -157,7 +157,7 @@ class Folder:
   def sizes(self, prefix: str) -> dict[str, int]:
     """Returns the sizes in bytes of the objects below a folder, by path.
 
-    It also removes staged files of writers that were killed.
+    It also removes old files that killed writers have left in `.staged`.
 
     Args:
       prefix: Path of the folder in the store.
@@ -311,10 +311,7 @@ class Folder:
     )
 
   def _clean(self, root: int) -> None:
-    """Removes files in `.staged` that are older than an hour.
-
-    Their writers were killed before they could remove them.
-    """
+    """Removes files in `.staged` that killed writers left over an hour ago."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       with files.opened_folders(root, [_STAGING]) as opened:
         staging = opened[-1]

@@ -85,12 +85,12 @@ class Exchanged(NamedTuple):
       order in which all replicas add them up. If `mean` is given, the lists of
       arrays are empty.
     is_own_listed: Whether one of these messages is from this replica. If not,
-      and it is not in `left_out`, it may send its values later.
+      this replica may send its values later, unless `left_out` names it.
     left_out: For each replica whose message came in time and does not count,
       the reason. A replica that is left out should drop its values.
-    is_superseded: Whether this replica's listed message is one that it sent
-      before a restart. It must then drop the values that it holds back, because
-      the earlier process may have sent them.
+    is_superseded: Whether this replica's averaged message is one that it sent
+      before a restart. This replica must then drop the values that it holds
+      back, because its earlier process may have sent them.
     mean: The weighted mean of the messages, as arrays of the same types and
       shapes; None: the caller averages `messages`.
     wrong_shares: Shares (means of one slice of all messages) that this replica
@@ -256,8 +256,8 @@ class Mailbox:
       the initial parameters and event 0.
 
     Raises:
-      StoppedError: If the first events are deleted, and no snapshot can be
-        read.
+      StoppedError: If the call before led to no progress, the first events are
+        deleted, and no snapshot can be read.
     """
     self._pause_before_start()
     self._go_on(Memory())
@@ -348,9 +348,10 @@ class Mailbox:
     self._confirmed = set()
 
   def signs(self, event: int) -> np.ndarray:
-    """Returns the random signs for the fingerprint of an event's state.
+    """Returns the random signs for fingerprints of the state before an event.
 
-    They are float32 [2^20] of +1 and -1, equal in all replicas of the run.
+    They are float32 [2^20] of +1 and -1, equal in all replicas of the run. A
+    fingerprint is a few random sums of the state.
     """
     return random_signs(self._run, event)
 
@@ -401,8 +402,8 @@ class Mailbox:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Restores the state of an earlier process of this replica.
 
-    This replica then repeats its work since the checkpoint. For events that
-    were settled meanwhile, the message of the earlier process counts
+    This replica then repeats its work since the checkpoint. If the earlier
+    process has sent a message for an event, that one counts
     (`Exchanged.is_superseded`).
 
     Args:
@@ -428,8 +429,9 @@ class Mailbox:
 
     Returns:
       Whether this replica's message for the event may count, so that it should
-      do its inner steps. False if the event is settled already, unless this
-      replica was restarted and its earlier message is listed.
+      do its inner steps. True, without a request, if the others wait for it
+      anyway. Else False if the list of the event's messages is decided, unless
+      it has a message that this replica sent before a restart.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -468,22 +470,22 @@ class Mailbox:
   ) -> Exchanged:
     """Sends a message, and returns the messages that all replicas average.
 
-    It waits up to `rules.grace_s` seconds for the messages of the others, or
-    longer if there are fewer than `rules.quorum`, a listed message has
-    vanished, or the store cannot be reached.
+    The method waits up to `rules.grace_s` seconds for the messages of the
+    others, or longer if there are fewer than `rules.quorum`, if a message to
+    average has vanished, or if the store cannot be reached.
 
     Args:
       event: Number of the event. It is the one after the last event, or an
         earlier one whose result this replica has not applied yet.
-      turn: Number of the message within the event, from 0. In later turns, only
-        replicas whose first message is listed send messages.
+      turn: Number of the message within the event, from 0. After turn 0, only
+        replicas whose first message is averaged send messages.
       arrays: The arrays of the message. Do not change them in place before the
         next event is settled. If `send` is False, only types and shapes matter.
       weight: Weight of the message in the mean.
       send: Whether this replica sends a message. If not, it only reads.
       state: Fingerprint of the shared state before the event (`fingerprint`).
         None: nothing is compared, and this replica writes no snapshot. It is
-        not read in later turns.
+        not read after turn 0.
       kind: Number of the fragment that is exchanged. All events of one kind
         have messages of one size.
       snapshot: Returns the first event whose result the shared state does not
@@ -499,11 +501,11 @@ class Mailbox:
         or its list of messages differs from that of most others, or two
         different states are equally frequent.
       StoppedError: If beginning again would not help: its shared state keeps
-        differing, its messages have other types or shapes than the listed ones,
+        differing, its message has other types or shapes than the averaged ones,
         two other replicas have found wrong shares that it made, or
         `rules.store_bytes` is too low.
-      ValueError: If an event was skipped, or if `tables` is None and the others
-        average in slices.
+      ValueError: If an event or its turn 0 was skipped, or if `tables` is None
+        in an event before this replica's snapshot that was averaged in slices.
     """
     self._check_order(event, turn)
     self._check_accusers()
@@ -533,7 +535,7 @@ class Mailbox:
       base=self._agreement.memory.base,
       fingerprint=fingerprint,
     )
-    sent_digest = ""
+    sent_digest = ""  # It stays empty if this replica only reads.
     if send and (turn == 0 or self.name in self._agreement.first.names):
       message = inbox.send(
         self.name,
@@ -574,7 +576,7 @@ class Mailbox:
     )
 
   def _taken_wrong_shares(self) -> list[tuple[int, int, str]]:
-    """Returns and removes the wrong shares found so far, as in `Exchanged`."""
+    """Returns and removes the wrong means of slices that were found so far."""
     # A check in another thread may add one meanwhile.
     found = list(self._wrong_shares)
     del self._wrong_shares[: len(found)]
@@ -616,9 +618,9 @@ class Mailbox:
   ) -> None:
     """Remembers what was agreed in a turn. It may also write a snapshot.
 
-    If `snapshot` is given, it returns the first event whose result the shared
-    state does not have yet, and the arrays of the state, which are written. If
-    a new interval begins with the turn, the usage is logged.
+    A snapshot is written if `snapshot` is given. `snapshot` returns the first
+    event whose result the shared state does not have yet, and the arrays of the
+    state.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -642,11 +644,11 @@ class Mailbox:
   ) -> tuple[
     list[tuple[str, float, list[np.ndarray]]], list[np.ndarray] | None
   ]:
-    """Returns the listed messages, and their mean if it is made in shares.
+    """Returns the messages that `agreed` lists, and perhaps their mean.
 
-    In shares, each replica averages one slice of all messages. The returned
-    messages then have no arrays. Else the mean is None. The functions in
-    `beside` are called at the same time as the first requests.
+    If each replica averages one slice of all messages, the result has the mean,
+    and its messages have no arrays. Else the mean is None. The functions in
+    `beside` are called with the first requests.
     """
     if not isinstance(inbox, SlicedInbox) or not agreed.listed:
       return self._agreement.fetch_messages(inbox, agreed, beside), None
@@ -666,7 +668,7 @@ class Mailbox:
     num_slices: int,
     tables: Tables | None,
   ) -> Inbox:
-    """Returns an empty inbox for the messages of a turn.
+    """Returns an inbox, which will hold the messages of a turn.
 
     A message has the types and shapes of the arrays `like`, and is cut into
     `num_slices` slices; 0: it is not cut.
@@ -711,7 +713,8 @@ class Mailbox:
   ) -> list[np.ndarray]:
     """Returns the mean of a turn, of which each replica computes one slice.
 
-    In some turns this replica also checks the slice of another one (`beside`).
+    In some turns this replica then checks the slice of another one. The
+    functions in `beside` are called with the first requests.
     """
     shares = Shares(
       store=self._store,
@@ -728,10 +731,10 @@ class Mailbox:
     return shares.mean()
 
   def _check_one_share(self, shares: Shares) -> None:
-    """Starts the check of a share, in the turns in which a share is checked.
+    """Checks another replica's share (mean of one slice) if this is its task.
 
-    One replica computes another's share (mean of one slice) again. The maker of
-    the share reads the results of earlier checks.
+    In about one of eight turns, a hash chooses one replica for this. In these
+    turns every replica also reads the results of earlier checks of its shares.
     """
     check = shares.check(self._run)
     if check is None:
@@ -776,7 +779,7 @@ class Mailbox:
     )
 
   def _read_checks(self, checks: Sequence[Check]) -> None:
-    """Reads whether other replicas have reported wrong shares of this one."""
+    """Reads whether others have found wrong means of slices by this replica."""
     for check in checks:
       try:
         data = self._store.store.get(check.path, JSON_BYTES)
@@ -803,10 +806,10 @@ class Mailbox:
     shared: SharedState,
     sent_digest: str,
   ) -> None:
-    """Checks that this replica has the shared state of the listed messages.
+    """Checks that this replica's shared state is that of the listed senders.
 
-    If its message is listed, the writer of the manifest has checked this. Else
-    the state is compared with that of the first listed message.
+    If this replica's message is listed, the writer of the list (`agreed`) has
+    checked this. Else the state is compared with that of the first sender.
 
     Raises:
       ReplicaStaleError: If the states differ, or if this replica has sent a
@@ -925,7 +928,8 @@ class Mailbox:
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     """Notes whether the others wait for this replica at the next event.
 
-    It also logs whose messages were left out, and whether its own was too late.
+    It also logs whose messages were left out, and whether this replica's
+    message was too late.
     """
     # A replica that only reads may still be expected because of a message that
     # it sent before a restart. Such a replica is not present.

@@ -1,15 +1,10 @@
-"""Makes manifests: the list of messages that all replicas average in a turn.
+"""Makes manifests: lists of the messages that all replicas average.
+
+Each turn of an exchange (one message of each replica) has a manifest.
 
 A replica with a broken device can send values that are finite and wrong. Then
-the norm of its message often differs from the *usual* norm:
-
-- For three or more messages, the usual norm is their median.
-- For two messages, it is the lower norm, or the running median of the last six
-  events (exchanges) with messages of this kind if that is higher.
-- For a single message, it is this running median. In the first six events
-  there is none.
-
-Messages of norm 0, from replicas that made no progress, do not count here.
+the norm of its message often differs from the *usual* norm, which is the median
+norm if there are at least three messages (else see `usual_norm`).
 
 A message is left out if its norm is more than `max_norm_ratio` times the usual
 norm. If its norm is smaller, but r > 1 times the usual norm, it is averaged
@@ -74,7 +69,7 @@ class Manifest:
     roster: The replicas that take part after this event.
     is_split: Whether two different shared states (outer parameters and outer
       optimizer) were equally frequent among the senders (`votes`). All senders
-      must then take the newest snapshot.
+      must then begin again from the newest snapshot (a copy of the state).
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
     num_slices: Number of slices, S, into which the messages are cut, so that
@@ -131,7 +126,7 @@ def make_manifest(
   states: Vote = Vote({}),  # noqa: B008 - nobody changes it
   full_weight_ratio: float = 1.0,
 ) -> Manifest:
-  """Returns the manifest that lists the messages to average in a turn.
+  """Returns the manifest of a turn: which of the sent messages are averaged.
 
   A message is left out if its sender's shared state is refused (`states`), if
   its values are not finite, or if its norm is too large. A message with a large
@@ -204,7 +199,8 @@ def usual_norm(
 ) -> float | None:
   """Returns the usual norm, with which the norms of a turn are compared.
 
-  Norms that are 0 or not finite do not count. It depends on how many count:
+  Norms that are 0 (of replicas without progress) or not finite do not count.
+  The usual norm depends on how many norms count:
 
   - three or more: their median (of an even number, the lower of the two middle
     norms);
@@ -212,8 +208,9 @@ def usual_norm(
   - one: the running median; None before there are six earlier events;
   - none: None.
 
-  The running median is that of the last six values of `accepted`, or of fewer
-  if two norms count (of an even number, the higher of the two middle values).
+  The running median is that of the last six values of `accepted` (of an even
+  number, the higher of the two middle values). If two norms count, fewer values
+  suffice.
 
   Args:
     norms: Norms of the messages of a turn.

@@ -108,9 +108,10 @@ def message_path(event: int, turn: int, replica: str) -> str:
 
 
 def proposal_path(event: int, turn: int) -> str:
-  """Returns the path of the manifest that is proposed for a turn of an event.
+  """Returns the path of a proposed manifest, e.g. "proposal/0000000012.0".
 
-  A manifest is a list of messages. Example: "proposal/0000000012.0".
+  It lists the messages to average in a turn (one message of each replica) of an
+  event (exchange).
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
@@ -118,7 +119,8 @@ def proposal_path(event: int, turn: int) -> str:
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
 
-  A manifest is the list of the messages to average.
+  It lists the messages to average in a turn (one message of each replica) of an
+  event (exchange).
   """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
@@ -126,7 +128,8 @@ def manifest_path(event: int, turn: int) -> str:
 def shares_folder(event: int, turn: int) -> str:
   """Returns the folder of a turn's shares, e.g. "share/0000000012/0".
 
-  A share is the mean of one slice of all messages.
+  A share is the mean of one slice of all messages in a turn of an event
+  (exchange).
   """
   return f"{SHARES}/{event:010d}/{turn}"
 
@@ -134,7 +137,8 @@ def shares_folder(event: int, turn: int) -> str:
 def share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a turn's share, e.g. "share/0000000012/0/5".
 
-  A share is the mean of one slice of all messages.
+  This share is the mean of slice 5 of all messages in turn 0 of event
+  (exchange) 12.
   """
   return f"{shares_folder(event, turn)}/{number}"
 
@@ -142,7 +146,8 @@ def share_path(event: int, turn: int, number: int) -> str:
 def residual_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a residual, e.g. "share/0000000012/0/5.rest".
 
-  It is what encoding lost in share 5, the mean of slice 5 of all messages.
+  It is what encoding lost in share 5: the mean of slice 5 of all messages in
+  turn 0 of event (exchange) 12.
   """
   return f"{share_path(event, turn, number)}.rest"
 
@@ -150,26 +155,26 @@ def residual_path(event: int, turn: int, number: int) -> str:
 def wrong_share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of the object which says that a share is wrong.
 
-  A share is the mean of one slice of all messages. If no replica has found the
-  share to be wrong, there is no such object.
+  A share is the mean of one slice of all messages in a turn of an event. The
+  object exists only if a replica has found the share to be wrong.
   """
   return f"{share_path(event, turn, number)}.wrong"
 
 
 def snapshot_path(event: int, part: str) -> str:
-  """Returns the path of a part of the snapshot before an event (exchange).
+  """Returns the path of a part of a snapshot, e.g. "snapshot/0000000064/index".
 
-  The parts are "claim", "arrays" and "index". Example:
-  "snapshot/0000000064/index".
+  A snapshot is the state that all replicas share before an event (exchange).
+  Its parts are "claim", "arrays" and "index".
   """
   return f"{SNAPSHOTS}/{event:010d}/{part}"
 
 
 def gone_paths(start: int) -> tuple[str, str]:
-  """Returns the paths of the two marks of a deleted interval of events.
+  """Returns the paths of the two objects that mark an interval as deleted.
 
-  An interval is the events from one snapshot to the next one, and `start` the
-  first of them.
+  An interval is the events (exchanges) from one snapshot to the next one, and
+  `start` the first of them.
   """
   return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 
@@ -208,7 +213,7 @@ def num_bytes(kinds: Iterable[Kind]) -> int:
 def message_bytes(num_array_bytes: int) -> int:
   """Returns the number of bytes of a message, with its signature and header.
 
-  The fingerprint in the first turn of an event is not counted.
+  The random sums of the sender's state (fingerprint) are not counted.
   """
   return signed_bytes(HEADER_BYTES + num_array_bytes)
 
@@ -299,8 +304,8 @@ class Inbox:
     there: Names of the replicas whose messages are probably in the store and
       were not read yet.
     held: The messages that this replica has, by name of their sender.
-    taken: Contents of the seats that were taken since the event before: the
-      replica's "name", and the event "since" which it takes part.
+    taken: The replicas that have joined or come back since the event before, as
+      read from their seats: "name", and the event "since" which it takes part.
     num_looks: How often this replica has looked whether the turn is settled.
     seats_read_s: Time of the last look for new seats in this turn, by the clock
       of the store (seconds); None: there was none yet.
@@ -367,6 +372,7 @@ class Inbox:
     message = self._sealed(path, weight, arrays, state)
     data = message.data
     calls: list[Callable] = [functools.partial(self.store.create, path, data)]
+    # Beside the write, a listing finds out which of many messages are there.
     others = [name for name in self.expected if name != replica]
     if len(others) > FEW and not self.covers(others):
       calls.append(self.look)
@@ -462,8 +468,9 @@ class Inbox:
   def read(self, replica: str) -> None:
     """Reads a replica's message, and adds it to `held` if it is valid.
 
-    It is not valid if it is missing or not signed, has another size or layout,
-    or a weight that is negative or not finite. The sender leaves `there`.
+    A valid message is signed, has the size and layout of the turn's messages,
+    and a weight that is finite and not negative. The sender is removed from
+    `there`.
     """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)

@@ -2,8 +2,7 @@
 
 Example: a message has 100 MB, and a replica needs the bytes 12,500,000 to
 25,000,000. It asks for the tags (3.1 kB) and for the blocks of 1 MiB that hold
-these bytes. Both requests are made at the same time. `signer.py` describes the
-format.
+these bytes. `signer.py` describes the format.
 """
 
 from typing import Any
@@ -76,7 +75,7 @@ class SignedRanges:
     return memoryview(blocks)[start - blocks_start : stop - blocks_start]
 
   def _read_blocks(self, start: int, stop: int) -> Buffer | None:
-    """Reads bytes of the content and, at the first call, also the tags.
+    """Reads bytes of the content and, if they are not known yet, the tags.
 
     Tags are the authentication codes of the content's blocks. The returned
     bytes are not verified; None: the object is missing or too short.

@@ -167,7 +167,8 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
 def encode_error(error: Exception) -> tuple[str, str]:
   """Returns the name of an error's type and its message, for `decode_error`.
 
-  For a subclass of a type in `_ERRORS`, it is the name of that type.
+  For an error of a subclass of a type in `_ERRORS`, the name of that type is
+  returned.
   """
   for name, kind in _ERRORS.items():
     if isinstance(error, kind):

@@ -76,12 +76,13 @@ class MailboxRules:
     replicas: Number of replicas that the first event (exchange) waits for, up
       to the grace time.
     quorum: Least number of messages before their list is decided. If a codec
-      sends two messages one after the other, it holds for the first ones alone.
+      sends two messages one after the other, only the first ones must be so
+      many.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
-    snapshot_every: Least number of events between two snapshots of the shared
-      state. Before the next one, each replica must also have sent as many bytes
-      as a snapshot has. A low `store_bytes` makes snapshots more frequent.
+    snapshot_every: A snapshot (copy of the shared state) is due when so many
+      events have passed and each replica has sent as many bytes as a snapshot
+      has. A low `store_bytes` makes snapshots more frequent.
     store_bytes: Largest number of bytes of all objects in the store; None: a
       limit that follows from the size of a snapshot and the number of replicas,
       at least 1 GB (`mailbox_protocol.store_size`).
@@ -262,10 +263,7 @@ def _begin_run(
 
 
 def _read_run(store: Any) -> dict[str, Buffer | None]:
-  """Returns the bytes of `run.json` and of its copy, by path.
-
-  None stands for an object that is missing.
-  """
+  """Returns the bytes of `run.json` and of its copy, by path; None: missing."""
   paths = (RUN_COPY, RUN)
   contents = get_all(store, dict.fromkeys(paths, JSON_BYTES))
   return dict(zip(paths, contents, strict=True))
@@ -276,7 +274,7 @@ def _record_in_use(
 ) -> dict[str, Any]:
   """Returns the one of two different contents of `run.json` that is in use.
 
-  It is the one whose run has signed manifests in the store.
+  It is the one whose run has signed manifests (lists of messages) in the store.
 
   Raises:
     RunMismatchError: If none or several of the runs have manifests there.
@@ -503,10 +501,10 @@ class Seats:
       self.index = self._number - roster.later
 
   def look_after(self, roster: Roster) -> None:
-    """Writes this replica's seat again if it is missing.
+    """Writes this replica's seat again if it is missing or damaged.
 
-    It also takes missing seats before its own, from number `roster.num_seats`
-    on.
+    If seats before it are missing or damaged, this replica takes them, too.
+    Seats that `roster` counts are not looked at.
     """
     if self._since is None:
       return
@@ -540,7 +538,8 @@ class Seats:
   def _take_seat(self, roster: Roster) -> int:
     """Takes the first free seat for this replica, and returns its number.
 
-    After a restart, it takes the seat that it took before, if that is the next.
+    After a restart, this replica takes its earlier seat again if that is the
+    first one that `roster` does not count.
     """
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.
@@ -570,11 +569,9 @@ class Seats:
         return number
 
   def _pause_after(self, num_lost: int) -> float:
-    """Returns the seconds to wait after another replica took the wanted seat.
-
-    They differ between replicas, and their limit doubles with `num_lost`, so
-    that replicas that join together do not collide again and again.
-    """
+    """Returns the seconds to wait after others took `num_lost` wanted seats."""
+    # The pauses of replicas that join together differ, and grow, so that these
+    # replicas do not collide again and again.
     text = f"{self._name} {num_lost}"
     fraction = hashlib.sha256(text.encode()).digest()[0] / 256
     return fraction * min(_FIRST_PAUSE_S * 2**num_lost, _LONGEST_CROWD_PAUSE_S)

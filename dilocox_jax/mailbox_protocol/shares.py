@@ -1,11 +1,11 @@
-"""Makes the mean of a turn in shares, like a reduce-scatter and an all-gather.
+"""Makes the mean of messages in shares: a reduce-scatter and an all-gather.
 
 Messages are cut into slices. A replica reads one slice of each message,
 averages the slices, and writes the result: its *share* of the mean. Then it
 reads the shares of the others. So the bytes that a replica reads do not grow
 with the number of replicas. `reference.shares` says how a share is computed. A
-turn is one message of each replica in an event (exchange). Its requests, one
-after the other:
+turn is one message of each replica in an event (exchange). The requests of a
+replica in a turn, one after the other:
 
     create the message
     read one slice of each of the other messages
@@ -23,10 +23,10 @@ share writes the residual as an object, and whoever makes the same share at the
 next event of this fragment adds it to the mean. If the object is lost, or if
 the number of slices has changed, no residual is added.
 
-In about one of eight turns a replica computes another's share again. If they
-differ, it writes an object that says so, which the maker reads some events
-later. All replicas have applied the wrong share by then, and go on with equal
-states. A replica ends if two others have found wrong shares of it.
+In about one of eight turns a replica computes another's share again. If the two
+results differ, it writes an object that says so, which the maker reads some
+events later. All replicas have applied the wrong share by then, and go on with
+equal states. A replica ends if two others have found wrong shares of it.
 """
 
 import dataclasses
@@ -132,13 +132,12 @@ class Share(NamedTuple):
 
 @dataclasses.dataclass
 class Shares:
-  """Makes and reads the shares of one turn's mean, for one replica.
+  """Makes and reads shares: the means of single slices of a turn's messages.
 
-  A share is the mean of one slice of all messages. Each replica makes one
-  share, and reads the others; it makes none in a turn that was settled before
-  the snapshot with which it began (`Inbox.is_past`). Some methods return
-  functions that make requests, so that the caller can make the requests at the
-  same time.
+  Usually each replica makes one share, and reads the others. A replica makes
+  none in a turn that was settled before the snapshot with which it began
+  (`Inbox.is_past`). Some methods return functions that make requests, so that
+  the caller can make the requests at the same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
@@ -199,8 +198,9 @@ class Shares:
   def reads_for_comparison(self) -> list[Callable[[], None]]:
     """Returns functions that read a slice of the first listed message.
 
-    If this replica's message is not listed, it compares its state with the
-    fingerprint (a few random sums) in this slice. Else the list is empty.
+    A replica whose message is not listed needs this slice: it compares its
+    state with the fingerprint (a few random sums) there. For others the list is
+    empty.
     """
     if self.name in self.agreed.names:
       return []
@@ -210,9 +210,9 @@ class Shares:
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call first in a try to get all shares.
 
-    For each share (mean of one slice) of this replica, they read the slices, or
-    make the share if it has all slices. They also write residuals. Call the
-    functions of `last_calls` afterwards.
+    For each share that this replica must make, they read the missing slices or,
+    if none is missing, make the share. They also write residuals (losses of
+    encoding). Call the functions of `last_calls` after them.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -233,8 +233,8 @@ class Shares:
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call last in a try to get all shares.
 
-    They make this replica's shares (means of one slice) whose slices the
-    functions of `first_calls` have read, and read the shares of others.
+    They make this replica's shares whose slices the functions of `first_calls`
+    have read, and read the shares of others.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -277,9 +277,8 @@ class Shares:
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices for a share of the mean.
 
-    A share is the mean of one slice of each listed message. There is no
-    function for a slice that this replica has, unless it is of another message
-    than the listed one.
+    There is no function for a slice that this replica has, unless it is of
+    another message than the listed one.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -292,11 +291,11 @@ class Shares:
     return not self.reads_of_slices(number)
 
   def create(self, number: int) -> None:
-    """Computes a share (the mean of one slice), and writes it to the store.
+    """Computes a share, and writes it to the store.
 
     The share is also added to `held`. If another replica has written a valid
-    one before, that counts. If the norm of the computed share is too large,
-    nothing is written.
+    share before, that one counts. If the norm of the computed share is too
+    large, nothing is written.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -355,10 +354,10 @@ class Shares:
     return calls
 
   def read(self, number: int) -> None:
-    """Reads a share (the mean of one slice), and adds it to `held` if valid.
+    """Reads a share, and adds it to `held` if it is valid.
 
-    A share is not valid if it is missing, not signed, of another manifest, or
-    too large.
+    A valid share is signed, was made for the manifest `agreed`, and has no
+    larger norm than the largest message.
     """
     path = share_path(self.inbox.event, self.inbox.turn, number)
     size = HEADER_BYTES + self.inbox.cuts.num_bytes(number)
@@ -397,7 +396,7 @@ class Shares:
     return True
 
   def mean(self) -> list[np.ndarray]:
-    """Joins the shares, all in `held`, to the arrays of a message."""
+    """Joins the shares to the arrays of the mean. All must be in `held`."""
     slices = [self.held[number].tables for number in range(self.num_slices)]
     matrices = self.inbox.cuts.join(slices)
     arrays = []
@@ -409,8 +408,7 @@ class Shares:
   def objects(self) -> dict[str, Data]:
     """Returns the shares and whole, listed messages that this replica holds.
 
-    The result has the objects by path, so that a waiting replica can write them
-    again if they have vanished.
+    They are by path. A waiting replica writes them again if they have vanished.
     """
     event = self.inbox.event
     turn = self.inbox.turn
@@ -428,14 +426,15 @@ class Shares:
   def check(self, run: str) -> Check | None:
     """Returns which share is computed again in this turn; None if none is.
 
-    In about one of `CHECKED_TURNS` turns, one replica checks one share (mean of
-    a slice) of another. A hash of the run and the turn decides which ones.
+    In about one of `CHECKED_TURNS` turns, one replica checks one share of
+    another. A hash of the run and the turn decides which ones.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()
     draw = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
     if draw % CHECKED_TURNS or len(names) < 2:
       return None
+    # What is left of the hash chooses the share, and then the replica.
     draw //= CHECKED_TURNS
     number = draw % self.num_slices
     draw //= self.num_slices
@@ -448,15 +447,16 @@ class Shares:
     )
 
   def is_made_here(self, number: int) -> bool:
-    """Returns whether this replica has computed a share itself."""
+    """Returns whether this replica has computed a share in `held` itself."""
     return self.held[number].loss is not None
 
   def difference(self, number: int) -> str:
     """Computes a share again, and returns how the share in `held` differs.
 
     Returns:
-      The difference, such as "by 1.0e-03 of its norm". "" if the share is equal
-      up to rounding, or if its slices or its residual cannot be read.
+      The difference, such as "by 1.0e-03 of its norm". "" if the shares are
+      equal up to rounding, or if the slices, or the residual that was added to
+      their mean, cannot be read.
     """
     self.store.at_once([lambda: None, *self.reads_of_slices(number)])
     share = self.held[number]
@@ -474,7 +474,7 @@ class Shares:
     return f"by {gap / norm:.1e} of its norm"
 
   def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
-    """Computes a share (the mean of one slice) without writing it.
+    """Computes a share without writing it.
 
     All its slices were read before. The residual, float32 [R, width] for each
     table, is added to the mean if it is given.

@@ -99,7 +99,7 @@ class Signer:
   """Signs and verifies the objects of one run."""
 
   def __init__(self, secret: bytes, run: str):
-    """Keeps the secret and the name of the run.
+    """Keeps the secret and the identifier of the run.
 
     Args:
       secret: The secret that all replicas of the run share.
@@ -283,7 +283,7 @@ class Signer:
     return json.loads(content)
 
   def _key(self, path: str, num_bytes: int) -> bytes:
-    """Returns the key for the tags of the blocks of an object, 32 bytes.
+    """Returns the key for the codes of an object's blocks, 32 bytes.
 
     `num_bytes` is the size of the object's content.
     """
@@ -291,7 +291,7 @@ class Signer:
     return self._tag_of_path(path, _KEY_OF_BLOCKS + length)
 
   def _key_of_sections(self, path: str, num_sections: int) -> bytes:
-    """Returns the key for the seals of an object's sections, 32 bytes."""
+    """Returns the key for the codes of an object's sections, 32 bytes."""
     number = num_sections.to_bytes(8, "little")
     return self._tag_of_path(path, _KEY_OF_SECTIONS + number)
 

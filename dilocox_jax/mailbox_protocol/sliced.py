@@ -50,9 +50,9 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the bytes of a message in slices, without fingerprints.
+  """Returns the bytes of a message in slices, from those of its arrays.
 
-  `num_array_bytes` is the number of bytes of its arrays.
+  The random sums of the sender's state (fingerprint) are not counted.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 
@@ -73,8 +73,8 @@ class Section(NamedTuple):
 class SlicedInbox(Inbox):
   """The messages of one turn, of which a replica reads only some slices.
 
-  `num_slices` must be at least 1. Messages in `held` that other replicas sent
-  have no arrays.
+  `num_slices` must be at least 1. Messages in `held` that were read from the
+  store have no arrays.
 
   Attributes:
     tables: How the arrays of a message are encoded.
@@ -106,6 +106,7 @@ class SlicedInbox(Inbox):
     ]
     self._starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
     self.num_bytes = self._starts[-1]
+    # A message that is cut in another way must not be read as one of this turn.
     text = f"slices[{self.num_slices}];{self.tables}".encode()
     self._layout = hashlib.sha256(self._layout + text).digest()
 
@@ -166,7 +167,7 @@ class SlicedInbox(Inbox):
     """Reads slice `first_slice` of a replica's message.
 
     A valid slice is added to `sections`, and the message without arrays to
-    `held`. The sender leaves `there`.
+    `held` if it is not there. The sender is removed from `there`.
     """
     self.there.discard(replica)
     self._read_section(replica, self.first_slice)
@@ -203,9 +204,9 @@ class SlicedInbox(Inbox):
   def _read_section(self, replica: str, number: int) -> None:
     """Reads a section (one slice and the header) of a replica's message.
 
-    If it is valid, the slice is added to `sections` and, if `held` has none,
-    the message without arrays to `held`. The two may be of different versions
-    of the message.
+    A valid slice is added to `sections`, and the message without arrays to
+    `held` if none of this sender is there. If the sender has replaced its
+    message, the two may be of different versions.
     """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(

@@ -1,14 +1,15 @@
 """Writes and reads snapshots of the shared state, and deletes old objects.
 
 A snapshot is the state that all replicas share before an event (exchange). The
-first replica that creates the object `claim` writes it. The store keeps the
-newest three snapshots, and the events since the oldest of them.
+first replica that creates the object `claim` writes the snapshot. The store
+keeps the newest three snapshots, and the objects of the events since the oldest
+of them.
 
-The events from one snapshot to the next one are an interval. They are deleted
-together. Before that, two marks are written for the interval. They tell a
-process that has slept for long that the event's manifest (list of messages) was
-deleted. Else it would think that nobody has written a manifest yet, and write a
-second one.
+The events from one snapshot to the next one are an interval. Their objects are
+deleted together. Before that, two objects are written, the *marks* of the
+interval. They tell a process that has slept for long that manifests (lists of
+messages) were deleted. Else it would think that nobody has written them yet,
+and write others.
 """
 
 import bisect
@@ -105,7 +106,7 @@ class Snapshots:
     """Tries to become the replica that writes the snapshot before an event.
 
     Returns:
-      Whether this replica writes it. False: another replica was faster.
+      Whether this replica writes the snapshot. False: another replica does.
     """
     path = snapshot_path(event, _CLAIM)
     claim = self._signer.sign(path, self._token)
@@ -145,16 +146,18 @@ class Snapshots:
     return self._delete_before(snapshot.event, starts)
 
   def events(self) -> list[int]:
-    """Returns the event of each snapshot with a valid index, newest first.
+    """Returns the event of each complete snapshot, newest first.
 
-    The snapshot has the state before this event (exchange).
+    The snapshot has the state before this event (exchange). It is complete if
+    its index, which is written last, is valid.
     """
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def listed(self) -> list[int]:
     """Returns the event of each snapshot that has an index, oldest first.
 
-    The indices are not read, so a snapshot may turn out to be damaged.
+    The snapshot has the state before this event. The index, which is written
+    last, is not read, so the snapshot may turn out to be damaged.
     """
     events = {
       event_of(path)
@@ -242,6 +245,7 @@ class Snapshots:
     for listing in listings:
       sizes |= listing
     stale = self._stale(event, sizes, starts)
+    # Objects before all `starts` belong to no interval that could be marked.
     deleted_intervals = {
       interval_of(event_of(path), starts)
       for path in stale
@@ -278,8 +282,9 @@ class Snapshots:
     """Returns the paths of the objects that nobody needs any more.
 
     A replica may begin with the oldest of the newest `KEPT_SNAPSHOTS`
-    snapshots, and needs all events whose results this snapshot does not have.
-    Whole intervals before them are stale, and older snapshots.
+    snapshots, and then needs all events whose results this one does not have.
+    Older snapshots are stale, and whole intervals (events from one snapshot to
+    the next) before these events.
     """
     older = [
       (older_event, first)

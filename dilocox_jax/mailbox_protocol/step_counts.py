@@ -23,13 +23,13 @@ from typing import Any
 class StepCounts:
   """Counts the inner steps of one replica for each fragment.
 
-  The caller calls `add` after inner steps, `measure` when it measures the
-  pseudo-gradient of a fragment, and `take` when it exchanges the oldest
-  measurement of the fragment.
+  The caller calls `add` with each number of inner steps, `measure` when it
+  measures the pseudo-gradient of a fragment, and `take` when it exchanges the
+  oldest measurement of the fragment.
   """
 
   def __init__(self) -> None:
-    """Begins with no inner steps and no measurement in flight."""
+    """Begins with no inner steps, and no measurement for `take`."""
     self._done = 0
     self._measured_at: dict[int, int] = {}
     self._in_flight: dict[int, list[int]] = collections.defaultdict(list)
@@ -38,8 +38,8 @@ class StepCounts:
     """Sets all counts to 0, after the replica has taken over a snapshot.
 
     Args:
-      num_in_flight: For each fragment, the number of its exchanges that are in
-        flight in the snapshot. `take` returns 0 for them.
+      num_in_flight: For each fragment, how many of its measurements in the
+        snapshot were not applied yet. `take` returns 0 for them.
     """
     self._done = 0
     self._measured_at = {}
@@ -48,11 +48,11 @@ class StepCounts:
       self._in_flight[fragment] = [0] * count
 
   def add(self, num_steps: int) -> None:
-    """Adds inner steps that the replica has taken."""
+    """Adds inner steps of the replica to the count."""
     self._done += num_steps
 
   def measure(self, fragment: int) -> None:
-    """Ends a count of steps: a fragment's pseudo-gradient is measured now.
+    """Notes that a fragment's pseudo-gradient is measured now.
 
     The steps since the fragment's last measurement are kept for `take`.
     """

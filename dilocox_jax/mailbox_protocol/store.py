@@ -38,7 +38,7 @@ _MOST_AT_ONCE = 128
 
 
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-  """Calls functions at the same time, each in a thread, up to 128 at once.
+  """Calls functions at the same time, in threads, up to 128 at once.
 
   Returns the results in the order of `calls`, or raises an error of one of the
   functions.
@@ -207,8 +207,8 @@ class RetryingStore:
   """Wraps a store, and repeats every call until it succeeds.
 
   It has the methods of `Store`. A call is repeated after each
-  `StoreUnavailableError`. Meanwhile the log gets one line a minute that says
-  what the replica waits for, however many calls wait.
+  `StoreUnavailableError`. Meanwhile the log gets one line a minute with the
+  store's name and error, however many calls wait.
 
   Attributes:
     store: The store that is wrapped.

@@ -88,11 +88,13 @@ def check_store_bytes(
 def store_limit(
   store_bytes: int | None, snapshot_bytes: int, num_replicas: int
 ) -> StoreLimit:
-  """Returns how many bytes a store and one of its intervals may have.
+  """Returns how many bytes a store may have, in all and in one interval.
+
+  An interval is the events (exchanges) from one snapshot to the next one.
 
   Args:
-    store_bytes: The limit that the user set, in bytes; None: 5 snapshots and 6
-      intervals, each as large as M snapshots, and at least 1 GB.
+    store_bytes: The limit that the user set, in bytes. None: 5 snapshots and 6
+      intervals, an interval as large as M snapshots, and at least 1 GB.
     snapshot_bytes: Bytes of a snapshot of the shared state.
     num_replicas: Number of replicas, M.
   """
