@@ -49,7 +49,8 @@ class Replicas:
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has devices of its own).
     division: How a replica is divided among its devices.
-    devices: Devices to use; None: all devices of the run's processes.
+    devices: Devices to use; None: all devices of the run's processes, or in the
+      layout "stacked" the first device of this process.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
       or `ALONE_AXIS` if the other replicas are other processes, which exchange
       through a mailbox (a shared folder or bucket).

@@ -170,10 +170,11 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def check_outermost(optimizer: Tree) -> None:
-  """Raises ValueError if an averaging optimizer is inside another one.
+  """Refuses the state of an optimizer whose average would not be found.
 
-  It also raises ValueError if `optimizer` is the state of a schedule-free
-  optimizer that is not wrapped in `schedule_free`.
+  It raises ValueError if an averaging optimizer is inside another one, or if
+  `optimizer` is the state of a schedule-free optimizer that is not wrapped in
+  `schedule_free`.
   """
   require(
     not isinstance(optimizer, ScheduleFreeState),

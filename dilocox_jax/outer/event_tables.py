@@ -1,9 +1,10 @@
 """Tables of which fragment is sent or applied after an inner step.
 
-A fragment is a part of the parameters. A transform is compiled once for all
-inner steps, so it looks up the fragment by a traced step number. One table has
-the first rounds, which may differ from each other, and one has a round that
-repeats forever.
+A fragment is a part of the parameters. It is *sent* when replicas measure their
+pseudo-gradients of it, and *applied* when the mean of these changes the
+parameters. A transform is compiled once for all inner steps, so it looks up the
+fragment by a traced step number. One table has the first rounds, which may
+differ from each other, and one has a round that repeats forever.
 """
 
 import dataclasses
@@ -21,13 +22,16 @@ _MOST_STEPS = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class EventTable:
-  """Which fragment is sent after each inner step, or which one is applied.
+  """Says after each inner step which fragment is sent, or which is applied.
+
+  A fragment is a part of the parameters. It is sent when pseudo-gradients of it
+  are measured, and applied when their mean changes the parameters.
 
   Attributes:
     first: Number of the fragment after inner step 0, 1, ..., up to the step
-      after which all rounds are alike; -1: none. int32 [steps + 1].
+      after which all rounds are alike; -1: no fragment. int32 [steps + 1].
     repeated: Number of the fragment after step 1, 2, 3, ... of a round that
-      repeats; -1: none. int32 [H].
+      repeats; -1: no fragment. int32 [H].
   """
 
   first: np.ndarray

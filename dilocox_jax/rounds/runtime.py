@@ -1,8 +1,9 @@
 """Runtimes: three ways to run an exchange beside inner steps.
 
-A window is some inner steps, then a send or an apply of a fragment. Its
-exchange averages the fragment that is applied. There are three runtimes, each a
-class in its own file:
+A window is some inner steps, and then perhaps an *apply*, a *send* or both. An
+apply applies the mean of a pseudo-gradient in flight; the window's exchange
+averages this pseudo-gradient over replicas. A send only measures a new one and
+keeps it in flight. There are three runtimes, each a class in its own file:
 
     in_program        The program of the window also runs the exchange.
     exchange_thread   A second thread runs the exchange.
@@ -25,10 +26,12 @@ class WindowWork(NamedTuple):
   """The arguments of `Runtime.run` for a window.
 
   Attributes:
-    window: Some inner steps, and the apply, the send or both after them.
+    window: Some inner steps, then perhaps an apply of a mean pseudo-gradient
+      and a send, which measures a new pseudo-gradient.
     kind: The properties for which the window's program is compiled.
     given: Arguments of the window's program.
-    fragments: States of all fragments before the window.
+    fragments: States of all fragments (parts of the parameters) before the
+      window.
     take_steps: Function that takes the window's inner steps in a program of
       their own, and returns the replicas after them.
   """
@@ -41,10 +44,11 @@ class WindowWork(NamedTuple):
 
 
 class Runtime(Protocol):
-  """Interface of the objects that dispatch exchanges beside inner steps.
+  """Interface of the objects that decide how exchanges run.
 
-  A window is some inner steps, then a send or an apply of a fragment. Its
-  exchange averages the fragment that the window applies.
+  A window is some inner steps, then perhaps an apply of a mean pseudo-gradient
+  and a send, which measures a new pseudo-gradient. Its exchange averages over
+  replicas the pseudo-gradient whose mean it applies.
   """
 
   @property
@@ -57,7 +61,7 @@ class Runtime(Protocol):
 
   @property
   def reuses_states(self) -> bool:
-    """Whether programs that only send or apply may reuse arguments' memory.
+    """Whether programs without inner steps may reuse their arguments' memory.
 
     Programs with inner steps always reuse it (`donate_argnums` of `jax.jit`).
     """
@@ -69,12 +73,12 @@ class Runtime(Protocol):
     ...
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses outer steps that this runtime cannot run, before it compiles.
+    """Refuses outer steps that this runtime cannot run.
 
     Args:
       trace_outer_step: Function that traces the outer step with shapes alone,
-        and raises ValueError if the step communicates with replicas that are
-        other processes.
+        and raises ValueError if it cannot run in a program that has only one of
+        the replicas (`RoundStates.check_outer`).
 
     Raises:
       ValueError: If `trace_outer_step` raises it.
@@ -83,7 +87,8 @@ class Runtime(Protocol):
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange and the inner steps of a window, or nothing.
 
-    If it runs nothing, the window's own program does both.
+    If it runs nothing, the window's own program does both. In any case that
+    program applies and sends.
 
     Args:
       work: The window, and the arguments of its program.
@@ -96,8 +101,9 @@ class Runtime(Protocol):
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns the times since the last call when steps waited for an exchange.
+    """Returns when replicas waited for exchanges, since the last call.
 
-    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
-    None if the runtime cannot know them.
+    Each wait, from the end of the inner steps to that of the exchange, is a
+    pair (begin, end) in seconds on the clock of `time.perf_counter`. None if
+    the runtime cannot know them.
     """
