@@ -72,7 +72,7 @@ class ClusterProcesses:
 
   @property
   def is_stop_requested(self) -> bool:
-    """Whether another process than process 0 was asked to stop."""
+    """Whether a process other than process 0 was asked to stop."""
     return self._channel.is_marked(_STOP)
 
   def request_stop(self) -> None:
@@ -93,7 +93,7 @@ class ClusterProcesses:
     Args:
       ask: Function that uses the mailbox. Only process 0 calls it.
       shared: Function that returns arrays of which process 0 may read this
-        process's parts while `ask` runs (`collected`). None: it reads none.
+        process's parts while `ask` runs (`collected`). None: there are none.
 
     Raises:
       Exception: The error of `ask`, in every process. Outside process 0, an

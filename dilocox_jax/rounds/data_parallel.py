@@ -26,8 +26,8 @@ class SharedState(NamedTuple):
   Attributes:
     params: Parameters, leaves [...] without a replica axis.
     optimizer: State of the inner optimizer, without a replica axis.
-    exchange: State of the aggregator that averages gradients. Only some of its
-      leaves have a replica axis (`Aggregator.axes`).
+    exchange: State of the aggregator that averages gradients. `Aggregator.axes`
+      says which of its leaves have a replica axis.
   """
 
   params: Tree

@@ -141,7 +141,7 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns when replicas waited for exchanges, since the last call.
+    """Returns the times, since the last call, of waits for exchanges.
 
     Each wait, from the end of the inner steps to that of the exchange, is a
     pair (begin, end) in seconds on the clock of `time.perf_counter`.

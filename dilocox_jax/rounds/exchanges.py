@@ -61,10 +61,10 @@ class LocalExchange:
     """Does nothing, because no other JAX runtime belongs to the run."""
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that dispatches the exchanges.
+    """Returns the object that decides how exchanges run.
 
-    A second thread dispatches them if `in_thread` is True; otherwise the
-    program of the inner steps exchanges.
+    A second thread dispatches them if `in_thread` is True; otherwise they are
+    parts of other compiled programs (`InProgram`).
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -112,7 +112,8 @@ class MailboxExchange:
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that sends and receives the mailbox's messages.
 
-    It also tells the client if the replica's devices change the messages.
+    It also tells the client if the replica is divided among devices in a way
+    that changes its messages.
     """
     # With e.g. top-k, a divided replica encodes each leaf by itself, but one on
     # a single device encodes several leaves together. Their messages do not

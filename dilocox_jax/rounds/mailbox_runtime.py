@@ -115,7 +115,7 @@ class MailboxRuntime:
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns when the replica waited for exchanges, since the last call.
+    """Returns the times, since the last call, of waits for exchanges.
 
     Each wait, from the end of the inner steps to that of the exchange, is a
     pair (begin, end) in seconds on the clock of `time.perf_counter`.

@@ -136,7 +136,7 @@ class Rounds:
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
-    """Runs n inner steps of each replica, and the sends and applies among them.
+    """Runs n inner steps, and the sends and applies among them.
 
     A send measures the pseudo-gradient of a fragment (a part of the parameters)
     and keeps it in flight, until the mean over the replicas is applied. The new
@@ -150,7 +150,8 @@ class Rounds:
       windows: The n steps divided into windows: some inner steps each, then
         perhaps an apply and a send. None: windows as the schedule says.
       participation: What each replica does in the windows; None: all do the
-        same. A replica that takes h steps reads its first h batches.
+        same. A replica that takes h steps reads its first h batches. One that
+        returns begins from the outer parameters (`RoundStates.rejoin`).
       one_at_a_time: Whether a window is dispatched only after the window before
         it has ended, so that compiling and running can be timed apart.
 
@@ -240,12 +241,14 @@ class Rounds:
     return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Runs windows that have no inner steps; `state.step` stays.
+    """Measures pseudo-gradients and applies means, without inner steps.
+
+    The counter `state.step` stays as it is.
 
     Args:
       state: State of all replicas, whose memory may be reused.
-      windows: Windows whose `num_steps` is 0. Each has an apply or a send of a
-        fragment, or both.
+      windows: What to do, in order: windows whose `num_steps` is 0, each with a
+        send (which measures a pseudo-gradient), an apply of a mean, or both.
     """
     state, _, _ = self._windows(
       state, batches=None, num_steps=0, windows=windows, participation=None
@@ -262,7 +265,7 @@ class Rounds:
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
-    """Runs windows one after the other.
+    """Runs windows (inner steps, then perhaps an apply and a send) in order.
 
     `batches` are on their devices, leaves [M, n, ...] with n = `num_steps`;
     None if the windows have no inner steps.
@@ -334,8 +337,9 @@ class Rounds:
   ) -> WindowKind:
     """Returns the properties for which a window's program is compiled.
 
-    Windows with equal properties run the same program. None as `participation`
-    means that all replicas do the same.
+    A window is some inner steps, then perhaps an apply of a mean and a send,
+    which measures a pseudo-gradient. Windows with equal properties run the same
+    program. None as `participation` means that all replicas do the same.
     """
     return WindowKind(
       applied_group=self._group_of(window.applied),

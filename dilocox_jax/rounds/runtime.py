@@ -55,7 +55,7 @@ class Runtime(Protocol):
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if the inner steps of a window cannot hide its exchange.
+    This is for windows whose inner steps cannot hide the exchange.
     """
     ...
 
@@ -77,8 +77,8 @@ class Runtime(Protocol):
 
     Args:
       trace_outer_step: Function that traces the outer step with shapes alone,
-        and raises ValueError if it cannot run in a program that has only one of
-        the replicas (`RoundStates.check_outer`).
+        and raises ValueError if the step cannot run in a program that has only
+        one of the replicas (`RoundStates.check_outer`).
 
     Raises:
       ValueError: If `trace_outer_step` raises it.
@@ -87,8 +87,8 @@ class Runtime(Protocol):
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange and the inner steps of a window, or nothing.
 
-    If it runs nothing, the window's own program does both. In any case that
-    program applies and sends.
+    If it runs nothing, the window's own program does both. In either case that
+    program then applies the mean, and measures the new pseudo-gradient.
 
     Args:
       work: The window, and the arguments of its program.
@@ -101,7 +101,7 @@ class Runtime(Protocol):
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns when replicas waited for exchanges, since the last call.
+    """Returns the times, since the last call, of waits for exchanges.
 
     Each wait, from the end of the inner steps to that of the exchange, is a
     pair (begin, end) in seconds on the clock of `time.perf_counter`. None if

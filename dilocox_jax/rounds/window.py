@@ -276,7 +276,7 @@ class WindowProgram:
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
-    """Returns the function that takes the inner steps of the window, if any."""
+    """Returns the function that takes inner steps; no-op if there are none."""
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -284,9 +284,10 @@ class WindowProgram:
   def _apply(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies the mean of a fragment that is not sent in this window.
+    """Applies the mean of a fragment that this window does not measure, too.
 
-    The method returns the new replica, the fragment's new state, and the drift.
+    The method returns the new replica, the fragment's new state, and the norms
+    of its pseudo-gradients.
     """
     state = given.applied
     group = self._applied_group
@@ -311,7 +312,7 @@ class WindowProgram:
     The mean is that of an earlier pseudo-gradient, and the new one stays in
     flight. If `arrived` is None, tau is 0: the new one is averaged and applied
     at once. The method returns the new replica, the fragment's new state, and
-    the drift.
+    the norms of its pseudo-gradients.
     """
     group = self._applied_group
     index = given.indices[0]
@@ -377,10 +378,10 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns the function that takes the place of the apply in a mere send.
+    """Returns the `apply` of `measure_apply_send` for a window without apply.
 
-    It changes nothing, except under a rule that applies at the first send
-    (`events.apply_nothing_yet`).
+    The function changes nothing, except under a rule that applies at the first
+    send (`events.apply_nothing_yet`).
     """
     if state.in_flight:
       return lambda state, inner, fresh: (state, inner, None)
