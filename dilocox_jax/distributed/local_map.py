@@ -60,7 +60,7 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
 
 
 def current_division() -> Division:
-  """Returns how many shards and stages the replica has that is traced now.
+  """Returns the numbers of shards and stages of the replica being traced.
 
   The result is `Division()`, one device, if the replica has one device, or
   inside a mesh that a user has set up.

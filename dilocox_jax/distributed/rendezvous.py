@@ -315,7 +315,7 @@ class _Reception:
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
-    """Waits for new connections or bytes, and handles what has come."""
+    """Waits for connections or bytes, handles them, and drops late greeters."""
     for key, _ in self._selector.select(timeout_s):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)

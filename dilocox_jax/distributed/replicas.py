@@ -125,6 +125,7 @@ class Replicas:
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1 and self.num_replicas % len(slices) == 0:
       replicas_per_slice = self.num_replicas // len(slices)
+      # The sizes of the mesh inside a slice, and its sizes in slices.
       grid = mesh_utils.create_hybrid_device_mesh(
         (replicas_per_slice, *inner_sizes),
         (len(slices), 1, 1, 1),

@@ -105,7 +105,7 @@ class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
   With a mailbox, each replica writes rows of its own, in which "all replicas"
-  are this one.
+  and "replica 0" are this one.
 
   Attributes:
     step: Finished inner steps of the run.
@@ -279,7 +279,7 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file if this process writes, and passes it to the log.
+    """Appends a row to a file and passes it to the log, if this process writes.
 
     `name` is `METRICS` or `TIMING`.
     """

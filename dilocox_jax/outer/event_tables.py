@@ -38,12 +38,13 @@ class EventTable:
   repeated: np.ndarray
 
   def fragment_at(self, step: Index) -> Index:
-    """Returns the number of the fragment after a step; -1 if there is none.
+    """Returns the number of the fragment sent (or applied) after a step, or -1.
 
     Args:
       step: Number of inner steps done (traced int32 scalar, at least 1).
     """
     num_first = len(self.first)
+    # Step `num_first` is the first step of a round that repeats.
     in_round = jnp.asarray(self.repeated)[
       (step - num_first) % len(self.repeated)
     ]
@@ -62,8 +63,8 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
 
   Raises:
     ValueError: If the schedule does not say from which round on its rounds are
-      alike, if they become alike only after about a million steps, or if two
-      fragments are sent, or two applied, after one step.
+      alike, if they become alike only after about a million steps, or if it has
+      two events of this kind after the same step.
   """
   require(
     schedule.steady_round is not None,

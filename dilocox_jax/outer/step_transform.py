@@ -148,9 +148,10 @@ class _FragmentEvents:
     return tuple(self._first_state(params, group) for group in self.members)
 
   def _first_state(self, params: Tree, members: list[int]) -> FragmentState:
-    """Returns the first outer state of a group's fragments, stacked if several.
+    """Returns the first outer state of a group, stacked over its fragments.
 
-    `in_flight` has `SyncSchedule.depth` placeholders of zeros.
+    A single fragment is not stacked. `in_flight` has `SyncSchedule.depth`
+    placeholders of zeros.
     """
 
     def first_state(index: Any) -> FragmentState:
@@ -165,7 +166,7 @@ class _FragmentEvents:
     return jax.vmap(first_state)(indices)
 
   def _indices(self, members: list[int]) -> Any:
-    """Returns `FragmentView.index` of some fragments, stacked if several."""
+    """Returns `FragmentView.index` of a fragment, or of several, stacked."""
     indices: list[Any] = [self.view.index(fragment) for fragment in members]
     if len(indices) == 1:
       return indices[0]
