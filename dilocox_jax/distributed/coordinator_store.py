@@ -169,8 +169,8 @@ def at_end(function: Callable[[], None]) -> None:
 def wait_for_end() -> None:
   """Waits up to 5 s for all processes, then calls what `at_end` registered.
 
-  If a process does not call this function in time, nothing is called. If
-  `jax.distributed` does not run, as in a run of one process, nothing happens.
+  If a process does not call this in time, nothing is called. Nothing happens if
+  `jax.distributed` was not initialized, as for one process.
   """
   store = key_value_store()
   if store is None:
@@ -187,8 +187,7 @@ def wait_for_end() -> None:
 def key_value_store() -> Any:
   """Returns this process's client of JAX's key-value store.
 
-  The result is None if `jax.distributed` does not run, as in a run of one
-  process.
+  The result is None if `jax.distributed` was not initialized.
   """
   # JAX has no public function for it.
   from jax._src import distributed

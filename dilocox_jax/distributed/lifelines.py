@@ -177,8 +177,8 @@ class Lifelines:
   ) -> None:
     """Forwards bytes of process 0 (`outer`) to JAX's client (`inner`).
 
-    If the connection to process 0 ends during the run, or process 0 is silent
-    for too long, the method calls `on_lost`.
+    If that connection ends or is silent too long in the run, `on_lost` is
+    called.
     """
     _forward(outer, inner, self._is_silence_fine)
     if self._is_watching:

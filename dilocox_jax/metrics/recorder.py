@@ -67,8 +67,7 @@ class DriftRow:
 class RoundRow:
   """The metrics of one segment: a round, or several data-parallel steps.
 
-  With a mailbox, each replica writes rows of its own, in which "all replicas"
-  are this one.
+  With a mailbox, "all replicas" are the one that writes the row.
 
   Attributes:
     step: Finished inner steps of the run at the end of the segment.
@@ -104,16 +103,15 @@ class RoundRow:
 class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
-  With a mailbox, each replica writes rows of its own, in which "all replicas"
-  and "replica 0" are this one.
+  With a mailbox, "all replicas" and "replica 0" are the one that writes the
+  row.
 
   Attributes:
     step: Finished inner steps of the run.
     tokens: Tokens seen so far by all replicas together.
-    total_sent_bytes: Bytes that one replica has sent since the start, also in
-      evaluations.
-    outer_loss: Loss of the outer parameters (in data-parallel steps of the
-      shared ones), or of their running average if the run keeps one.
+    total_sent_bytes: Bytes that one replica has sent since the start.
+    outer_loss: Loss of the outer (in data-parallel steps the shared)
+      parameters, or of their running average if the run keeps one.
     mean_loss: Loss of the mean of the replicas' parameters; NaN during rounds
       if there are several processes.
     replica_loss: Loss of the parameters of replica 0.

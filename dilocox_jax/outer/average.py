@@ -171,11 +171,10 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def check_outermost(optimizer: Tree) -> None:
-  """Refuses the state of an optimizer whose average would not be found.
+  """Raises ValueError if an averaging optimizer is inside another one.
 
-  It raises ValueError if an averaging optimizer is inside another one, or if
-  `optimizer` is the state of a schedule-free optimizer that is not wrapped in
-  `schedule_free`.
+  It also raises ValueError if `optimizer` is the state of a schedule-free
+  optimizer that is not wrapped in `schedule_free`.
   """
   require(
     not isinstance(optimizer, ScheduleFreeState),

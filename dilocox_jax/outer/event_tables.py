@@ -1,10 +1,10 @@
 """Tables of which fragment is sent or applied after an inner step.
 
-A fragment is a part of the parameters. It is *sent* when replicas measure their
-pseudo-gradients of it, and *applied* when the mean of these changes the
-parameters. A transform is compiled once for all inner steps, so it looks up the
-fragment by a traced step number. One table has the first rounds, which may
-differ from each other, and one has a round that repeats forever.
+A fragment is a part of the parameters. It is *sent* when its pseudo-gradient is
+measured, and *applied* when the mean is used. A transform is compiled once for
+all inner steps, so it looks up the fragment by a traced step number. One table
+has the first rounds, which may differ from each other, and one has a round that
+repeats forever.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ _MOST_STEPS = 2**20
 class EventTable:
   """Says after each inner step which fragment is sent, or which is applied.
 
-  A fragment is a part of the parameters. It is sent when pseudo-gradients of it
-  are measured, and applied when their mean changes the parameters.
+  A fragment is a part of the parameters. It is sent when its pseudo-gradient is
+  measured.
 
   Attributes:
     first: Number of the fragment after inner step 0, 1, ..., up to the step

@@ -252,9 +252,7 @@ class FragmentView:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group of each leaf by path; {} for slices or without leaves.
-
-    A group is the fragments of equal shapes (`groups`).
+    """Returns the group (`groups`) of each leaf by path; {} if sliced or empty.
 
     Args:
       shapes: Leaf shapes by path.

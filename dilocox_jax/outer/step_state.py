@@ -66,10 +66,9 @@ class GradientState(NamedTuple):
 def outer_params(state: Tree, params: Tree) -> Tree:
   """Returns the model to evaluate and to keep: the outer parameters.
 
-  If the outer optimizer (or the only one, in a method that averages gradients)
-  keeps a running average of its parameters (`outer.average`), the average is
-  returned instead. Without an average, a method that averages gradients gives
-  `params`, as it has no outer parameters.
+  If the outer optimizer keeps a running average (`outer.average`), the average
+  is returned instead. A method that averages gradients has no outer parameters:
+  it gives the inner optimizer's running average, or `params` if there is none.
 
   Args:
     state: State of one replica, or of all replicas with a replica axis. It may
@@ -110,8 +109,7 @@ def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
   """Returns the outer parameters, or their running average, in a state.
 
   The result is like `params`, with an `optax.MaskedNode` for each leaf that the
-  transform does not train. A `GradientState` gives the inner optimizer's
-  running average, or `params` if there is none.
+  transform does not train. A `GradientState` gives its average, or `params`.
   """
   if isinstance(state, GradientState):
     has_average = isinstance(state.inner, AverageState)

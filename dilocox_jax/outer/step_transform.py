@@ -113,8 +113,7 @@ def pseudo_gradient_steps(
 class _FragmentEvents:
   """Sends and applies fragments after an inner step, as the schedule says.
 
-  A send measures a pseudo-gradient of a fragment (a part of the parameters) and
-  puts it in flight. An apply applies the mean of the oldest one in flight.
+  A send measures the pseudo-gradient of a fragment, a part of the parameters.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.

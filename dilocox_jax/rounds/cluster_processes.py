@@ -76,10 +76,7 @@ class ClusterProcesses:
     return self._channel.is_marked(_STOP)
 
   def request_stop(self) -> None:
-    """Tells process 0 that this process was asked to stop.
-
-    In process 0 the method does nothing.
-    """
+    """Outside process 0, tells it that this process was asked to stop."""
     if not self.is_main:
       self._channel.mark(_STOP)
 

@@ -143,7 +143,6 @@ class InThread:
   def new_waits(self) -> Waits:
     """Returns the times, since the last call, of waits for exchanges.
 
-    Each wait, from the end of the inner steps to that of the exchange, is a
-    pair (begin, end) in seconds on the clock of `time.perf_counter`.
+    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """
     return self._waiting.take()

@@ -110,11 +110,7 @@ class MailboxExchange:
     self.client.enter({"method": dataclasses.asdict(method)})
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that sends and receives the mailbox's messages.
-
-    It also tells the client if the replica is divided among devices in a way
-    that changes its messages.
-    """
+    """Returns the object that sends and receives the mailbox's messages."""
     # With e.g. top-k, a divided replica encodes each leaf by itself, but one on
     # a single device encodes several leaves together. Their messages do not
     # match, so this term refuses a run that mixes both.

@@ -17,9 +17,8 @@ from dilocox_jax.rounds.window import InnerProgress
 class InProgram:
   """Leaves each exchange to the compiled program that applies its mean.
 
-  That program also takes the inner steps, with which XLA overlaps transfers on
-  TPUs and GPUs. On one device nothing is sent over a link, so the steps are a
-  program of their own there.
+  That program also takes the inner steps if there is a link: XLA overlaps
+  transfers with steps on TPUs and GPUs.
 
   Attributes:
     replicas: Number of replicas, and their devices.
@@ -33,11 +32,9 @@ class InProgram:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether the parts of a window are separate programs.
+    """Whether a window's inner steps, apply and send are separate programs.
 
     They are if all replicas are on one device, or if there is only one replica.
-    The parts are inner steps, an apply of a mean pseudo-gradient, and a send,
-    which measures a new pseudo-gradient.
     """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1

@@ -125,8 +125,8 @@ def join(
 class _Walk:
   """Goes through the windows of a schedule, one by one.
 
-  A window is some inner steps, then a send of a fragment (its pseudo-gradient
-  is measured), an apply of a mean, or both.
+  A window is some inner steps, then a send (a fragment's pseudo-gradient is
+  measured), an apply of a mean, or both.
 
   Attributes:
     window: The window that comes next; None at the end of the schedule.
@@ -172,12 +172,11 @@ class _Walk:
 def skip_windows(
   rounds: Rounds, state: RoundState, windows: Sequence[Window], num_steps: int
 ) -> RoundState:
-  """Runs the sends and applies of windows, but none of their inner steps.
+  """Runs the measurements and applies of windows, but not their inner steps.
 
-  A send measures a pseudo-gradient, and an apply applies a mean. A replica that
-  has fallen behind follows the other replicas in this way. If they have agreed
-  on a mean without its pseudo-gradient, the pseudo-gradient is treated like a
-  message that came too late.
+  A replica that has fallen behind follows the other replicas in this way. If
+  they have agreed on a mean without its pseudo-gradient, the pseudo-gradient is
+  treated like a message that came too late.
 
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).
@@ -209,9 +208,8 @@ def _windows_with_events(
 ) -> Iterator[Window]:
   """Yields the windows of a schedule up to the last send or apply, in order.
 
-  A window is some inner steps, then a send of a fragment (its pseudo-gradient
-  is measured), an apply of a mean, or both. If `last_step` is None, the windows
-  never end.
+  A window is some inner steps, then a send (measurement), an apply or both. If
+  `last_step` is None, the windows never end.
   """
   last_event_step = 0
   for round_end in itertools.count(

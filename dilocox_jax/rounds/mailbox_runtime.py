@@ -102,11 +102,10 @@ class MailboxRuntime:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether the parts of a window are separate programs: if tau = 0.
+    """Whether a window's inner steps, apply and send are separate programs.
 
-    The parts are inner steps, a send (measuring a pseudo-gradient) and an apply
-    of a mean. With tau = 0 the apply follows the send at once, so no inner
-    steps can hide the exchange.
+    They are if tau = 0: a mean is then applied right after its pseudo-gradients
+    are measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 
@@ -117,17 +116,15 @@ class MailboxRuntime:
   def new_waits(self) -> Waits:
     """Returns the times, since the last call, of waits for exchanges.
 
-    Each wait, from the end of the inner steps to that of the exchange, is a
-    pair (begin, end) in seconds on the clock of `time.perf_counter`.
+    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """
     return self._waiting.take()
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange of a window, and its inner steps meanwhile.
 
-    A window is some inner steps, then perhaps an apply of a mean and a send,
-    which measures a pseudo-gradient. If the window applies nothing, this method
-    only counts its steps, for the weight of a later message.
+    A window is some inner steps, then perhaps an apply of a mean and a send. If
+    it applies nothing, this method only counts its steps, for a later message.
 
     Args:
       work: The window, and the arguments of its program.

@@ -1,9 +1,9 @@
 """Runs rounds, which consist of inner and outer steps, for all replicas.
 
-A round consists of *windows*. A window is some inner steps, and then perhaps an
-*apply*, a *send* or both. A send measures the pseudo-gradient of a fragment (a
-part of the parameters) and keeps it in flight. An apply applies the mean of a
-fragment's oldest pseudo-gradient in flight.
+A round consists of *windows*: some inner steps, and then perhaps an *apply*, a
+*send* or both. A send measures the pseudo-gradient of a fragment (a part of the
+parameters) and keeps it in flight. An apply applies the mean of the oldest one
+in flight.
 
 The program of a window (`window.WindowProgram`) is mapped over the replica axis
 and compiled once for every kind of window; step counts and the numbers of
@@ -66,10 +66,9 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 class Rounds:
   """Runs the rounds of a method for all replicas: inner and outer steps.
 
-  A round consists of windows: some inner steps each, then perhaps an apply or a
-  send of a fragment (a part of the parameters), or both. A send measures a
-  pseudo-gradient and keeps it in flight. An apply applies the mean of the
-  oldest one in flight.
+  A round consists of windows: some inner steps each, then perhaps an apply of a
+  mean and a send, which measures the pseudo-gradient of a fragment (a part of
+  the parameters) and keeps it in flight.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -138,8 +137,7 @@ class Rounds:
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
     """Runs n inner steps, and the sends and applies among them.
 
-    A send measures the pseudo-gradient of a fragment (a part of the parameters)
-    and keeps it in flight, until the mean over the replicas is applied. The new
+    A send measures a pseudo-gradient, and an apply applies a mean. The new
     state reuses the memory of the old one, which must not be read again.
 
     Args:
@@ -150,8 +148,7 @@ class Rounds:
       windows: The n steps divided into windows: some inner steps each, then
         perhaps an apply and a send. None: windows as the schedule says.
       participation: What each replica does in the windows; None: all do the
-        same. A replica that takes h steps reads its first h batches. One that
-        returns begins from the outer parameters (`RoundStates.rejoin`).
+        same. A replica that takes h steps reads its first h batches.
       one_at_a_time: Whether a window is dispatched only after the window before
         it has ended, so that compiling and running can be timed apart.
 
@@ -188,10 +185,7 @@ class Rounds:
     return state, progress.metrics, drifts
 
   def _num_steps(self, batches: Tree) -> int:
-    """Returns n, the number of batches of each replica.
-
-    Raises ValueError unless every leaf is [own replicas, n, ...].
-    """
+    """Returns n; raises ValueError unless leaves are [own replicas, n, ...]."""
     first_axes = {
       path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
     }
@@ -211,8 +205,8 @@ class Rounds:
   ) -> tuple[RoundState, list[Drift]]:
     """Averages and applies all progress that is not in the outer parameters.
 
-    Call it at the end of a run. The progress consists of the pseudo-gradients
-    in flight, and of what inner steps did after the last one was measured.
+    Call it at the end of a run. The progress is in the pseudo-gradients in
+    flight, or was not measured yet.
 
     Args:
       state: State of all replicas. It stays valid after the call.
@@ -241,14 +235,12 @@ class Rounds:
     return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Measures pseudo-gradients and applies means, without inner steps.
-
-    The counter `state.step` stays as it is.
+    """Measures pseudo-gradients and applies means; `state.step` stays.
 
     Args:
       state: State of all replicas, whose memory may be reused.
-      windows: What to do, in order: windows whose `num_steps` is 0, each with a
-        send (which measures a pseudo-gradient), an apply of a mean, or both.
+      windows: Windows whose `num_steps` is 0. Each has a send (a measurement),
+        an apply, or both.
     """
     state, _, _ = self._windows(
       state, batches=None, num_steps=0, windows=windows, participation=None
@@ -337,9 +329,9 @@ class Rounds:
   ) -> WindowKind:
     """Returns the properties for which a window's program is compiled.
 
-    A window is some inner steps, then perhaps an apply of a mean and a send,
-    which measures a pseudo-gradient. Windows with equal properties run the same
-    program. None as `participation` means that all replicas do the same.
+    A window is some inner steps, then perhaps an apply and a send. Windows with
+    equal properties run the same program. None as `participation` means that
+    all replicas do the same.
     """
     return WindowKind(
       applied_group=self._group_of(window.applied),

@@ -1,9 +1,8 @@
 """Runtimes: three ways to run an exchange beside inner steps.
 
-A window is some inner steps, and then perhaps an *apply*, a *send* or both. An
-apply applies the mean of a pseudo-gradient in flight; the window's exchange
-averages this pseudo-gradient over replicas. A send only measures a new one and
-keeps it in flight. There are three runtimes, each a class in its own file:
+A window is some inner steps, then perhaps an apply of a mean and a send, which
+only measures a pseudo-gradient. Its exchange averages the pseudo-gradient whose
+mean it applies. There are three runtimes, each a class in its own file:
 
     in_program        The program of the window also runs the exchange.
     exchange_thread   A second thread runs the exchange.
@@ -26,8 +25,7 @@ class WindowWork(NamedTuple):
   """The arguments of `Runtime.run` for a window.
 
   Attributes:
-    window: Some inner steps, then perhaps an apply of a mean pseudo-gradient
-      and a send, which measures a new pseudo-gradient.
+    window: Some inner steps, then perhaps an apply and a send.
     kind: The properties for which the window's program is compiled.
     given: Arguments of the window's program.
     fragments: States of all fragments (parts of the parameters) before the
@@ -46,9 +44,9 @@ class WindowWork(NamedTuple):
 class Runtime(Protocol):
   """Interface of the objects that decide how exchanges run.
 
-  A window is some inner steps, then perhaps an apply of a mean pseudo-gradient
-  and a send, which measures a new pseudo-gradient. Its exchange averages over
-  replicas the pseudo-gradient whose mean it applies.
+  A window is some inner steps, then perhaps an apply of a mean and a send,
+  which only measures a pseudo-gradient. Its exchange averages the
+  pseudo-gradient whose mean it applies.
   """
 
   @property
@@ -87,8 +85,8 @@ class Runtime(Protocol):
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange and the inner steps of a window, or nothing.
 
-    If it runs nothing, the window's own program does both. In either case that
-    program then applies the mean, and measures the new pseudo-gradient.
+    If it runs nothing, the window's own program does both. The apply and the
+    send are always left to that program.
 
     Args:
       work: The window, and the arguments of its program.
@@ -103,7 +101,6 @@ class Runtime(Protocol):
   def new_waits(self) -> Waits | None:
     """Returns the times, since the last call, of waits for exchanges.
 
-    Each wait, from the end of the inner steps to that of the exchange, is a
-    pair (begin, end) in seconds on the clock of `time.perf_counter`. None if
-    the runtime cannot know them.
+    Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
+    None if the runtime cannot know them.
     """

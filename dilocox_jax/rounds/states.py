@@ -1,9 +1,7 @@
 """Makes and changes the training state of all replicas.
 
-It consists of the replicas' parameters and inner optimizers, and of an outer
-state for every fragment (a part of the parameters): outer parameters, outer
-optimizer, aggregator and pseudo-gradients in flight. A program that measures a
-pseudo-gradient or applies a mean gets only the state of its fragment.
+Every fragment (a part of the parameters) has an outer state of its own, so a
+program that measures or applies a fragment gets only this fragment's state.
 """
 
 import dataclasses

@@ -99,10 +99,9 @@ RunSteps = Callable[[InnerProgress, Index], InnerProgress]
 class WindowKind:
   """The properties of a window for which its program is compiled.
 
-  A window is some inner steps, then perhaps an apply (the mean of a fragment's
-  pseudo-gradient is applied) and a send (a fragment's pseudo-gradient is
-  measured and put in flight). A fragment is a part of the parameters. What is
-  no attribute here, such as the number of inner steps, is data.
+  A window is some inner steps, then perhaps an apply of a mean and a send,
+  which measures the pseudo-gradient of a fragment (a part of the parameters).
+  Everything that is no attribute here, such as the number of steps, is data.
 
   Attributes:
     applied_group: Number of the group of the fragment that is applied; None if
@@ -133,9 +132,8 @@ class WindowKind:
 class WindowInput(NamedTuple):
   """The arguments of the program of a window, for one replica.
 
-  A window is some inner steps, then perhaps an apply (the mean of a fragment's
-  pseudo-gradient is applied) and a send (a fragment's pseudo-gradient is
-  measured and put in flight). A fragment is a part of the parameters.
+  A window is some inner steps, then perhaps an apply of a mean and a send,
+  which measures the pseudo-gradient of a fragment (a part of the parameters).
 
   Attributes:
     progress: The replica before the window, an `InnerProgress`.
@@ -177,10 +175,9 @@ class WindowInput(NamedTuple):
 class WindowProgram:
   """Runs a window of one replica: inner steps, an exchange, an apply, a send.
 
-  During the steps the exchange averages, over replicas, the oldest
-  pseudo-gradient in flight of a fragment (a part of the parameters). The apply
-  applies this mean. The send measures a new pseudo-gradient and keeps it in
-  flight; it transmits nothing. A window may lack any of these parts.
+  The exchange averages the pseudo-gradient of a fragment (a part of the
+  parameters), usually during the steps. The apply applies the mean. The send
+  only measures a new pseudo-gradient. A window may lack any of these.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -206,12 +203,10 @@ class WindowProgram:
   ) -> tuple[
     InnerProgress, FragmentState | None, FragmentState | None, Drift | None
   ]:
-    """Runs the parts that the window has: steps, exchange, apply and send.
+    """Runs the inner steps, the exchange, the apply and the send of the window.
 
-    The exchange averages `given.due` over replicas during the inner steps, if
-    no other program has done so. Then the mean is applied, and the send
-    measures a new pseudo-gradient and keeps it in flight. If tau = 0 and
-    nothing is due, the new one is averaged and applied at once.
+    The exchange averages a pseudo-gradient over replicas, and the apply applies
+    the mean. The send only measures a new pseudo-gradient.
 
     Args:
       given: The replica, its batches, and the states of the fragments.
@@ -309,10 +304,9 @@ class WindowProgram:
   ) -> tuple[ReplicaState, FragmentState, Drift]:
     """Measures the pseudo-gradient of a fragment, and applies a mean of it.
 
-    The mean is that of an earlier pseudo-gradient, and the new one stays in
-    flight. If `arrived` is None, tau is 0: the new one is averaged and applied
-    at once. The method returns the new replica, the fragment's new state, and
-    the norms of its pseudo-gradients.
+    If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
+    applied at once. The method returns the new replica, the fragment's new
+    state, and the norms of its pseudo-gradients.
     """
     group = self._applied_group
     index = given.indices[0]
