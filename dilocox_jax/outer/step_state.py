@@ -106,7 +106,7 @@ def outer_params(state: Tree, params: Tree) -> Tree:
 
 
 def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
-  """Returns the outer parameters, or their running average, in a state.
+  """Returns the outer parameters, or their average, in one transform's state.
 
   The result is like `params`, with an `optax.MaskedNode` for each leaf that the
   transform does not train. A `GradientState` gives its average, or `params`.

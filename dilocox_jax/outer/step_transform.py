@@ -34,7 +34,7 @@ class Moves(NamedTuple):
 
   Attributes:
     updates: What this step adds to the parameters, as an optax transform
-      returns it. They already contain the correction of this step.
+      returns it. It already contains the correction of this step.
     correction: What every later inner step adds to its updates, until the
       correction changes (`ApplyRule.correct`). None: nothing.
   """
@@ -192,7 +192,7 @@ class _FragmentEvents:
     """
     operand = moves, fragments
     applied = self.applies.fragment_at(step)
-    # In whole rounds a fragment is applied when it is sent, by `_send`.
+    # If tau is a multiple of H, `_send` also applies.
     if not self.schedule.is_whole_rounds:
       apply = functools.partial(self._apply, params)
       operand = self._switch(applied, apply, operand)

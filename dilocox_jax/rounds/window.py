@@ -279,7 +279,7 @@ class WindowProgram:
   def _apply(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies the mean of a fragment that this window does not measure, too.
+    """Applies the mean of a fragment that this window does not also measure.
 
     The method returns the new replica, the fragment's new state, and the norms
     of its pseudo-gradients.
