@@ -21,7 +21,7 @@ def split_address(address: str) -> tuple[str, int]:
   """Splits an address such as "node1:8476" or "[::1]:8476" into host and port.
 
   Raises:
-    ValueError: If the address has another form.
+    ValueError: If the address is not HOST:PORT.
   """
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or int(port) > 65_535:
@@ -33,7 +33,7 @@ def look_up(address: str) -> list[Endpoint]:
   """Returns the socket addresses of HOST:PORT, the preferred one first.
 
   Raises:
-    ValueError: If the address has another form.
+    ValueError: If the address is not HOST:PORT.
     OSError: If the name of the host is not known.
   """
   host, port = split_address(address)
@@ -59,7 +59,7 @@ def own_address(address: str) -> str:
     The address without a port, such as "10.0.0.2".
 
   Raises:
-    ValueError: If the address has another form.
+    ValueError: If the address is not HOST:PORT.
     OSError: If the other machine's name is unknown, or there is no route to it.
   """
   endpoint = look_up(address)[0]
@@ -76,7 +76,7 @@ def listen(address: str) -> socket.socket:
       addresses, including those of IPv4.
 
   Raises:
-    ValueError: If the address has another form.
+    ValueError: If the address is not HOST:PORT.
     OSError: If this machine does not have the address, or the port is taken.
   """
   host, port = split_address(address)

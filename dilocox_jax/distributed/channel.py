@@ -26,7 +26,7 @@ _channels = itertools.count()
 class Channel:
   """Sends and receives messages between the processes of a run.
 
-  In each process only one thread may use a channel.
+  In each process only one thread at a time may send or receive.
 
   Attributes:
     others: Numbers of all other processes.
@@ -53,13 +53,13 @@ class Channel:
   def send(
     self, content: bytes, receivers: Sequence[int], *, waits: bool = True
   ) -> None:
-    """Sends a message, and waits until all receivers have read it.
+    """Sends a message, and by default waits until all receivers have read it.
 
     Args:
       content: Content of the message, at least one byte.
       receivers: Numbers of the processes that call `receive`.
-      waits: Whether to wait and then delete the message. If not, it stays in
-        the store until the run ends.
+      waits: Whether to wait, and then to delete the message. If not, the
+        message stays in the store until the run ends.
     """
     key = self._next_key(self._process)
     self._store.key_value_set_bytes(f"{key}/content", content)

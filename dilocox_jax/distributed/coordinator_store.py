@@ -167,10 +167,10 @@ def at_end(function: Callable[[], None]) -> None:
 
 
 def wait_for_end() -> None:
-  """Waits up to 5 s for all processes to end, then calls `at_end`'s functions.
+  """Waits up to 5 s for all processes, then calls what `at_end` registered.
 
-  If a process does not come in time, no function is called. With one process,
-  nothing happens.
+  If a process does not call this in time, nothing is called. Nothing happens if
+  `jax.distributed` was not initialized, as for one process.
   """
   store = key_value_store()
   if store is None:
@@ -187,7 +187,7 @@ def wait_for_end() -> None:
 def key_value_store() -> Any:
   """Returns this process's client of JAX's key-value store.
 
-  The result is None if there is only one process.
+  The result is None if `jax.distributed` was not initialized.
   """
   # JAX has no public function for it.
   from jax._src import distributed

@@ -16,8 +16,9 @@ def free_host_bytes(
 ) -> float:
   """Returns the bytes of memory that this process may still take on the host.
 
-  They are the smallest of the machine's available memory with its swap space,
-  and what each control group of this process (e.g. of its container) may take.
+  The result is the smallest of several numbers: the machine's available memory
+  with its swap space, and what each control group of this process (e.g. of its
+  container) may still take.
 
   Args:
     meminfo: File of Linux with the available memory.

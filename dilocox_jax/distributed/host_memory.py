@@ -1,8 +1,8 @@
 """Moves arrays between the memory of devices and the memory of the host.
 
-To save memory of the accelerator, outer parameters and the outer optimizer's
-state can be kept in host memory (config field `mesh.outer_memory`). They are
-moved to the devices when they are needed.
+To save memory of the accelerator, the state of the outer step (such as outer
+parameters and outer optimizer) can be kept in host memory (config field
+`mesh.outer_memory`). It is moved to the devices when it is needed.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def with_memory_kind(shardings: Tree, kind: str) -> Tree:
 
 
 def unsupported(kind: str, devices: Iterable[Any]) -> str | None:
-  """Returns why devices cannot keep arrays in a memory, or None if they can.
+  """Returns a clause that says why devices lack a memory; None if they have it.
 
   Args:
     kind: The memory, "device" or "pinned_host".

@@ -116,7 +116,7 @@ class Lifelines:
   def _watch_one(self, connection: socket.socket) -> None:
     """Calls `on_lost` if a process is silent for too long or has gone.
 
-    It returns without a call if the process says goodbye.
+    The method returns without a call if the process says goodbye.
     """
     text = b""
     with contextlib.suppress(OSError):  # A `TimeoutError` is one, too.
@@ -177,7 +177,8 @@ class Lifelines:
   ) -> None:
     """Forwards bytes of process 0 (`outer`) to JAX's client (`inner`).
 
-    If the connection to process 0 ends during the run, it calls `on_lost`.
+    If that connection ends or is silent too long in the run, `on_lost` is
+    called.
     """
     _forward(outer, inner, self._is_silence_fine)
     if self._is_watching:
@@ -200,8 +201,8 @@ def _forward(
 ) -> bool:
   """Forwards bytes from one connection to another until one of them ends.
 
-  If the source has a timeout, it also ends when it sends nothing for this time
-  while `is_silence_fine` returns False.
+  A source that has a timeout counts as ended if it has sent nothing for this
+  time while `is_silence_fine` returned False.
 
   Returns:
     True if the source has ended, and False if the target has.

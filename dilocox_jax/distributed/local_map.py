@@ -60,7 +60,7 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
 
 
 def current_division() -> Division:
-  """Returns how many shards and stages the replica has that is traced now.
+  """Returns the numbers of shards and stages of the replica being traced.
 
   The result is `Division()`, one device, if the replica has one device, or
   inside a mesh that a user has set up.
@@ -227,10 +227,11 @@ def specs_of(division: Division, trees: Tree) -> Tree:
 
 
 def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
-  """Swaps a device's part of all layers, [L, r, c], for whole ones, [n, R, C].
+  """Swaps a device's part of all layers, [L, r, c], for n whole layers.
 
-  Layers of zeros are added if L is not a multiple of the number of devices.
-  Arrays that are not 3-D stay as they are.
+  The result is [n, R, C]. Layers of zeros are added if the devices cannot
+  divide L evenly. Arrays that are not 3-D, or whose rows and columns are not
+  divided, stay as they are.
   """
   divided_axes = _divided_axes(leaf, spec)
   num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided_axes)
@@ -247,7 +248,8 @@ def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
 def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
   """Swaps whole layers, [n, R, C], for a device's part of all, [L, r, c].
 
-  It reverses `_rows_to_layers`. Only the shape of `part` is read.
+  It reverses `_rows_to_layers`. Only the shape of `part`, the argument of that
+  function, is read.
   """
   for axis, names in reversed(_divided_axes(part, spec)):
     leaf = jax.lax.all_to_all(

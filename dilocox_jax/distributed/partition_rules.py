@@ -7,7 +7,8 @@ Which devices keep which part of a parameter is decided in one of three ways:
   `PartitionSpec`.
 - The modules have partitioning metadata of NNX or linen, which become such a
   function (`models.custom`).
-- Otherwise the data shards divide the largest dimension of every parameter.
+- Otherwise the data shards divide the largest dimension of every parameter that
+  is large enough (`Division.largest_dimension_spec`).
 """
 
 import dataclasses
@@ -51,8 +52,9 @@ def divide_model(
     num_tensor_shards: Number of tensor shards. They divide the dimensions that
       `partition` gives to the axis "tensor", and read the same rows of a batch.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
-      parameter over the mesh axes "data" and "tensor". If it returns None, or
-      is None, the data shards divide the parameter's largest dimension.
+      parameter over the mesh axes "data" and "tensor". If the function returns
+      None, or if `partition` is None, the data shards divide the parameter's
+      largest dimension (`Division.largest_dimension_spec`).
 
   Raises:
     ValueError: If a number of shards is below 1, if the result of `partition`
@@ -81,7 +83,8 @@ def divided_by_rule(
   Raises:
     ValueError: If the partition of a parameter is no `PartitionSpec` over the
       axes "data" and "tensor" that divides the parameter evenly; if there are
-      pipeline stages; or if there are tensor shards but no rule.
+      several pipeline stages; or if there are several tensor shards but no
+      rule.
   """
   require(
     division.num_stages == 1,

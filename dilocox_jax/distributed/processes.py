@@ -59,8 +59,9 @@ def start(
 ) -> None:
   """Connects the processes of a run. It must be called before a device is used.
 
-  An argument that is None is read from the environment of the cluster, if JAX
-  knows this kind of cluster. A process of another run is refused.
+  If `coordinator`, `num_processes` or `process_id` is None, it is read from the
+  environment of the cluster, if JAX knows this kind of cluster. Process 0
+  refuses processes of other runs.
 
   Process 0 listens only at the coordinator's address, or at all addresses of
   its machine if that address was read from the cluster. The environment
@@ -168,7 +169,7 @@ def _complete(
   process_id: int | None,
   timeout_s: float,
 ) -> _JaxArguments:
-  """Reads arguments that are None from the environment of the cluster.
+  """Reads arguments of `start` that are None from the cluster's environment.
 
   Raises:
     ValueError: If an argument was neither given nor found, or if `process_id`

@@ -143,7 +143,7 @@ class _Wait:
 def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
   """Returns the socket addresses of the coordinator's address.
 
-  On Kubernetes, it waits for the name of a pod that is still unknown.
+  On Kubernetes, the function waits if the name of a pod is still unknown.
 
   Raises:
     ValueError: If the name of the host is unknown.
@@ -315,7 +315,7 @@ class _Reception:
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
-    """Waits for new connections or bytes, and handles what has come."""
+    """Waits for connections or bytes, handles them, and drops late greeters."""
     for key, _ in self._selector.select(timeout_s):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)
@@ -490,9 +490,9 @@ def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
   """Raises an error if process 0's answer is a refusal.
 
   Raises:
-    ValueError: If process 0 is of another run, expects another number of
-      processes, or has a process of this number already.
-    TimeoutError: If a process did not come in time.
+    ValueError: If process 0 is of another run than this process, expects
+      another number of processes, or has a process of this number already.
+    TimeoutError: If process 0 says that a process did not come in time.
   """
   if answer == _OTHER_RUN:
     raise ValueError(

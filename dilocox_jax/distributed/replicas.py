@@ -49,7 +49,8 @@ class Replicas:
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has devices of its own).
     division: How a replica is divided among its devices.
-    devices: Devices to use; None: all devices of the run's processes.
+    devices: Devices to use; None: all devices of the run's processes, or in the
+      layout "stacked" the first device of this process.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
       or `ALONE_AXIS` if the other replicas are other processes, which exchange
       through a mailbox (a shared folder or bucket).
@@ -124,6 +125,7 @@ class Replicas:
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1 and self.num_replicas % len(slices) == 0:
       replicas_per_slice = self.num_replicas // len(slices)
+      # The sizes of the mesh inside a slice, and its sizes in slices.
       grid = mesh_utils.create_hybrid_device_mesh(
         (replicas_per_slice, *inner_sizes),
         (len(slices), 1, 1, 1),

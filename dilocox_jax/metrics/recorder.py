@@ -1,9 +1,9 @@
 """Defines the rows of a run's records, and writes and reads them.
 
-- `metrics.jsonl` depends only on seed and config: a run that was killed and
-  resumed writes the same bytes as one that was never killed. So rows up to a
-  step must be recorded before a checkpoint of that step is saved.
-- `timing.jsonl` depends on the machine.
+- `metrics.jsonl` has losses and norms. Except with a mailbox, a run that was
+  killed and resumed writes the same bytes as one that was never killed. So rows
+  up to a step must be recorded before a checkpoint of that step is saved.
+- `timing.jsonl` has durations, which depend on the machine.
 
 A reader skips fields that it does not know, so an older version can read the
 files of a newer one.
@@ -21,7 +21,7 @@ from dilocox_jax.metrics.run_logs import RunLog
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-# Written by runs with a mailbox: the members of each event of the mailbox.
+# Written by runs with a mailbox: the replicas in the mean of each exchange.
 MAILBOX_LOG = "mailbox.jsonl"
 _Row = TypeVar("_Row")
 
@@ -37,12 +37,13 @@ class DriftRow:
 
   Attributes:
     fragment: Index of the fragment, a part of the parameters.
-    step: Inner step after which the fragment was measured and sent.
+    step: Inner step after which the pseudo-gradients were measured.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
-      by the product of their norms. NaN if fewer than two of them are finite
-      and not zero, with `exchange.collective` "pairs", and with a mailbox.
+      by the product of their norms. NaN if fewer than two pseudo-gradients are
+      finite and not zero, if `exchange.collective` is "pairs", or with a
+      mailbox.
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
-      root mean square over replicas.
+      root mean square over replicas; with a mailbox, over this replica alone.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient. With "pairs",
       where each replica has a mean of its own, root mean square of their norms.
     rank: Mean rank with which the fragment's matrices were sent; NaN without a
@@ -66,6 +67,8 @@ class DriftRow:
 class RoundRow:
   """The metrics of one segment: a round, or several data-parallel steps.
 
+  With a mailbox, "all replicas" are the one that writes the row.
+
   Attributes:
     step: Finished inner steps of the run at the end of the segment.
     tokens: Tokens seen so far by all replicas together.
@@ -74,12 +77,14 @@ class RoundRow:
     loss_per_replica: Mean loss over the segment's steps (nats), for each
       replica.
     grad_norm: Norm of the inner gradient before clipping, mean over the
-      segment's steps and the replicas.
+      segment's steps and the replicas. In data-parallel steps it is the norm of
+      the mean gradient.
     learning_rate: Learning rate of the inner optimizer at the last step.
     sent_bytes: Bytes that one replica sent in this segment.
-    total_sent_bytes: Bytes that one replica has sent since the start, with
-      evaluations and the flush (exchanges that are due after the last step).
-    drift: One entry for each exchange that was applied in the segment.
+    total_sent_bytes: Bytes that one replica has sent since the start, also in
+      evaluations.
+    drift: One entry for each exchange whose mean was applied in the segment, if
+      any replica contributed to it.
   """
 
   step: int
@@ -98,14 +103,17 @@ class RoundRow:
 class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
+  With a mailbox, "all replicas" and "replica 0" are the one that writes the
+  row.
+
   Attributes:
     step: Finished inner steps of the run.
     tokens: Tokens seen so far by all replicas together.
     total_sent_bytes: Bytes that one replica has sent since the start.
-    outer_loss: Loss of the outer parameters, or of their average if the run
-      keeps one.
-    mean_loss: Loss of the mean of the replicas' parameters; NaN if there are
-      several processes.
+    outer_loss: Loss of the outer (in data-parallel steps the shared)
+      parameters, or of their running average if the run keeps one.
+    mean_loss: Loss of the mean of the replicas' parameters; NaN during rounds
+      if there are several processes.
     replica_loss: Loss of the parameters of replica 0.
     flushed: Whether all pending exchanges had been applied, which is so only in
       the last evaluation of a run.
@@ -143,8 +151,8 @@ class Timing:
         without it.
     wall_s: Duration of the event in seconds, not the time since the start. A
       round ends when the devices have computed its results.
-    tokens_per_s: Tokens of all replicas divided by the duration; NaN for an
-      event that trained on no tokens.
+    tokens_per_s: Tokens of all replicas (with a mailbox, of this one) divided
+      by the duration; NaN for an event that trained on no tokens.
     simulated_s: Seconds since the start on the run's simulated clock; NaN for
       a run without a simulated clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
@@ -269,7 +277,7 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file if this process writes, and passes it to the log.
+    """Appends a row to a file and passes it to the log, if this process writes.
 
     `name` is `METRICS` or `TIMING`.
     """

@@ -43,10 +43,9 @@ class LogStart:
 class RunLog:
   """Receives every row that a run writes; base class of all logs.
 
-  Only the process that writes the files calls the methods, while the devices
-  work on the next round. So a `write` costs nothing as long as it takes less
-  time than a round. An error of a method ends the run, which can continue from
-  its last checkpoint.
+  Only the process that writes the files calls the methods. Unless the host
+  waits for each exchange, the devices work on the next round meanwhile. An
+  error of a method ends the run, which can continue from its last checkpoint.
   """
 
   def open(self, start: LogStart) -> None:

@@ -74,6 +74,7 @@ def averaged(
     count = state.count + 1
 
     def move_average(old, new):
+      # With power = 0 it is 1 / count, which gives the plain mean.
       fraction = (power + 1) / (count.astype(old.dtype) + power)
       return old + fraction * (_precise(new) - old)
 

@@ -1,8 +1,9 @@
 """Tables of which fragment is sent or applied after an inner step.
 
-A fragment is a part of the parameters. A transform is compiled once for all
-inner steps, so it looks up the fragment by a traced step number. One table has
-the first rounds, which may differ from each other, and one has a round that
+A fragment is a part of the parameters. It is *sent* when its pseudo-gradient is
+measured, and *applied* when the mean is used. A transform is compiled once for
+all inner steps, so it looks up the fragment by a traced step number. One table
+has the first rounds, which may differ from each other, and one has a round that
 repeats forever.
 """
 
@@ -21,25 +22,29 @@ _MOST_STEPS = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class EventTable:
-  """Which fragment is sent after each inner step, or which one is applied.
+  """Says after each inner step which fragment is sent, or which is applied.
+
+  A fragment is a part of the parameters. It is sent when its pseudo-gradient is
+  measured.
 
   Attributes:
     first: Number of the fragment after inner step 0, 1, ..., up to the step
-      after which all rounds are alike; -1: none. int32 [steps + 1].
+      after which all rounds are alike; -1: no fragment. int32 [steps + 1].
     repeated: Number of the fragment after step 1, 2, 3, ... of a round that
-      repeats; -1: none. int32 [H].
+      repeats; -1: no fragment. int32 [H].
   """
 
   first: np.ndarray
   repeated: np.ndarray
 
   def fragment_at(self, step: Index) -> Index:
-    """Returns the number of the fragment after a step; -1 if there is none.
+    """Returns the number of the fragment sent (or applied) after a step, or -1.
 
     Args:
       step: Number of inner steps done (traced int32 scalar, at least 1).
     """
     num_first = len(self.first)
+    # Step `num_first` is the first step of a round that repeats.
     in_round = jnp.asarray(self.repeated)[
       (step - num_first) % len(self.repeated)
     ]
@@ -58,8 +63,8 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
 
   Raises:
     ValueError: If the schedule does not say from which round on its rounds are
-      alike, if they become alike only after about a million steps, or if two
-      fragments are sent, or two applied, after one step.
+      alike, if they become alike only after about a million steps, or if it has
+      two events of this kind after the same step.
   """
   require(
     schedule.steady_round is not None,

@@ -73,7 +73,7 @@ def measure_apply_send(
 
 
 def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
-  """Returns a function that averages pseudo-gradients and applies the mean.
+  """Returns a function that averages and applies a new pseudo-gradient.
 
   The function is the argument `apply` of `measure_apply_send` for tau = 0.
 

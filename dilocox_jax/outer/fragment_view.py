@@ -1,7 +1,7 @@
 """Cuts fragments out of a parameter tree, and puts them back.
 
-A fragment is a part of the parameters that is sent at once. There are four
-ways to divide the tree:
+A fragment is a part of the parameters that is averaged on its own. There are
+four ways to divide the tree:
 
 - The whole tree is the only fragment.
 - Every fragment is a slice of every leaf.
@@ -71,8 +71,8 @@ class FragmentView:
   Attributes:
     count: Number of fragments, P.
     fragments: Function from a leaf's path to the number of its fragment, or a
-      `Fragments` (slices, or layers). None: a fragment is some whole leaves,
-      and fragments have about equal sizes.
+      `Fragments` (slices, or layers). None: every fragment is some whole
+      leaves, and their total sizes are about equal.
   """
 
   count: int
@@ -84,7 +84,7 @@ class FragmentView:
 
   @property
   def _by_rows(self) -> Fragments | None:
-    """`fragments` if there are several, each a slice or layers; else None."""
+    """`fragments` if the tree is divided into slices or layers, else None."""
     if self.count > 1 and isinstance(self.fragments, Fragments):
       return self.fragments
     return None
@@ -117,8 +117,9 @@ class FragmentView:
       fragment: Number of the fragment, from 0.
 
     Returns:
-      The number of a slice (int32 scalar), or the numbers of a fragment's K
-      layers, [K] int32. None for all other fragments.
+      The number of a slice (int32 scalar), or the numbers of a fragment's
+      layers, [K] int32, filled up with the number of all layers. None for all
+      other fragments.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -251,14 +252,14 @@ class FragmentView:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group of every leaf by path; {} if fragments are slices.
+    """Returns the group (`groups`) of each leaf by path; {} if sliced or empty.
 
     Args:
       shapes: Leaf shapes by path.
 
     Raises:
-      ValueError: If a function gives a leaf a number outside of 0 to P - 1, or
-        if a fragment of whole leaves has no leaf.
+      ValueError: If `fragments` is a function that gives a leaf a number
+        outside of 0 to P - 1, or if a fragment of whole leaves has no leaf.
     """
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if self._slices or not shapes:

@@ -66,9 +66,9 @@ class GradientState(NamedTuple):
 def outer_params(state: Tree, params: Tree) -> Tree:
   """Returns the model to evaluate and to keep: the outer parameters.
 
-  If an optimizer keeps an average (`outer.average`), the average is returned
-  instead. A method that averages gradients has no outer parameters, so `params`
-  are returned if it has no average.
+  If the outer optimizer keeps a running average (`outer.average`), the average
+  is returned instead. A method that averages gradients has no outer parameters:
+  it gives the inner optimizer's running average, or `params` if there is none.
 
   Args:
     state: State of one replica, or of all replicas with a replica axis. It may

@@ -1,7 +1,8 @@
 """DiLoCo and its relatives as an optax transform of one inner step.
 
-A fragment is a part of the parameters that is sent at once. Its mean is applied
-tau inner steps after the send. Most steps run the inner optimizer only. If a
+A fragment is a part of the parameters. It is *sent* when replicas measure their
+pseudo-gradients of it, and *applied* tau inner steps later, when the mean of
+these changes the parameters. Most steps run the inner optimizer only. If a
 fragment is sent or applied after the step, a branch of a `jax.lax.switch` does
 it.
 
@@ -32,10 +33,10 @@ class Moves(NamedTuple):
   """Additions to a replica's parameters, as trees like the parameters.
 
   Attributes:
-    updates: Added to the parameters after this inner step. They already contain
-      the correction of this step.
-    correction: Added after every later inner step, until it changes
-      (`ApplyRule.correct`). None: nothing is added.
+    updates: What this step adds to the parameters, as an optax transform
+      returns it. It already contains the correction of this step.
+    correction: What every later inner step adds to its updates, until the
+      correction changes (`ApplyRule.correct`). None: nothing.
   """
 
   updates: Tree
@@ -57,7 +58,7 @@ def pseudo_gradient_steps(
   """Builds the optax transform of a method that averages pseudo-gradients.
 
   Args:
-    outer: Measures, exchanges and applies a fragment.
+    outer: Measures, exchanges and applies pseudo-gradients.
     inner: Optimizer of the inner steps.
     view: Cuts fragments out of a tree like the parameters.
 
@@ -112,8 +113,10 @@ def pseudo_gradient_steps(
 class _FragmentEvents:
   """Sends and applies fragments after an inner step, as the schedule says.
 
+  A send measures the pseudo-gradient of a fragment, a part of the parameters.
+
   Attributes:
-    outer: Measures, exchanges and applies a fragment.
+    outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of a tree like the parameters.
     schedule: Says after which inner steps fragments are sent and applied.
     sends: Table of the fragment that is sent after each inner step.
@@ -144,9 +147,10 @@ class _FragmentEvents:
     return tuple(self._first_state(params, group) for group in self.members)
 
   def _first_state(self, params: Tree, members: list[int]) -> FragmentState:
-    """Returns the first outer state of a group's fragments, stacked if several.
+    """Returns the first outer state of a group, stacked over its fragments.
 
-    `in_flight` has `SyncSchedule.depth` placeholders of zeros.
+    A single fragment is not stacked. `in_flight` has `SyncSchedule.depth`
+    placeholders of zeros.
     """
 
     def first_state(index: Any) -> FragmentState:
@@ -161,7 +165,7 @@ class _FragmentEvents:
     return jax.vmap(first_state)(indices)
 
   def _indices(self, members: list[int]) -> Any:
-    """Returns `FragmentView.index` of some fragments, stacked if several."""
+    """Returns `FragmentView.index` of a fragment, or of several, stacked."""
     indices: list[Any] = [self.view.index(fragment) for fragment in members]
     if len(indices) == 1:
       return indices[0]
@@ -188,6 +192,7 @@ class _FragmentEvents:
     """
     operand = moves, fragments
     applied = self.applies.fragment_at(step)
+    # If tau is a multiple of H, `_send` also applies.
     if not self.schedule.is_whole_rounds:
       apply = functools.partial(self._apply, params)
       operand = self._switch(applied, apply, operand)
@@ -241,11 +246,11 @@ class _FragmentEvents:
   def _send(
     self, params: Tree, was_sent: Array, cut: Cut, moves: Moves, state: Any
   ) -> Changed:
-    """Sends a fragment; if tau is a multiple of H, also applies a send of it.
+    """Measures a fragment; if tau is a multiple of H, also applies a mean.
 
-    With tau = 0 this is the new send, otherwise the oldest one in flight. If
-    `was_sent` is False, the oldest one is a placeholder of zeros. `moves` has
-    the additions to `params` so far.
+    With tau = 0 the mean is that of the new pseudo-gradient, otherwise that of
+    the oldest one in flight, which is a placeholder of zeros if `was_sent` is
+    False. `moves` has the additions to `params` so far.
     """
     in_flight = state.in_flight
     num_arrived = 1
@@ -305,10 +310,11 @@ class _FragmentEvents:
   def _apply_oldest(
     self, params: Tree, moves: Moves, cut: Cut, was_sent: Array
   ) -> events.Apply:
-    """Returns a function that averages the oldest send, and applies the mean.
+    """Returns a function that averages and applies the oldest pseudo-gradient.
 
     `events.measure_apply_send` calls the function if tau is H, 2 H, ... If
-    `was_sent` is False, nothing was sent yet, and the rule decides what to do.
+    `was_sent` is False, the oldest one in flight is only a placeholder, and
+    nothing changes, except under a rule that applies at the first send.
     """
 
     def apply(state: Any, inner: Tree, fresh: Tree) -> Any:

@@ -1,4 +1,4 @@
-"""Refuses collectives between replicas that meet in a store.
+"""Refuses collectives between replicas that are separate programs.
 
 Replicas that exchange through a store (a folder or a bucket) are separate
 processes without a common JAX runtime, so a collective over the axis "replica"

@@ -72,11 +72,11 @@ class ClusterProcesses:
 
   @property
   def is_stop_requested(self) -> bool:
-    """Whether another process than process 0 was asked to stop."""
+    """Whether a process other than process 0 was asked to stop."""
     return self._channel.is_marked(_STOP)
 
   def request_stop(self) -> None:
-    """Tells process 0 that this process was asked to stop."""
+    """Outside process 0, tells it that this process was asked to stop."""
     if not self.is_main:
       self._channel.mark(_STOP)
 
@@ -90,7 +90,7 @@ class ClusterProcesses:
     Args:
       ask: Function that uses the mailbox. Only process 0 calls it.
       shared: Function that returns arrays of which process 0 may read this
-        process's parts while `ask` runs (`collected`). None: it reads none.
+        process's parts while `ask` runs (`collected`). None: there are none.
 
     Raises:
       Exception: The error of `ask`, in every process. Outside process 0, an

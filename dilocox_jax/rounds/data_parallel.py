@@ -1,7 +1,8 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
-AllReduce (the baseline) and the warm start of DiLoCo run these steps. The
-result is the same as training one model on the batches of all replicas.
+AllReduce (the baseline) and the warm start of DiLoCo run these steps. Without a
+lossy codec, the result is that of training one model on the batches of all
+replicas, up to rounding.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ class SharedState(NamedTuple):
   Attributes:
     params: Parameters, leaves [...] without a replica axis.
     optimizer: State of the inner optimizer, without a replica axis.
-    exchange: State of the aggregator that averages gradients. Only some of its
-      leaves have a replica axis (`Aggregator.axes`).
+    exchange: State of the aggregator that averages gradients. `Aggregator.axes`
+      says which of its leaves have a replica axis.
   """
 
   params: Tree

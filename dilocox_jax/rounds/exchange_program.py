@@ -1,9 +1,9 @@
 """Compiles the averaging of a pseudo-gradient as a program of its own.
 
-Usually one program runs the inner steps, the exchange, and the apply and the
-send of a fragment. If the exchange is a program of its own, the results have
-the same bits, except on CPUs with a fused multiply-add: there they differ by
-about 1e-7 relative.
+Usually one program runs inner steps and an exchange, and applies its mean. If
+the exchange is a program of its own instead, the results have the same bits,
+except on CPUs with a fused multiply-add: there they differ by about 1e-7
+relative.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ Exchange = Callable[[Tree, FragmentState, Tree], Arrived]
 
 
 def arrived_axes(outer: OuterStep) -> Arrived:
-  """Returns which parts of an exchange's result have a replica axis.
+  """Returns the replica axes of an `Arrived`, as a prefix of its tree.
 
-  The result is a tree prefix of an `Arrived`: 0 where leaves have a replica
-  axis, None where all replicas share them.
+  An `Arrived` is the result of an exchange with the aggregator's new state. The
+  prefix is 0 for leaves [M, ...], and None for leaves that all replicas share.
   """
   shared: Any = None
   per_replica: Any = 0
@@ -44,7 +44,8 @@ def arrived_axes(outer: OuterStep) -> Arrived:
 def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
   """Returns the jitted program that averages a pseudo-gradient over replicas.
 
-  The program is an `Exchange`. It reuses the memory of its first argument.
+  The program is an `Exchange`. It reuses the memory of its first argument, the
+  aggregator's state.
   """
 
   def replica_program(
@@ -63,7 +64,7 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
 def divided_arrived(
   replicas: Replicas, result: ExchangeResult, exchange: Tree
 ) -> Arrived:
-  """Divides an exchange's result and state among a replica's devices.
+  """Divides an exchange's result and new state among a replica's devices.
 
   The arrays in `result.observed`, which are only recorded, are not divided.
   """

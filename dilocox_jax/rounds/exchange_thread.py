@@ -3,7 +3,7 @@
 On XLA's CPU backend, a collective blocks the thread that runs its program, so a
 second thread dispatches the exchange:
 
-    main thread      | inner steps             | wait | apply, measure, send
+    main thread      | inner steps             | wait | apply the mean
     exchange thread  | exchange (slow link)           |
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and records when inner steps had to wait for them."""
+  """Waits for exchanges, and records waits after the end of the inner steps."""
 
   def __init__(self):
     """Starts with an empty record."""
@@ -72,7 +72,7 @@ def beside_steps(
       function, after the inner steps.
     take_steps: Function that takes the inner steps, and returns the replicas
       after them.
-    waiting: Records how long the steps waited for the exchange.
+    waiting: Records the time from the end of the steps to that of the exchange.
 
   Returns:
     The result of `take_steps`, and the result of `exchange`.
@@ -86,8 +86,8 @@ class InThread:
   """Dispatches exchanges in a second thread, where inner steps can hide them.
 
   Attributes:
-    splits_windows: False: a window (some inner steps, then an apply or a send)
-      is run as a whole, so that its steps run beside its exchange.
+    splits_windows: False: a window (some inner steps, then perhaps an apply and
+      a send) is not divided, so that its steps can run beside its exchange.
     reuses_states: True: programs may reuse the memory of the states.
     waits_for_exchanges: True: the host waits for the thread.
   """
@@ -113,9 +113,12 @@ class InThread:
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs a window's exchange in a thread, and its inner steps meanwhile.
 
-    A window is some inner steps, then an apply or a send. If nothing is to be
-    averaged, there are no steps, or replicas may take different numbers of
-    steps, this method runs nothing: the window's own program does it.
+    A window is some inner steps, then perhaps an apply of a mean and a send.
+    This method runs nothing, and leaves both to the window's own program,
+
+    - if the window has no earlier pseudo-gradient to average,
+    - if it has no inner steps, or
+    - if replicas may take different numbers of steps.
 
     Args:
       work: The window, and the arguments of its program.
@@ -138,7 +141,7 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns the times since the last call when steps waited for an exchange.
+    """Returns the times, since the last call, of waits for exchanges.
 
     Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """

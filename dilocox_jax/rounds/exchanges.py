@@ -1,4 +1,4 @@
-"""The two kinds of exchange, each with the runtime that it needs.
+"""The exchange in one JAX runtime, and the one through a folder or bucket.
 
 If all replicas are in one JAX runtime, they share an axis, over which an
 aggregator averages (`LocalExchange`). If each replica has a runtime of its own,
@@ -61,10 +61,10 @@ class LocalExchange:
     """Does nothing, because no other JAX runtime belongs to the run."""
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that dispatches the exchanges.
+    """Returns the object that decides how exchanges run.
 
-    A second thread dispatches them if `in_thread` is True; otherwise the
-    program of the inner steps exchanges.
+    A second thread dispatches them if `in_thread` is True; otherwise they are
+    parts of other compiled programs (`InProgram`).
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -157,20 +157,21 @@ def mailbox(
       "int(bits=4)".
     step_weight: Weight of one inner step of this replica in the mean, e.g. its
       number of sequences. A message's weight is `step_weight` times the number
-      of inner steps since the fragment was measured last.
+      of inner steps since the fragment (the part of the parameters in the
+      message) was measured last.
     config: All other settings that must be equal in all replicas, e.g. the
       inner learning rate, as nested mappings of JSON. None: no others.
     text_digest: Digest of the training text, which must be equal in all
       replicas; "" if there is none.
     rules: Rules of the exchange, such as how long to wait for a replica.
-    feedback: Fraction of the codec's loss that is added to the next exchange, 0
-      (none) to 1 (all). If a message came too late, all its values count as
-      lost.
-    against: What is subtracted from this replica's values to get the codec's
-      loss: "own" (these values as they were sent) or "mean" (the mean over all
+    feedback: Fraction of the residual (what the codec lost) that is added to
+      the next message, 0 (none) to 1 (all). If a message came too late, all its
+      values count as lost.
+    against: What is subtracted from this replica's values to get the residual:
+      "own" (these values as they were sent) or "mean" (the mean over all
       replicas).
-    keep_unsent: Whether the codec's loss stays in the replica's parameters, so
-      that the next pseudo-gradient contains it. It needs `feedback` = 0.
+    keep_unsent: Whether the residual stays in the replica's parameters, so that
+      the next pseudo-gradient contains it. It needs `feedback` = 0.
     seed: Seed of random masks and of the first low-rank factors.
     collective: Must be "mailbox": no other collective reaches other programs.
 

@@ -1,7 +1,7 @@
-"""The runtime in which one program takes inner steps and exchanges.
+"""The runtime that leaves exchanges to the compiled programs of windows.
 
-It is the program of a window: some inner steps, then a send or an apply of a
-fragment (a part of the parameters).
+A window is some inner steps, then perhaps an apply of a mean pseudo-gradient
+and a send, which measures a new pseudo-gradient.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from dilocox_jax.rounds.window import InnerProgress
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InProgram:
-  """Leaves the exchange to the program that takes the inner steps.
+  """Leaves each exchange to the compiled program that applies its mean.
 
-  XLA overlaps transfers with inner steps on TPUs and GPUs. On one device
-  nothing is sent over a link, so there is nothing to overlap.
+  That program also takes the inner steps if there is a link: XLA overlaps
+  transfers with steps on TPUs and GPUs.
 
   Attributes:
     replicas: Number of replicas, and their devices.
@@ -32,9 +32,9 @@ class InProgram:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether inner steps, sends and applies are separate programs.
+    """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if all replicas are on one device, or there is only one replica.
+    They are if all replicas are on one device, or if there is only one replica.
     """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1

@@ -1,15 +1,15 @@
-"""Lets a replica join a run of a mailbox late, or join it again.
+"""Lets a replica join a run late, or again, through a folder or a bucket.
 
-The replicas of such a run are separate programs, which exchange through a
-folder or a bucket. An *event* is one exchange of the run's schedule. An event
-is *settled* when the replicas have agreed on the messages that it averages. The
+The replicas of such a run are separate programs, which exchange through this
+*mailbox*. An *event* is one exchange of the run's schedule. An event is
+*settled* when the replicas have agreed on the messages that it averages. The
 newcomer loads the newest snapshot of the state that all replicas share. Then it
 applies the settled events since the snapshot, without inner steps, until its
 own next measurement comes early enough to be averaged.
 
 For example, take P = 1 fragment and H = tau = 4 steps. Event k applies after
 step 4 k + 8 what was measured after step 4 k + 4. There is a snapshot before
-event 6, and the other replicas have settled event 7. The newcomer starts with
+event 6, and the other replicas have settled event 8. The newcomer starts with
 zeros in flight. It applies events 6 and 7 after steps 32 and 36 without inner
 steps, and takes its first inner steps, 37 to 40. Event 8 averages the
 measurements of step 36, to which the newcomer contributes nothing. Event 9 is
@@ -57,7 +57,7 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
     ValueError: If the rounds have no mailbox, or `Rounds.init` raises it.
     ReplicaStaleError: If the other replicas have deleted messages that this
       replica needs, or its state differs from theirs. Call this function again.
-    StoppedError: If to call again would not help.
+    StoppedError: If calling again would not help.
   """
   require(
     isinstance(rounds.runtime, MailboxRuntime),
@@ -85,7 +85,7 @@ def join(
   Raises:
     ReplicaStaleError: If the other replicas have deleted messages that this
       replica needs, or its state differs from theirs. Call this function again.
-    StoppedError: If to call again would not help.
+    StoppedError: If calling again would not help.
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
   client = rounds.runtime.client
@@ -113,6 +113,7 @@ def join(
   has_ended = walk.window is None
   step = last_step if has_ended and last_step is not None else walk.step
   if has_ended:
+    # The flush of the run may measure and exchange once more.
     client.take_part(sum(walk.in_flight))
   # `rejoin` reuses the memory of its argument. All first states share one
   # cached array as their `step`, so this state first gets an array of its own.
@@ -124,13 +125,14 @@ def join(
 class _Walk:
   """Goes through the windows of a schedule, one by one.
 
-  A window is some inner steps with a send or an apply of a fragment after them.
+  A window is some inner steps, then a send (a fragment's pseudo-gradient is
+  measured), an apply of a mean, or both.
 
   Attributes:
     window: The window that comes next; None at the end of the schedule.
     step: Number of inner steps before that window.
-    in_flight: Number of sends of each fragment that are not applied yet before
-      that window, [P].
+    in_flight: Number of each fragment's pseudo-gradients that are sent but not
+      applied before that window, [P].
   """
 
   def __init__(
@@ -170,7 +172,7 @@ class _Walk:
 def skip_windows(
   rounds: Rounds, state: RoundState, windows: Sequence[Window], num_steps: int
 ) -> RoundState:
-  """Runs the sends and applies of windows, but none of their inner steps.
+  """Runs the measurements and applies of windows, but not their inner steps.
 
   A replica that has fallen behind follows the other replicas in this way. If
   they have agreed on a mean without its pseudo-gradient, the pseudo-gradient is
@@ -188,7 +190,7 @@ def skip_windows(
 
   Raises:
     ReplicaStaleError: If the replica must join again (`join`).
-    StoppedError: If to join again would not help.
+    StoppedError: If joining again would not help.
   """
   steps_done = int(jax.device_get(state.step))
   without_steps = [
@@ -206,7 +208,7 @@ def _windows_with_events(
 ) -> Iterator[Window]:
   """Yields the windows of a schedule up to the last send or apply, in order.
 
-  A window is some inner steps, then a send or an apply of a fragment. If
+  A window is some inner steps, then a send (measurement), an apply or both. If
   `last_step` is None, the windows never end.
   """
   last_event_step = 0
@@ -235,8 +237,8 @@ def _from_snapshot(
     state: The first state. Its inner optimizer stays.
     arrays: The snapshot: the leaves that all replicas share, of all fragments
       in order.
-    counts: Number of pseudo-gradients in flight of each fragment, [P]. The
-      result has so many, all of them zeros, as this replica has sent none.
+    counts: Number of pseudo-gradients in flight of each fragment, [P]. Those in
+      the result are zeros, as this replica has sent none.
 
   Returns:
     The state, whose parameters are the outer parameters of the snapshot.

@@ -1,7 +1,7 @@
-"""Exchanges pseudo-gradients through a mailbox. The host sends the messages.
+"""Exchanges pseudo-gradients through a mailbox: a folder or a bucket.
 
-A mailbox is a folder or a bucket in which replicas that are separate programs
-leave messages for each other. As messages come from outside the compiled
+Replicas that are separate programs leave messages for each other there. The
+host sends and reads the messages. As messages come from outside the compiled
 program, an exchange consists of *turns*: in each turn every replica sends a
 message and reads the messages of the others. An exchange with n turns is
 divided into n + 1 *stages*, each a program of its own. Stage k gets the
@@ -102,10 +102,10 @@ class MailboxRuntime:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether inner steps, sends and applies are separate programs: if tau = 0.
+    """Whether a window's inner steps, apply and send are separate programs.
 
-    A mean is then applied right after its pseudo-gradients are measured, so no
-    inner steps can hide the exchange.
+    They are if tau = 0: a mean is then applied right after its pseudo-gradients
+    are measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 
@@ -114,7 +114,7 @@ class MailboxRuntime:
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns the times since the last call when steps waited for an exchange.
+    """Returns the times, since the last call, of waits for exchanges.
 
     Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """
@@ -123,8 +123,8 @@ class MailboxRuntime:
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange of a window, and its inner steps meanwhile.
 
-    A window is some inner steps, then an apply or a send. If it applies
-    nothing, this method runs nothing.
+    A window is some inner steps, then perhaps an apply of a mean and a send. If
+    it applies nothing, this method only counts its steps, for a later message.
 
     Args:
       work: The window, and the arguments of its program.
@@ -288,7 +288,7 @@ class MailboxRuntime:
   def _stage(self) -> Any:
     """The jitted `_until_more_is_needed`, mapped over the one replica.
 
-    Values that belong to single replicas have an axis of length 1 in front.
+    Values that replicas do not share have an axis of length 1 in front.
     """
     rest = self._outer.axes._replace(exchange=None)
     arguments: Any = self._outer.axes.exchange, rest, 0, None

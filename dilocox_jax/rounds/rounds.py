@@ -1,12 +1,14 @@
-"""Runs a method's rounds for all replicas, window by window.
+"""Runs rounds, which consist of inner and outer steps, for all replicas.
 
-A window is some inner steps, then at most one apply and one send of a fragment
-(a part of the parameters). The program of a window (`window.WindowProgram`) is
-mapped over the replica axis and compiled once for every kind of window; step
-counts and the numbers of fragments are data.
+A round consists of *windows*: some inner steps, and then perhaps an *apply*, a
+*send* or both. A send measures the pseudo-gradient of a fragment (a part of the
+parameters) and keeps it in flight. An apply applies the mean of the oldest one
+in flight.
 
-On one device nothing is sent over a link, so inner steps cannot hide any
-transfer. There the steps, the sends and the applies are separate programs.
+The program of a window (`window.WindowProgram`) is mapped over the replica axis
+and compiled once for every kind of window; step counts and the numbers of
+fragments are data. If inner steps cannot hide the exchange, e.g. on one device,
+the steps, the sends and the applies are separate programs.
 """
 
 import dataclasses
@@ -55,7 +57,7 @@ MakeRuntime = Callable[[OuterStep, Replicas], Runtime]
 
 
 def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
-  """Returns the runtime in which one program takes steps and exchanges."""
+  """Returns an `InProgram`, which leaves exchanges to compiled programs."""
   del outer
   return InProgram(replicas)
 
@@ -64,8 +66,9 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 class Rounds:
   """Runs the rounds of a method for all replicas: inner and outer steps.
 
-  A round is a row of windows: some inner steps each, then at most one apply and
-  one send of a fragment (a part of the parameters).
+  A round consists of windows: some inner steps each, then perhaps an apply of a
+  mean and a send, which measures the pseudo-gradient of a fragment (a part of
+  the parameters) and keeps it in flight.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -73,12 +76,12 @@ class Rounds:
     replicas: Number of replicas, and their devices.
     inner_step: Optimizer step of one replica: function (params, optimizer
       state, batch) -> (params, optimizer state, (loss, gradient norm)).
-    outer_memory: Where the outer parameters and their optimizer's state are
-      kept between steps: "device", or "pinned_host", the memory of the host.
+    outer_memory: Where the states of fragments are kept between their sends and
+      applies: "device", or "pinned_host", the memory of the host.
     make_runtime: Function (outer, replicas) -> object that dispatches the
       exchanges (`rounds.runtime`).
-    frozen: Parameters that inner steps read but do not train; None: there are
-      none.
+    frozen: Parameters that `inner_step` reads, as its argument `frozen`, but
+      does not train; None: it has no such argument.
   """
 
   outer: OuterStep
@@ -96,7 +99,7 @@ class Rounds:
 
   @functools.cached_property
   def runtime(self) -> Runtime:
-    """The object that runs exchanges beside inner steps (`rounds.runtime`)."""
+    """The object that decides how exchanges run (`rounds.runtime`)."""
     return self.make_runtime(self.outer, self.replicas)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -108,8 +111,8 @@ class Rounds:
 
     Raises:
       ValueError: If `RoundStates.init` refuses the parameters or the outer
-        optimizer, or if the outer step communicates over the replica axis
-        although the other replicas are other processes that meet in a store.
+        optimizer; or, if replicas meet in a mailbox (a folder or a bucket),
+        `RoundStates.check_outer` refuses the outer step.
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)
@@ -118,8 +121,8 @@ class Rounds:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
     They have no replica axis: if every replica has its own, the mean over the
-    replicas is returned. If the outer optimizer keeps an average of its
-    parameters (`outer.average`), the average takes their place.
+    replicas is returned. If the outer optimizer keeps a running average of its
+    parameters (`outer.average`), this average takes their place.
     """
     return self.states.outer_params(state)
 
@@ -132,17 +135,18 @@ class Rounds:
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
-    """Runs inner steps, and sends and applies fragments as the schedule says.
+    """Runs n inner steps, and the sends and applies among them.
 
-    The new state reuses the memory of the old one, which must not be read
-    again.
+    A send measures a pseudo-gradient, and an apply applies a mean. The new
+    state reuses the memory of the old one, which must not be read again.
 
     Args:
       state: State of all replicas.
-      batches: Leaves [M, n, ...]: a batch for every replica and inner step.
-        Each process passes the batches of its own replicas (`Replicas.own`).
-      windows: The n steps divided into windows: some inner steps each, then at
-        most one apply and one send. None: the schedule's next windows.
+      batches: Leaves [M, n, ...]: a batch for every replica and inner step. One
+        of several processes passes only the rows of its own replicas
+        (`Replicas.own`).
+      windows: The n steps divided into windows: some inner steps each, then
+        perhaps an apply and a send. None: windows as the schedule says.
       participation: What each replica does in the windows; None: all do the
         same. A replica that takes h steps reads its first h batches.
       one_at_a_time: Whether a window is dispatched only after the window before
@@ -150,11 +154,12 @@ class Rounds:
 
     Returns:
       The new state; the losses and gradient norms, [M, n], with zeros for the
-      steps that a replica does not take; a `Drift` for each apply, in order.
+      steps that a replica does not take; for each apply, in order, the norms of
+      the pseudo-gradients (`Drift`).
 
     Raises:
-      ValueError: If `batches` has no leaf, or if a leaf does not begin with the
-        axes [M, n].
+      ValueError: If `batches` has no leaf, or if the first two axes of a leaf
+        have other lengths than described above.
     """
     num_steps = self._num_steps(batches)
     steps_done = int(jax.device_get(state.step))
@@ -180,7 +185,7 @@ class Rounds:
     return state, progress.metrics, drifts
 
   def _num_steps(self, batches: Tree) -> int:
-    """Returns n of batches [M, n, ...]; raises ValueError for other axes."""
+    """Returns n; raises ValueError unless leaves are [own replicas, n, ...]."""
     first_axes = {
       path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
     }
@@ -200,17 +205,18 @@ class Rounds:
   ) -> tuple[RoundState, list[Drift]]:
     """Averages and applies all progress that is not in the outer parameters.
 
-    Call it at the end of a run, when the last pseudo-gradients are in flight.
+    Call it at the end of a run. The progress is in the pseudo-gradients in
+    flight, or was not measured yet.
 
     Args:
       state: State of all replicas. It stays valid after the call.
-      participation: Which replicas take part in the flush, and with which
-        weight; None: all do, with equal weights.
+      participation: Which replicas take part, and with which weight; None: all
+        replicas do.
 
     Returns:
-      The flushed state, in which nothing is in flight and the replicas'
-      parameters are the outer parameters; the drift of every exchange, in
-      order.
+      The new state, in which nothing is in flight and the replicas' parameters
+      are the outer parameters; for each exchange, in order, the norms of the
+      pseudo-gradients (`Drift`).
     """
     step = int(jax.device_get(state.step))
     windows = self.outer.method.schedule.flush_windows(step)
@@ -229,11 +235,12 @@ class Rounds:
     return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Sends and applies fragments without inner steps; `state.step` stays.
+    """Measures pseudo-gradients and applies means; `state.step` stays.
 
     Args:
       state: State of all replicas, whose memory may be reused.
-      windows: The sends and applies, as windows whose `num_steps` is 0.
+      windows: Windows whose `num_steps` is 0. Each has a send (a measurement),
+        an apply, or both.
     """
     state, _, _ = self._windows(
       state, batches=None, num_steps=0, windows=windows, participation=None
@@ -250,14 +257,14 @@ class Rounds:
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
-    """Runs windows one after the other.
+    """Runs windows (inner steps, then perhaps an apply and a send) in order.
 
     `batches` are on their devices, leaves [M, n, ...] with n = `num_steps`;
     None if the windows have no inner steps.
 
     Returns:
       The new state, but with the old counter `step`; the replicas after the
-      last window, with their metrics; a drift for each apply, in order.
+      last window, with their metrics; a `Drift` for each apply, in order.
     """
     progress = self._first_progress(
       state.replica, num_steps, participation is not None
@@ -322,8 +329,9 @@ class Rounds:
   ) -> WindowKind:
     """Returns the properties for which a window's program is compiled.
 
-    Windows with equal properties run the same program. If all replicas do the
-    same in the window, `participation` is None.
+    A window is some inner steps, then perhaps an apply and a send. Windows with
+    equal properties run the same program. None as `participation` means that
+    all replicas do the same.
     """
     return WindowKind(
       applied_group=self._group_of(window.applied),
@@ -377,6 +385,7 @@ class Rounds:
     fragments: Sequence[FragmentState],
   ) -> tuple:
     """Runs a window; returns `WindowProgram.run`'s results of all replicas."""
+    # The runtime runs the exchange and the steps, or neither of them.
     work = WindowWork(
       window=window,
       kind=kind,
@@ -407,11 +416,12 @@ class Rounds:
     return progress
 
   def _run_program(self, kind: WindowKind, given: WindowInput) -> tuple:
-    """Runs a program; returns `WindowProgram.run`'s results of all replicas."""
+    """Runs a window's program; returns `WindowProgram.run`'s results."""
     if kind.has_steps:
       return self.program(kind)(*given)
-    # If the program got the metrics [M, n], it would be compiled again for each
-    # n. It does not change optimizer states and step counters either.
+    # Without inner steps, metrics, optimizer states and step counters do not
+    # change. If the program got the metrics [M, n], it would be compiled again
+    # for each n.
     none: Any = None
     before = given.progress
     without_optimizer = before.replica._replace(optimizer=none)
@@ -449,7 +459,7 @@ class Rounds:
 
   @property
   def _guarded_step(self) -> InnerStep:
-    """The inner step; it refuses collectives that reach no replica."""
+    """`inner_step`; raises ValueError for collectives between programs."""
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
@@ -518,8 +528,8 @@ class Rounds:
   ) -> jax.stages.Lowered:
     """Returns the program of a window, traced but not compiled yet.
 
-    In this program all replicas take the same steps, and it also runs the
-    exchange of the window.
+    In this program all replicas take the same number of steps. It also runs the
+    window's exchange, if there is one.
 
     Args:
       state: Shapes, types and shardings of the state before the window

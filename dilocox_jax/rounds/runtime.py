@@ -1,8 +1,8 @@
 """Runtimes: three ways to run an exchange beside inner steps.
 
-A window is some inner steps, then a send or an apply of a fragment. Its
-exchange averages the fragment that is applied. There are three runtimes, each a
-class in its own file:
+A window is some inner steps, then perhaps an apply of a mean and a send, which
+only measures a pseudo-gradient. Its exchange averages the pseudo-gradient whose
+mean it applies. There are three runtimes, each a class in its own file:
 
     in_program        The program of the window also runs the exchange.
     exchange_thread   A second thread runs the exchange.
@@ -25,10 +25,11 @@ class WindowWork(NamedTuple):
   """The arguments of `Runtime.run` for a window.
 
   Attributes:
-    window: Some inner steps, and the apply, the send or both after them.
+    window: Some inner steps, then perhaps an apply and a send.
     kind: The properties for which the window's program is compiled.
     given: Arguments of the window's program.
-    fragments: States of all fragments before the window.
+    fragments: States of all fragments (parts of the parameters) before the
+      window.
     take_steps: Function that takes the window's inner steps in a program of
       their own, and returns the replicas after them.
   """
@@ -41,23 +42,24 @@ class WindowWork(NamedTuple):
 
 
 class Runtime(Protocol):
-  """Interface of the objects that dispatch exchanges beside inner steps.
+  """Interface of the objects that decide how exchanges run.
 
-  A window is some inner steps, then a send or an apply of a fragment. Its
-  exchange averages the fragment that the window applies.
+  A window is some inner steps, then perhaps an apply of a mean and a send,
+  which only measures a pseudo-gradient. Its exchange averages the
+  pseudo-gradient whose mean it applies.
   """
 
   @property
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if the inner steps of a window cannot hide its exchange.
+    This is for windows whose inner steps cannot hide the exchange.
     """
     ...
 
   @property
   def reuses_states(self) -> bool:
-    """Whether programs that only send or apply may reuse arguments' memory.
+    """Whether programs without inner steps may reuse their arguments' memory.
 
     Programs with inner steps always reuse it (`donate_argnums` of `jax.jit`).
     """
@@ -69,12 +71,12 @@ class Runtime(Protocol):
     ...
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses outer steps that this runtime cannot run, before it compiles.
+    """Refuses outer steps that this runtime cannot run.
 
     Args:
       trace_outer_step: Function that traces the outer step with shapes alone,
-        and raises ValueError if the step communicates with replicas that are
-        other processes.
+        and raises ValueError if the step cannot run in a program that has only
+        one of the replicas (`RoundStates.check_outer`).
 
     Raises:
       ValueError: If `trace_outer_step` raises it.
@@ -83,7 +85,8 @@ class Runtime(Protocol):
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange and the inner steps of a window, or nothing.
 
-    If it runs nothing, the window's own program does both.
+    If it runs nothing, the window's own program does both. The apply and the
+    send are always left to that program.
 
     Args:
       work: The window, and the arguments of its program.
@@ -96,7 +99,7 @@ class Runtime(Protocol):
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns the times since the last call when steps waited for an exchange.
+    """Returns the times, since the last call, of waits for exchanges.
 
     Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     None if the runtime cannot know them.

@@ -1,9 +1,9 @@
-"""Computes the fingerprint of a state on its devices.
+"""Computes the fingerprint (a few random sums) of a state on its devices.
 
-A fingerprint is a few random sums of the state that all replicas share, by
-which they find out whether they still agree (`reference.fingerprint`). The
-devices multiply each chunk of 4,096 values by random signs and add them up to
-32 sums in float32. The host adds up the chunks in float64.
+Replicas compare the fingerprints of the state that they share, to find out
+whether they still agree (`reference.fingerprint`). The devices multiply each
+chunk of 4,096 values by random signs and add them up to 32 sums in float32. The
+host adds up the chunks in float64.
 """
 
 import functools
@@ -92,7 +92,8 @@ def _chunk_sums(
 def _sums_of_leaf(leaf: Array, signs: Array) -> tuple[Array, Array]:
   """Returns the sums of the chunks of one leaf.
 
-  The leaf is padded with zeros, and divided into B blocks of C chunks.
+  The leaf is padded with zeros, and divided into B blocks of C chunks of 4,096
+  values.
 
   Args:
     leaf: Array of floats.

@@ -1,7 +1,7 @@
 """Makes and changes the training state of all replicas.
 
 Every fragment (a part of the parameters) has an outer state of its own, so a
-program that sends or applies a fragment gets only this fragment's state.
+program that measures or applies a fragment gets only this fragment's state.
 """
 
 import dataclasses
@@ -252,8 +252,8 @@ class RoundStates:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
     They have no replica axis: if every replica has its own, the mean over the
-    replicas is returned. If the outer optimizer keeps an average of its
-    parameters (`outer.average`), the average takes their place.
+    replicas is returned. If the outer optimizer keeps a running average of its
+    parameters (`outer.average`), this average takes their place.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)
@@ -264,7 +264,7 @@ class RoundStates:
     """The jitted program that joins the outer parameters of all fragments.
 
     It takes the parameters [M, ...] and the states of all fragments. If the
-    outer optimizer keeps an average of its parameters, it returns this average.
+    outer optimizer keeps a running average of them, this average is returned.
     """
     out = None if self.outer.is_shared else 0
     return self._joining(
@@ -301,15 +301,16 @@ class RoundStates:
   ) -> RoundState:
     """Lets replicas begin again from the outer parameters.
 
-    They get a copy of the source replica's inner optimizer state. Their
-    residual of error feedback, their correction and every pseudo-gradient that
-    they have in flight become zeros. The other replicas stay as they are.
+    They get a copy of the source replica's inner optimizer state. Their own
+    state of the aggregator, e.g. a residual of error feedback, begins anew.
+    Their correction and their pseudo-gradients in flight become zeros. The
+    replicas that do not return stay as they are.
 
     Args:
       state: State of all replicas, whose memory is reused.
       returning: Indices of the replicas that begin again.
       source_replica: Index of the replica whose optimizer state is copied; it
-        may be one of them.
+        may be in `returning`.
     """
     begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
     placed = self.replicas.place((begins, np.int32(source_replica)), None)

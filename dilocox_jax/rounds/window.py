@@ -1,15 +1,15 @@
-"""Runs one window for one replica: inner steps, then a send and an apply.
+"""Runs inner steps beside an exchange, then applies its mean, for one replica.
 
-In a window a replica
+A fragment is a part of the parameters. In a *window* a replica
 
-  1. takes inner steps,
-  2. measures the pseudo-gradient of the fragment that is sent,
-  3. applies the mean of the pseudo-gradient that is *due*: the oldest one in
-     flight of the fragment that the schedule applies in this window,
+  1. takes inner steps, while the pseudo-gradient that is *due* is averaged over
+     replicas: the oldest one in flight of the fragment that the window applies,
+  2. measures the pseudo-gradient of the fragment that the window *sends*,
+  3. *applies* the mean of the pseudo-gradient that was due,
   4. keeps the new pseudo-gradient in flight, until it is due itself.
 
-The due pseudo-gradient is averaged over replicas while the inner steps run. The
-steps are divided into stretches, one for each message of this exchange.
+A window may lack any of these parts. To send means only to measure and to keep
+in flight. The steps are divided among the messages of the exchange.
 
 For example, take H = 4 steps a round, P = 1 fragment and a delay of tau = 4
 steps. In the second round, the pseudo-gradient of step 4 is exchanged while
@@ -78,9 +78,9 @@ class InnerProgress(NamedTuple):
 
   Attributes:
     replica: Parameters and inner optimizer of the replica.
-    step: Number of batches that are read, which is also the index of the next
+    step: Number of batches read so far, which is also the index of the next
       batch in `WindowInput.batches` (int32 scalar).
-    metrics: Metrics of these steps, and zeros for the steps to come.
+    metrics: Metrics of the steps so far, then zeros for the steps to come.
   """
 
   replica: ReplicaState
@@ -99,8 +99,9 @@ RunSteps = Callable[[InnerProgress, Index], InnerProgress]
 class WindowKind:
   """The properties of a window for which its program is compiled.
 
-  A window is some inner steps, then at most one apply and one send of a
-  fragment. Everything else, such as the number of inner steps, is data.
+  A window is some inner steps, then perhaps an apply of a mean and a send,
+  which measures the pseudo-gradient of a fragment (a part of the parameters).
+  Everything that is no attribute here, such as the number of steps, is data.
 
   Attributes:
     applied_group: Number of the group of the fragment that is applied; None if
@@ -113,8 +114,8 @@ class WindowKind:
       applied, with no inner step in between.
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
-    differs: Whether the replicas may take different numbers of steps and have
-      different weights in the exchange.
+    differs: Whether replicas may differ from each other in their number of
+      steps and their weight in the exchange.
   """
 
   applied_group: int | None = None
@@ -131,8 +132,8 @@ class WindowKind:
 class WindowInput(NamedTuple):
   """The arguments of the program of a window, for one replica.
 
-  A window is some inner steps, then at most one apply and one send of a
-  fragment.
+  A window is some inner steps, then perhaps an apply of a mean and a send,
+  which measures the pseudo-gradient of a fragment (a part of the parameters).
 
   Attributes:
     progress: The replica before the window, an `InnerProgress`.
@@ -147,12 +148,13 @@ class WindowInput(NamedTuple):
       what it applies.
     sent: `FragmentState` of the fragment that is sent; None if no fragment is
       sent, or if it is the applied fragment.
-    indices: Indices (`FragmentView.index`) of the applied fragment and of the
-      fragment `sent`, each in its group; or None.
+    indices: Index (`FragmentView.index`) of the applied fragment, and of the
+      fragment `sent`, in its group of fragments of equal shapes. None if there
+      is no such fragment, or if it needs no index.
     weight: Factor of this replica in the mean, float32 scalar
       (`OuterStep.exchange`); None: all weights are equal.
     arrived: Result of the exchange and new state of the aggregator, if another
-      program has exchanged `due`; None: this window exchanges it.
+      program has exchanged `due`; None otherwise.
     frozen: Parameters that inner steps read but do not train; None: there are
       none.
   """
@@ -171,7 +173,11 @@ class WindowInput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WindowProgram:
-  """Runs a window of one replica: inner steps, then an apply and a send.
+  """Runs a window of one replica: inner steps, an exchange, an apply, a send.
+
+  The exchange averages the pseudo-gradient of a fragment (a part of the
+  parameters), usually during the steps. The apply applies the mean. The send
+  only measures a new pseudo-gradient. A window may lack any of these.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -197,7 +203,10 @@ class WindowProgram:
   ) -> tuple[
     InnerProgress, FragmentState | None, FragmentState | None, Drift | None
   ]:
-    """Runs the inner steps, the apply and the send of the window.
+    """Runs the inner steps, the exchange, the apply and the send of the window.
+
+    The exchange averages a pseudo-gradient over replicas, and the apply applies
+    the mean. The send only measures a new pseudo-gradient.
 
     Args:
       given: The replica, its batches, and the states of the fragments.
@@ -205,7 +214,7 @@ class WindowProgram:
     Returns:
       The replica after the window; the new states of the fragments
       `given.applied` and `given.sent`, each None where the argument is None;
-      the drift of the exchange that was applied, None if none was.
+      norms of the pseudo-gradients whose mean was applied, None if none was.
     """
     progress, arrived = self._steps_and_exchange(given)
     replica = progress.replica
@@ -262,7 +271,7 @@ class WindowProgram:
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
-    """Returns the function that takes the inner steps of the window, if any."""
+    """Returns the function that takes inner steps; no-op if there are none."""
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -270,9 +279,10 @@ class WindowProgram:
   def _apply(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies the mean of a fragment that is not sent in this window.
+    """Applies the mean of a fragment that this window does not also measure.
 
-    The method returns the new replica, the fragment's new state, and the drift.
+    The method returns the new replica, the fragment's new state, and the norms
+    of its pseudo-gradients.
     """
     state = given.applied
     group = self._applied_group
@@ -292,11 +302,11 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies a mean of a fragment, and sends the same fragment.
+    """Measures the pseudo-gradient of a fragment, and applies a mean of it.
 
-    If `arrived` is None, tau is 0, and the new pseudo-gradient is exchanged
-    here. The method returns the new replica, the fragment's new state, and the
-    drift.
+    If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
+    applied at once. The method returns the new replica, the fragment's new
+    state, and the norms of its pseudo-gradients.
     """
     group = self._applied_group
     index = given.indices[0]
@@ -362,10 +372,10 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns the function that a send without an apply calls in its place.
+    """Returns the `apply` of `measure_apply_send` for a window without apply.
 
-    It changes nothing, except perhaps at the first send
-    (`events.apply_nothing_yet`).
+    The function changes nothing, except under a rule that applies at the first
+    send (`events.apply_nothing_yet`).
     """
     if state.in_flight:
       return lambda state, inner, fresh: (state, inner, None)
@@ -432,10 +442,11 @@ def exchange_behind_steps(
 ) -> tuple[Any, Arrived]:
   """Averages a pseudo-gradient over replicas while inner steps run.
 
-  The steps are divided among the messages of the exchange. With a codec of low
-  rank, for example: send the left factor, run some steps, receive the mean of
-  the left factors, make it orthonormal, send the right factor, run the other
-  steps, receive the mean of the right factors.
+  The aggregator's `stretch_ends` divides the steps among the messages of the
+  exchange; without it, all steps run beside the first message. For example,
+  with a codec of low rank: send the left factor, run some steps, receive the
+  mean of the left factors, make it orthonormal, send the right factor, run the
+  other steps, receive the mean of the right factors.
 
   Args:
     outer: Exchanges pseudo-gradients.
@@ -454,8 +465,8 @@ def exchange_behind_steps(
     aggregator's new state.
 
   Raises:
-    ValueError: If the exchange has fewer turns (messages that wait for each
-      other) than the aggregator's `stretch_ends` says.
+    ValueError: If the exchange has fewer turns (messages that come one after
+      the other) than `stretch_ends` has entries.
   """
   ends: tuple[int, ...] = (PARTS,)  # All steps hide the first turn.
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
@@ -467,6 +478,7 @@ def exchange_behind_steps(
   # the counter with which the loop begins, and one that arrives to its end.
   for turn, count in enumerate(stretches(num_steps, ends)):
     leaving, step = jax.lax.optimization_barrier((leaving, progress.step))
+    # The coroutine runs the collective, and yields its result before using it.
     arriving = exchange.send(leaving)
     progress = run_steps(progress._replace(step=step), count)
     arrived, step = jax.lax.optimization_barrier((arriving, progress.step))
