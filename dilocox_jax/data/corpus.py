@@ -103,6 +103,7 @@ def from_files(
 ) -> Corpus:
   """Splits files into training, validation and judge text, and makes tokens.
 
+  The judge text is held out, too, but only a run's last evaluation reads it.
   Empty files are left out. Training also leaves out copies of held-out files.
 
   Args:
@@ -118,7 +119,8 @@ def from_files(
       0 to below 1.
 
   Returns:
-    A corpus whose files are joined part by part, in the order of their names.
+    A corpus. In each text the files are joined part by part, and in a part in
+    the order of their names.
     The tokenizer's `end_of_text` is between two files, but not between the
     parts of the training text.
 

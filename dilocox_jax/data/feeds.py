@@ -138,7 +138,11 @@ def _pair_of_splits(data: Any) -> Any:
 
 
 def _split_hint(data: Any) -> str:
-  """Returns advice to split a data set of Hugging Face; "" for other data."""
+  """Returns the end of an error message about data that are no pair.
+
+  For a data set of Hugging Face it names the method that makes training and
+  validation data of the data set. For other data it is "".
+  """
   if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
     data = data["train"]
   if not hasattr(data, "train_test_split"):
@@ -149,7 +153,7 @@ def _split_hint(data: Any) -> str:
 def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
   """Returns whether data are a function, or an iterable of batches.
 
-  If `reads_tokens` is set, a sequence of single rows does not count as batches.
+  If `reads_tokens` is set, a sequence of single rows gives False.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -408,8 +412,8 @@ class Batches:
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".
-    drawn: The iterable from which batches are drawn in order; None if the
-      source gives any batch by its number.
+    drawn: Draws the batches of an iterable in order; None if the source gives
+      any batch by its number.
   """
 
   def __init__(
@@ -470,7 +474,7 @@ class Batches:
 
     Args:
       replica: Index of the replica, m.
-      step: Number of inner steps before the step that uses the batch.
+      step: Number of training batches of the replica before this one.
       num_replicas: Number of replicas, M.
     """
     if not self._is_function:
@@ -478,7 +482,10 @@ class Batches:
     return self._batch(replica, self._num_held_out + step)
 
   def _batch(self, replica: int, number: int) -> Tree:
-    """Reads the batch with an index in the source, and checks the batch."""
+    """Reads and checks the source's batch with the index `number`.
+
+    The argument `replica` is read only if the source is a function.
+    """
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:
       return self._first
@@ -514,15 +521,16 @@ class Batches:
     Args:
       batch_size: Number of rows in a batch, B. It is only read if the
         validation data are rows and not batches.
-      most: Number of examples, rounded up to whole batches if the validation
-        data are batches. 0: all rows; not possible for batches.
+      most: Number of examples. If the validation data are rows, it is the
+        largest number, and 0 means all rows. If they are batches, it is rounded
+        up to whole batches and must be above 0.
 
     Returns:
       Trees with leaves [batches, B, ...]: one tree for batches; one or two
       trees for rows (`ExampleRows.held_out`).
 
     Raises:
-      ValueError: If `most` is 0 and the validation data are batches.
+      ValueError: If the validation data are batches and `most` is 0.
     """
     validation = self._validation
     has_rows = validation is not None and not _gives_batches(

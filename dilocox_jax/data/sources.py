@@ -196,7 +196,8 @@ def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
 def _stdlib_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the paths of the modules of Python's standard library.
 
-  Folders and files are left out as `_LEFT_OUT` and `_LEFT_OUT_FILES` say.
+  Folders in `_LEFT_OUT`, folders "config-...", and files in `_LEFT_OUT_FILES`
+  are left out.
   """
   for folder, subfolders, names in os.walk(root):
     # os.walk reads this list again, so it skips the folders that are removed.

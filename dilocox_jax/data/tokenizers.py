@@ -301,8 +301,8 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
   """Returns the number that is one above the highest token number.
 
-  Raises ValueError if two tokens have one number, or if more than 1,000 lower
-  numbers, and more than a tenth of the number of tokens, have no token.
+  Raises ValueError if two tokens have one number, or if too many lower numbers
+  have no token: more than 1,000, and more than a tenth of the tokens' number.
   """
   by_number: dict[int, str] = {}
   for token, number in sorted(numbers.items()):

@@ -124,7 +124,7 @@ def _with_plural(number: int, noun: str) -> str:
 def _method_and_bytes(
   config: RunConfig, plan: RunPlan, traffic: Traffic
 ) -> str:
-  """Names the method, its schedule and codec, and the bytes that it sends."""
+  """Names the method and codec, the schedule, and a replica's sent bytes."""
   method = plan.method
   codec = config.exchange.codec
   if method.exchanged == "gradient":

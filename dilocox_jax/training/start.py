@@ -114,8 +114,8 @@ def first_state(
     "rounds" and the shapes fit, the state of its outer optimizer is, too.
   - A checkpoint of another library. Its parameters are taken over.
 
-  If only a part of the model is trained, the frozen part was read from there,
-  and the trained part starts as `Adaptation.init` says.
+  If only a part of the model is trained, `with_trainable` has read the frozen
+  part from there, and the trained part starts as `Adaptation.init` says.
 
   Args:
     config: Config of the run.

@@ -1,8 +1,8 @@
-"""Builds, describes and checks the training state of each phase of a run.
+"""Builds and checks the state of a run in its data-parallel steps or rounds.
 
-A run has up to two phases: first "data_parallel", in whose steps all replicas
-average their gradients (state: `SharedState`), then "rounds" (state:
-`RoundState`).
+These are the two phases of a run. A phase may be missing. In the first one,
+"data_parallel", the replicas average their gradients in each step, and the
+state is a `SharedState`. In the second one, "rounds", it is a `RoundState`.
 """
 
 import dataclasses
