@@ -120,9 +120,8 @@ def from_files(
 
   Returns:
     A corpus. In each text the files are joined part by part, and in a part in
-    the order of their names.
-    The tokenizer's `end_of_text` is between two files, but not between the
-    parts of the training text.
+    the order of their names. The tokenizer's `end_of_text` is between two
+    files, but not between the parts of the training text.
 
   Raises:
     ValueError: If the training text of a part, the validation text, or a judge

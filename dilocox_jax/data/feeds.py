@@ -73,8 +73,8 @@ def as_feed(
       rows. It is only read if `reads_tokens` is set.
 
   Returns:
-    A `Corpus` for a pair of arrays of tokens, `Examples` for any other pair
-    with random access, and `Batches` for a function or an iterable.
+    A `Corpus` for a pair of token arrays with one axis, `Examples` for any
+    other pair with random access, and `Batches` for a function or an iterable.
 
   Raises:
     TypeError: If the data are of another kind.
@@ -388,7 +388,7 @@ class _ExampleStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, batch size, ...].
 
-    Replicas that are not read (`replicas`; None: all are) move on, too.
+    `replicas` are those to read (None: all). The others move on, too.
     """
     return self._rows.take(self._order.take(num_steps, replicas)[..., 0])
 
@@ -574,7 +574,7 @@ class _BatchStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, ...].
 
-    Replicas that are not read (`replicas`; None: all are) move on, too.
+    `replicas` are those to read (None: all). The others move on, too.
     """
     chosen = range(self._num_replicas) if replicas is None else replicas
     batches_of_replica = {replica: [] for replica in sorted(chosen)}
@@ -601,8 +601,9 @@ class _BatchStreams:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Moves the streams to a saved position, which may be an earlier one.
 
-    Steps that are repeated get the same batches again from a function. From an
-    iterable they get the next batches, because an iterable cannot go back.
+    Steps that are repeated get the same batches again from a function or a
+    `MapDataset` of grain. From any other iterable, which cannot go back, they
+    get the next batches.
 
     Args:
       state: State that `get_state` returned for the same data.

@@ -60,7 +60,8 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
       have a default.
 
   Raises:
-    ValueError: If the name is taken, or an argument breaks this rule.
+    ValueError: If the name is taken, or if an argument is no setting and has no
+      default.
   """
   for argument in inspect.signature(load).parameters.values():
     if argument.default is inspect.Parameter.empty:

@@ -231,7 +231,7 @@ class ReplicaStreams:
   ) -> Int32[np.ndarray, "replicas steps batch sequence"]:
     """Reads the next batches, [replicas, num_steps, batch_size, L + 1].
 
-    Replicas that are not read (`replicas`; None: all are) move on, too.
+    `replicas` are those to read (None: all). The others move on, too.
 
     Raises:
       ValueError: If a token id does not fit into int32.

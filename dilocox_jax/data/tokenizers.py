@@ -324,7 +324,7 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
 
 
 def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
-  """Raises ValueError if the time of a regular expression grows exponentially.
+  """Raises ValueError if a regular expression takes exponential time.
 
   An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So the
   texts "a!", "aa!", "aaa!" and so on, also of other characters, are tried.

@@ -167,8 +167,8 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 def applied_events(segment: Segment) -> list[Event]:
   """Returns the exchanges whose means a segment, e.g. a round, applies.
 
-  Each `Event` names a fragment (a part of the parameters), the step after which
-  its pseudo-gradients were measured, and the step after which their mean is
+  Each `Event` names a fragment (a part of the parameters), and the steps of the
+  schedule after which its pseudo-gradients were measured and their mean is
   applied.
   """
   return [window.applied for window in segment.windows if window.applied]

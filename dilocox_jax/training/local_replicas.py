@@ -60,7 +60,7 @@ class LocalReplicas:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Does nothing: replicas in one runtime need not join a run."""
+    """Does nothing: replicas in one runtime have no mailbox to enter."""
 
   def open(
     self,

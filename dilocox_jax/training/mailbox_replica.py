@@ -218,7 +218,7 @@ class MailboxReplica:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Joins the run, or starts it if no replica has.
+    """Enters the mailbox, and starts the run if no replica has.
 
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
@@ -267,7 +267,7 @@ class MailboxReplica:
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
-    """Joins the run, if it has begun without this replica.
+    """Takes over the run's state, if the run has begun without this replica.
 
     Args:
       state: The state with which the run started at step 0.

@@ -63,7 +63,7 @@ def announce(
   traffic: Traffic,
   step: int = 0,
 ) -> None:
-  """Logs the model, the devices, the data, the method and the bytes of a run.
+  """Logs model, devices, data and method of a run, and a replica's sent bytes.
 
   If the run continues, `step` is its number of finished inner steps.
   """

@@ -256,10 +256,10 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns the overrides that the run from which a new run starts had, too.
+  """Returns those overrides of a new run that its source run had, too.
 
   Only the model, the optimizers and the exchange count. Raises RefusedError if
-  the other run had one that the new run lacks.
+  the source run had one that the new run lacks.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.

@@ -68,6 +68,8 @@ from dilocox_jax.training.watching import NOT_WATCHED, FinishedRound, Watching
 class Trainer:
   """One run in one directory. The method `run` trains it to the end.
 
+  With a mailbox, the directory has a single replica of the run.
+
   Attributes:
     has_begun: Whether this program has dispatched a first segment, or has found
       that an earlier program has finished the run. Before that, nothing is lost
@@ -165,7 +167,8 @@ class Trainer:
         e.g. because `mailbox.store_bytes` is too low.
       StopRequestedError: If any process was asked to stop.
       RefusedError: If the directory, another process or the mailbox has another
-        run, or if all checkpoints of the directory are damaged.
+        run, if all checkpoints of the directory are damaged, or if the run
+        cannot start from `checkpoint.init_from`.
       SaveError: If the disk refuses to store a checkpoint.
       BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
@@ -574,7 +577,7 @@ class Trainer:
     self._save(state)
 
   def _flush(self, state: RoundState) -> RoundState:
-    """Averages and applies all progress that the replicas still keep apart.
+    """Averages and applies all progress that is not in the outer state yet.
 
     Returns the state after these exchanges, and records their bytes and time.
     """
