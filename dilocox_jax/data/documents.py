@@ -213,8 +213,7 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
 def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
   """Splits a pattern before its first part with a wildcard, or its last part.
 
-  "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt". A wildcard in the
-  name of an existing folder does not count.
+  "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt".
   """
   root = pathlib.Path()
   remaining_parts = list(pathlib.Path(pattern).parts)

@@ -138,10 +138,9 @@ def _pair_of_splits(data: Any) -> Any:
 
 
 def _split_hint(data: Any) -> str:
-  """Returns the end of an error message about data that are no pair.
+  """Returns the end of an error message: how to make a pair of one data set.
 
-  For a data set of Hugging Face it names the method that makes training and
-  validation data of the data set. For other data it is "".
+  For data that are not of Hugging Face it is "".
   """
   if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
     data = data["train"]
@@ -521,9 +520,8 @@ class Batches:
     Args:
       batch_size: Number of rows in a batch, B. It is only read if the
         validation data are rows and not batches.
-      most: Number of examples. If the validation data are rows, it is the
-        largest number, and 0 means all rows. If they are batches, it is rounded
-        up to whole batches and must be above 0.
+      most: Number of examples. For rows: the largest number; 0 means all. For
+        batches: above 0; it is rounded up to whole batches.
 
     Returns:
       Trees with leaves [batches, B, ...]: one tree for batches; one or two

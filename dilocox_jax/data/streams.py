@@ -79,9 +79,9 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
     Weights [M][num_parts]; None for the mix "".
 
   Raises:
-    ValueError: If `mix` is none of these or does not fit the number of parts or
-      replicas, if "own" would leave a part without a replica, or if a text of
-      one part has a mix.
+    ValueError: If `mix` is none of these, does not fit the number of parts or
+      replicas, or leaves a part without a replica ("own"), or if there is only
+      one part.
   """
   if not mix:
     return None

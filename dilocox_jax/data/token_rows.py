@@ -231,8 +231,7 @@ def token_table(data: Any) -> TokenTable | None:
   mappings that are single rows. For other data the result is None.
 
   Raises:
-    ValueError: If the first and the last row, the only ones that are checked
-      here, have no valid tokens of one length (`token_ids`).
+    ValueError: If `token_ids` refuses the first or the last row.
     TypeError: If a data set has no rows.
   """
   if hasattr(data, "column_names") and hasattr(data, "__len__"):

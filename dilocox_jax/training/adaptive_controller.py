@@ -88,9 +88,8 @@ class AdaptiveController:
   def observe(self, drifts: Sequence[Drift]) -> None:
     """Records the energy rank of each averaged update of a segment (a round).
 
-    The energy rank is how many singular values of an update hold a given share
-    of its squared norm. It is computed from the field `observed` of a drift.
-    Without adaptive compression nothing is recorded.
+    The energy rank is how many singular values hold a given share of the
+    squared norm. Without adaptive compression nothing is recorded.
     """
     if not self.is_adaptive:
       return

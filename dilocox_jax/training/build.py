@@ -63,12 +63,11 @@ class Programs:
     schedule: Function from the inner step to the learning rate. It returns NaN
       if the user supplied an inner optimizer, which has its own rate.
     steps: Programs of data-parallel steps of all replicas.
-    rounds: Programs of rounds with the rank and H of the config. Adaptive
-      compression may change the rank of the codec, and H, the number of inner
-      steps of a round, during the run.
+    rounds: Programs of rounds with the codec and H (steps of a round) of the
+      config.
     plan: Plan of the run, with the H of the config.
-    traffic: Counter of the bytes that rounds with this rank and H send.
-    policy: Chooses rank and H during the run.
+    traffic: Counter of the bytes that such rounds send.
+    policy: May change the codec's rank, and H, during the run.
     aggregator_of: Function from a codec to the aggregator that uses it, an
       object that averages the messages of the replicas.
   """
@@ -94,8 +93,7 @@ class Programs:
 
     Batches are token ids [N, B, L + 1]: N batches of B sequences. A sequence
     has L + 1 tokens, and each of its last L tokens is predicted. With a loss of
-    the user, batches are trees [N, B, ...]. All replicas evaluate the same
-    parameters, which have no replica axis.
+    the user, batches are trees [N, B, ...]. Parameters have no replica axis.
     """
     return self._evaluation_program(params_axis=None, losses_axis=None)
 

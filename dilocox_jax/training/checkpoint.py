@@ -329,9 +329,8 @@ class Checkpoints:
   def _newest_undamaged(self) -> tuple[int | None, str]:
     """Returns the step of the newest undamaged checkpoint, and "".
 
-    Newer checkpoints, which are damaged, are set aside. If all are damaged, the
-    result is None and a description of the newest one's damage. Without
-    checkpoints it is None and "".
+    Newer ones, which are damaged, are set aside. If all are damaged, the result
+    is None and the damage of the newest. Without checkpoints it is None and "".
     """
     damages: dict[int, str] = {}
     for step in reversed(saved_steps(self._directory)):
@@ -450,8 +449,8 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Describes the first damage of a checkpoint's files; "" if there is none.
 
-  A file that was added (unless it is hidden) is a damage, too, and so is a step
-  in `digests.json` that is not the folder's name.
+  An added file (unless it is hidden) and a copy of another step's folder count
+  as damaged, too.
   """
   try:
     manifest = json_file(checkpoint / _DIGESTS)

@@ -96,10 +96,9 @@ def losses(
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   """Returns the parameters that a run evaluates and exports.
 
-  They are the outer parameters or, if each replica has its own, their mean. In
-  a `SharedState` they are the parameters that all replicas share. If the
-  optimizer of these parameters keeps a running average of them, the average is
-  returned instead.
+  They are the outer parameters (the mean if each replica has its own), or in a
+  `SharedState` the parameters that all replicas share. If the run keeps an
+  average of these over the steps, the average is returned.
   """
   if isinstance(state, SharedState):
     return parameters_to_keep(state.optimizer, state.params)

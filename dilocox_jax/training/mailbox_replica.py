@@ -269,10 +269,6 @@ class MailboxReplica:
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Takes over the run's state, if the run has begun without this replica.
 
-    Args:
-      state: The state with which the run started at step 0.
-      total_steps: Number of inner steps of the whole run.
-
     Returns:
       The state with which this replica continues. Its `step` says how many
       inner steps of the run count as done.
@@ -289,8 +285,8 @@ class MailboxReplica:
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
     """Goes through a segment's exchanges, but takes none of its inner steps.
 
-    A replica that has fallen behind follows the others in this way. A segment
-    is a part of the run, such as a round. The state after it is returned.
+    A segment is a part of the run, such as a round. The state after it is
+    returned.
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps

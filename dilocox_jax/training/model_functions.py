@@ -241,9 +241,9 @@ def _divided_functions(
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica with pipeline stages.
 
-  `cut_model` is a function from the weight of the z-loss to the model, cut into
-  embedding, blocks and loss. `gather` says when data shards collect the layers
-  of a stage: all at once ("stage") or one after the other ("layer").
+  `cut_model` is a function from the weight of the z-loss to the model in parts.
+  Data shards collect the layers of a stage at once (`gather` "stage") or in
+  turn ("layer").
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -277,10 +277,7 @@ def _divided_functions(
 
 
 def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
-  """Returns the function (params, batch) -> loss for a replica in data shards.
-
-  The replica has no pipeline stages.
-  """
+  """Returns a function (params, batch) -> loss of a replica in data shards."""
   division = config.division
   stage_loss = sharded.loss_by_layer(cut_model, config.mesh.remat)
   loss = sharded.sharded_loss(

@@ -110,9 +110,8 @@ def resumed_state(
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Reads the newest undamaged checkpoint of this run.
 
-  The config (`values`), the data and the names of the overrides must be those
-  with which the checkpoint was saved. Only fields of the config that may change
-  when a run continues (`config.free_on_resume`) may differ.
+  The config (`values`, apart from `config.free_on_resume`), the data and the
+  names of the overrides must be those with which the checkpoint was saved.
 
   Returns:
     The state, and the record of the checkpoint, the JSON values that were saved
@@ -164,10 +163,7 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint has another config or other data.
-
-  Fields that may change when a run continues are not compared.
-  """
+  """Raises RefusedError if a checkpoint is of a run with other settings."""
   digest = record["corpus_digest"]
   changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:

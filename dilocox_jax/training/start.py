@@ -110,9 +110,9 @@ def first_state(
 
   The field `checkpoint.init_from` can name one of these:
 
-  - Another run. Its outer parameters are taken over. If the first phase is
-    "rounds" and the shapes fit, the state of its outer optimizer is, too.
-  - A checkpoint of another library. Its parameters are taken over.
+  - Another run: its outer parameters are taken over and, if the first phase is
+    "rounds" and the shapes fit, the state of its outer optimizer.
+  - A checkpoint of another library: its parameters are taken over.
 
   If only a part of the model is trained, `with_trainable` has read the frozen
   part from there, and the trained part starts as `Adaptation.init` says.
@@ -182,10 +182,7 @@ def _checkpoint_of_other_library(
 
 @contextlib.contextmanager
 def _refusing(source: pathlib.Path) -> Iterator[None]:
-  """Turns a ValueError in a `with` block into a RefusedError.
-
-  The message of the RefusedError names the field `checkpoint.init_from`.
-  """
+  """Turns a ValueError into a RefusedError that names `init_from`."""
   try:
     yield
   except ValueError as error:
@@ -256,10 +253,9 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns those overrides of a new run that its source run had, too.
+  """Returns the overrides (model, optimizers, exchange) that the source had.
 
-  Only the model, the optimizers and the exchange count. Raises RefusedError if
-  the source run had one that the new run lacks.
+  Raises RefusedError if the new run lacks one of these.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.
@@ -359,8 +355,8 @@ def _template_of(
 ) -> Callable[[dict[str, Any]], TrainingState]:
   """Returns a function from a checkpoint's record to the shapes of its state.
 
-  The record is the JSON values that were saved with the state. The function
-  raises RefusedError if its config is not `config`.
+  A record is the JSON values that were saved with a state. The function raises
+  RefusedError if the config in the record is not `config`.
   """
 
   def like(record: dict[str, Any]) -> TrainingState:
@@ -401,10 +397,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Raises RefusedError if a checkpoint's record has another config.
-
-  Fields that may change when a run continues are not compared.
-  """
+  """Raises RefusedError if config and checkpoint are of different runs."""
   saved = flat(record["config"])
   changes = changed_fields(saved, config.to_mapping(), free_on_resume())
   if changes:

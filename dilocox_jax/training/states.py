@@ -57,8 +57,8 @@ class TrainingProgress:
 
   Attributes:
     step: Number of finished inner steps.
-    tokens: Number of tokens (or examples, if the data are not tokens) on which
-      the replicas of this program were trained, all together.
+    tokens: Number of tokens (or examples) on which all replicas of this program
+      together were trained.
     total_sent_bytes: Number of bytes that one replica has sent.
     is_finished: Whether the exchanges that end the run (the flush) and the last
       evaluation are done.

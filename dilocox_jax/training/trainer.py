@@ -566,10 +566,7 @@ class Trainer:
     self._reader.record_time("checkpoint", self.progress.step)
 
   def _finish(self, state: TrainingState) -> None:
-    """Ends a run after its last inner step: flushes, evaluates and saves.
-
-    The flush is the exchanges that end a run, if it has rounds.
-    """
+    """Ends a run after its last step: last exchanges, evaluation and save."""
     if isinstance(state, RoundState):
       state = self._flush(state)
     self._evaluate(state, self.config.total_steps)
@@ -609,8 +606,7 @@ def _replicas_of(
 ) -> LocalReplicas | MailboxReplica:
   """Returns the object that stands for the replicas of this program.
 
-  It is a `MailboxReplica` if there is an address. Raises ValueError if config,
-  address and overrides do not go together.
+  Raises ValueError if config, address and overrides do not go together.
   """
   if address is None and not config.uses_mailbox:
     return LocalReplicas(config)
