@@ -114,13 +114,13 @@ def from_files(
       makes a token of each byte.
     part_of: Index of the part of the text to which a file belongs, by the name
       of the file; 0 for files without an entry.
-    judge_fraction: Share of the held-out files that become the judge text, from
-      0 to below 1.
+    judge_fraction: Share of the held-out files that become the judge text,
+      which only a run's last evaluation reads, from 0 to below 1.
 
   Returns:
-    A corpus whose files are joined part by part, in the order of their names.
-    The tokenizer's `end_of_text` is between two files, but not between the
-    parts of the training text.
+    A corpus whose files are joined part by part, in the order of their names in
+    a part. The tokenizer's `end_of_text` is between two files, but not between
+    the parts of the training text.
 
   Raises:
     ValueError: If the training text of a part, the validation text, or a judge

@@ -211,7 +211,7 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
 
 
 def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
-  """Splits a pattern before its first part that has a wildcard.
+  """Splits a pattern before its first part with a wildcard, or its last part.
 
   "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt".
   """

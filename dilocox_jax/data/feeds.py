@@ -73,8 +73,8 @@ def as_feed(
       rows. It is only read if `reads_tokens` is set.
 
   Returns:
-    A `Corpus` for a pair of arrays of tokens, `Examples` for any other pair
-    with random access, and `Batches` for a function or an iterable.
+    A `Corpus` for a pair of token arrays with one axis, `Examples` for any
+    other pair with random access, and `Batches` for a function or an iterable.
 
   Raises:
     TypeError: If the data are of another kind.
@@ -138,7 +138,10 @@ def _pair_of_splits(data: Any) -> Any:
 
 
 def _split_hint(data: Any) -> str:
-  """Returns advice to split a data set of Hugging Face; "" for other data."""
+  """Returns the end of an error message: how to make a pair of one data set.
+
+  For data that are not of Hugging Face it is "".
+  """
   if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
     data = data["train"]
   if not hasattr(data, "train_test_split"):
@@ -149,7 +152,7 @@ def _split_hint(data: Any) -> str:
 def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
   """Returns whether data are a function, or an iterable of batches.
 
-  If `reads_tokens` is set, a sequence of single rows does not count as batches.
+  If `reads_tokens` is set, a sequence of single rows gives False.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -384,7 +387,7 @@ class _ExampleStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, batch size, ...].
 
-    Replicas that are not read (`replicas`; None: all are) move on, too.
+    `replicas` are those to read (None: all). The others move on, too.
     """
     return self._rows.take(self._order.take(num_steps, replicas)[..., 0])
 
@@ -408,8 +411,8 @@ class Batches:
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".
-    drawn: The iterable from which batches are drawn in order; None if the
-      source gives any batch by its number.
+    drawn: Draws the batches of an iterable in order; None if the source gives
+      any batch by its number.
   """
 
   def __init__(
@@ -470,7 +473,7 @@ class Batches:
 
     Args:
       replica: Index of the replica, m.
-      step: Number of inner steps before the step that uses the batch.
+      step: Number of training batches of the replica before this one.
       num_replicas: Number of replicas, M.
     """
     if not self._is_function:
@@ -478,7 +481,10 @@ class Batches:
     return self._batch(replica, self._num_held_out + step)
 
   def _batch(self, replica: int, number: int) -> Tree:
-    """Reads the batch with an index in the source, and checks the batch."""
+    """Reads and checks the source's batch with the index `number`.
+
+    The argument `replica` is read only if the source is a function.
+    """
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:
       return self._first
@@ -514,15 +520,15 @@ class Batches:
     Args:
       batch_size: Number of rows in a batch, B. It is only read if the
         validation data are rows and not batches.
-      most: Number of examples, rounded up to whole batches if the validation
-        data are batches. 0: all rows; not possible for batches.
+      most: Number of examples. For rows: the largest number; 0 means all. For
+        batches: above 0; it is rounded up to whole batches.
 
     Returns:
       Trees with leaves [batches, B, ...]: one tree for batches; one or two
       trees for rows (`ExampleRows.held_out`).
 
     Raises:
-      ValueError: If `most` is 0 and the validation data are batches.
+      ValueError: If the validation data are batches and `most` is 0.
     """
     validation = self._validation
     has_rows = validation is not None and not _gives_batches(
@@ -566,7 +572,7 @@ class _BatchStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, ...].
 
-    Replicas that are not read (`replicas`; None: all are) move on, too.
+    `replicas` are those to read (None: all). The others move on, too.
     """
     chosen = range(self._num_replicas) if replicas is None else replicas
     batches_of_replica = {replica: [] for replica in sorted(chosen)}
@@ -593,8 +599,9 @@ class _BatchStreams:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Moves the streams to a saved position, which may be an earlier one.
 
-    Steps that are repeated get the same batches again from a function. From an
-    iterable they get the next batches, because an iterable cannot go back.
+    Steps that are repeated get the same batches again from a function or a
+    `MapDataset` of grain. From any other iterable, which cannot go back, they
+    get the next batches.
 
     Args:
       state: State that `get_state` returned for the same data.

@@ -40,7 +40,7 @@ def _has_shuffle_buffer(source: Any) -> bool:
 def _is_shuffled(step: Any) -> bool:
   """Returns whether a step, or a step before it, has a shuffle buffer.
 
-  A step is a processing step of a data set, such as map or shuffle.
+  A step is one of the operations that make up a data set, e.g. map or shuffle.
   """
   if "BufferShuffled" in type(step).__name__:
     return True
@@ -56,8 +56,8 @@ def _is_shuffled(step: Any) -> bool:
 class Drawn:
   """Draws batches from an iterable, and counts them.
 
-  At the end of the iterable, its batches are repeated. An iterator cannot begin
-  again.
+  At the end of the iterable, its batches are repeated. If it is an iterator,
+  which cannot begin again, its end is an error.
 
   Args:
     source: The iterable.
@@ -116,7 +116,8 @@ class Drawn:
     """Finds the object that has a state: the iterator, or else the source.
 
     Returns the object, and the names of its methods that return and set the
-    state. None if neither has a state, or if the state lacks a shuffle buffer.
+    state. The result is None if neither object has a state, or if the state
+    lacks the examples in a shuffle buffer.
     """
     if _has_shuffle_buffer(self._source):
       return None
@@ -144,8 +145,8 @@ class Drawn:
   def get_state(self) -> dict[str, Any] | None:
     """Returns the position in the iterable, as values of JSON.
 
-    The result is None if the iterable has no state, or if its state lacks a
-    shuffle buffer.
+    The result is None if the iterable has no state, or if its state lacks the
+    examples in a shuffle buffer.
 
     Raises:
       ValueError: If JSON cannot hold the state unchanged.
@@ -164,8 +165,8 @@ class Drawn:
       saved: Position in data of the same type; not None.
 
     Raises:
-      ValueError: If this iterable has no state, or if its state lacks a shuffle
-        buffer.
+      ValueError: If this iterable has no state, or if its state lacks the
+        examples in a shuffle buffer.
     """
     stateful = self._find_state()
     if stateful is None:

@@ -76,7 +76,7 @@ class Index:
       as one byte.
     parts: Number of training tokens of each part of the text (the files of one
       glob).
-    files: SHA-256 of each other file in the folder, by its name.
+    files: SHA-256 of the files with tokens and of a tokenizer's file, by name.
     digest: SHA-256 of `vocab_size` and `files`. It identifies the text.
     index_digest: SHA-256 of all other fields.
     format: Version of the format of such folders.

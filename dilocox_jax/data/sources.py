@@ -60,7 +60,8 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
       have a default.
 
   Raises:
-    ValueError: If the name is taken, or an argument breaks this rule.
+    ValueError: If the name is taken, or if an argument is no setting and has no
+      default.
   """
   for argument in inspect.signature(load).parameters.values():
     if argument.default is inspect.Parameter.empty:
@@ -196,7 +197,8 @@ def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
 def _stdlib_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the paths of the modules of Python's standard library.
 
-  Folders and files are left out as `_LEFT_OUT` and `_LEFT_OUT_FILES` say.
+  Folders in `_LEFT_OUT`, folders "config-...", and files in `_LEFT_OUT_FILES`
+  are left out.
   """
   for folder, subfolders, names in os.walk(root):
     # os.walk reads this list again, so it skips the folders that are removed.

@@ -1,8 +1,8 @@
-"""Gives each replica its own part of a text, in an order fixed by the seed.
+"""Gives each replica its own sequences of a text, in an order set by the seed.
 
-The batch of a step depends only on the seed and the step. So a run that is
-killed and resumed, or that runs in another number of processes, reads the same
-batches, and a checkpoint keeps only the step.
+The batch of a replica in a step depends only on the text, the config and the
+step. So a run that is killed and resumed, or that runs in another number of
+processes, reads the same batches, and a checkpoint keeps only the step.
 
 The file also has the validation batches, which are the same at every
 evaluation, so that the losses of two evaluations can be compared.
@@ -31,7 +31,7 @@ Mix = Sequence[Sequence[float]]
 class Streams(Protocol):
   """Interface of endless streams of batches, one stream for each replica.
 
-  The streams have a position, the step. It is the same for all replicas.
+  All streams have the same position: the step whose batches are read next.
   """
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
@@ -64,8 +64,9 @@ class Streams(Protocol):
 def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
   """Returns how much each replica reads of each part of a text.
 
-  Example: for two replicas and two parts, "0.7,0.3" gives the rows [0.7, 0.3]
-  and [0.7, 0.3], and "own" gives [1, 0] and [0, 1].
+  A part is the files of one glob. Example: for two replicas and two parts,
+  "0.7,0.3" gives the rows [0.7, 0.3] and [0.7, 0.3], and "own" gives [1, 0] and
+  [0, 1].
 
   Args:
     mix: Value of the config's field `data.mix`. "": all replicas read the whole
@@ -79,7 +80,8 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
   Raises:
     ValueError: If `mix` is none of these, does not fit the number of parts or
-      replicas, or if "own" would leave a part without a replica.
+      replicas, or leaves a part without a replica ("own"), or if there is only
+      one part.
   """
   if not mix:
     return None
@@ -123,7 +125,7 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
 
 class ReplicaStreams:
-  """Endless streams of batches of a text, without common text of two replicas.
+  """Endless streams of batches of a text. No two replicas read the same text.
 
   The tokens are cut into sequences that do not overlap. Replica m owns the
   sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every
@@ -133,9 +135,9 @@ class ReplicaStreams:
   1 owns 1, 4, 7; replica 2 owns 2, 5, 8. In batches of two, replica 1 may read
   [4, 1], [7 | 7], [4, 1], where "|" is the end of its first epoch.
 
-  With a mix, the sequences of each part of the text are divided in this way
-  among the replicas that give the part a weight above 0. A replica takes turns
-  between the parts, in the proportion of its weights.
+  With a mix, the sequences of each part of the text (the files of one glob) are
+  divided in this way among the replicas whose weight of the part is above 0. A
+  replica reads from its parts in turn, in the proportion of its weights.
 
   Args:
     tokens: Training tokens.
@@ -202,7 +204,7 @@ class ReplicaStreams:
     self._step = 0
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
-    """Returns an endless stream of the numbers of a replica's sequences."""
+    """Returns an endless stream of the numbers of the sequences to read."""
     weights = []
     streams = []
     for part, weight in enumerate(mix[replica]):
@@ -229,7 +231,7 @@ class ReplicaStreams:
   ) -> Int32[np.ndarray, "replicas steps batch sequence"]:
     """Reads the next batches, [replicas, num_steps, batch_size, L + 1].
 
-    Replicas that are not read (`replicas`; None: all are) move on, too.
+    `replicas` are those to read (None: all). The others move on, too.
 
     Raises:
       ValueError: If a token id does not fit into int32.
@@ -270,7 +272,7 @@ class ReplicaStreams:
 
 
 def _readers(mix: Mix, part: int) -> list[int]:
-  """Returns the indices of the replicas that read a part of the text."""
+  """Returns the indices of the replicas whose weight of a part is above 0."""
   return [replica for replica, weights in enumerate(mix) if weights[part]]
 
 

@@ -16,9 +16,9 @@ from dilocox_jax.trees import Tree
 
 
 def check_token_batch(batch: Tree, what: str) -> None:
-  """Checks that a batch is an array of token ids, [B, S], with S of 2 or more.
+  """Checks that a batch is an array of integers [B, S], B >= 1 and S >= 2.
 
-  The values of the ids are not checked.
+  The integers are token ids. Their values are not checked.
 
   Args:
     batch: Batch of any kind, as a user's data gives it.
@@ -57,7 +57,7 @@ class CheckedStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, [replicas, num_steps, batch size, tokens].
 
-    Replicas that are not read (`replicas`; None: all are) move on, too.
+    `replicas` are those to read (None: all). The others move on, too.
 
     Raises:
       TokenError: If the model does not know a token id.

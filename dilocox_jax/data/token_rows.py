@@ -64,8 +64,8 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
 def _without_ids(columns: Columns) -> str:
   """Returns the end of an error message about columns without `input_ids`.
 
-  The text names the first column of text, or else all columns, and gives
-  advice.
+  It names the first column that holds text, or else all columns, and says what
+  the user can do.
   """
   names = ", ".join(map(str, columns)) or "no columns"
   text_columns = [
@@ -82,7 +82,7 @@ def _without_ids(columns: Columns) -> str:
 
 
 def _is_text(values: Any) -> bool:
-  """Returns whether the first entry of a column is a text."""
+  """Returns whether values are a text, or a column that begins with a text."""
   if isinstance(values, str):
     return True
   if isinstance(values, np.ndarray):
@@ -133,7 +133,7 @@ def as_rows(values: Any, what: str) -> np.ndarray:
 
 
 def is_sequence(data: Any) -> bool:
-  """Returns whether data have a length and items by number, like a list.
+  """Returns whether data are like a list: with a length, and items by number.
 
   The result is False for mappings, texts, arrays and data sets of grain.
   """
@@ -227,11 +227,11 @@ class TokenTable:
 def token_table(data: Any) -> TokenTable | None:
   """Returns a reader of rows of tokens, for data whose rows have named columns.
 
-  None is returned for data that are neither a data set of Hugging Face with a
-  length nor a sequence of mappings that are single rows.
+  Such data are a data set of Hugging Face with a length, or a sequence of
+  mappings that are single rows. For other data the result is None.
 
   Raises:
-    ValueError: If `token_ids` refuses the first and the last row.
+    ValueError: If `token_ids` refuses the first or the last row.
     TypeError: If a data set has no rows.
   """
   if hasattr(data, "column_names") and hasattr(data, "__len__"):

@@ -301,8 +301,8 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
   """Returns the number that is one above the highest token number.
 
-  Raises ValueError if two tokens have one number, or if more than 1,000 lower
-  numbers, and more than a tenth of the number of tokens, have no token.
+  Raises ValueError if two tokens have one number, or if too many lower numbers
+  have no token: more than 1,000, and more than a tenth of the tokens' number.
   """
   by_number: dict[int, str] = {}
   for token, number in sorted(numbers.items()):
@@ -324,7 +324,7 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
 
 
 def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
-  """Raises ValueError if the time of a regular expression grows exponentially.
+  """Raises ValueError if a regular expression takes exponential time.
 
   An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So the
   texts "a!", "aa!", "aaa!" and so on, also of other characters, are tried.

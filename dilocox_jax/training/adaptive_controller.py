@@ -1,15 +1,12 @@
-"""Chooses the rank and H of the rounds while a run is under way.
+"""Chooses a codec's rank, and H (the steps of a round), during a run.
 
-The rank is that of the codec `low_rank`, and H is the number of inner steps of
-a round. Without adaptive compression, both are always those of the config.
+The codec is `low_rank`. Without adaptive compression, rank and H are always
+those of the config.
 
-With it, the controller measures the *energy rank* of the averaged updates in
-every round: how many singular values hold a given share of an update's squared
-norm (`plan.adaptive`). After every `adaptive.window_rounds` rounds, the policy
-chooses the next rank and H from these measurements.
-
-A fragment is a part of the parameters. It is averaged as a whole, once in each
-round. A segment is a part of the run, such as a round.
+With adaptive compression, the controller measures in every round the *energy
+rank* of the averaged updates: how many singular values hold a given share of an
+update's squared norm (`plan.adaptive`). After every `adaptive.window_rounds`
+rounds, the policy chooses the next rank and H from these measurements.
 """
 
 import dataclasses
@@ -30,7 +27,7 @@ from dilocox_jax.training.states import TrainingState
 
 
 class AdaptiveController:
-  """Holds the rank and H of a run's rounds, and changes them during the run.
+  """Holds the rank and H of a run's rounds, and may change them during the run.
 
   Attributes:
     setting: Current rank and H of the rounds.
@@ -77,10 +74,10 @@ class AdaptiveController:
   def plan(self) -> RunPlan:
     """Plan of the run with the current H.
 
-    After a change of H, the plan treats the last round as if it had the new H,
-    too, because its update may not be applied yet. Example: if H changes from 8
-    to 5 at step 24, the new schedule starts at step 24 - 5 = 19, so that its
-    round 0 ends at step 24.
+    After a change of H, the plan treats the round before the change as if it
+    had the new H, too, because the update of this round may not be applied yet.
+    Example: if H changes from 8 to 5 at step 24, the new schedule starts at
+    step 24 - 5 = 19, so that its round 0 ends at step 24.
     """
     plan = self._first.plan.at_interval(self.setting.sync_interval)
     if self._since is None:
@@ -89,10 +86,10 @@ class AdaptiveController:
     return dataclasses.replace(plan, schedule_start=start)
 
   def observe(self, drifts: Sequence[Drift]) -> None:
-    """Records the energy ranks of the updates that a segment has averaged.
+    """Records the energy rank of each averaged update of a segment (a round).
 
-    They are measured from the field `observed` of each drift. Without adaptive
-    compression nothing is recorded.
+    The energy rank is how many singular values hold a given share of the
+    squared norm. Without adaptive compression nothing is recorded.
     """
     if not self.is_adaptive:
       return
@@ -102,14 +99,14 @@ class AdaptiveController:
         self._measured.append(energy_rank(spectra, self._policy.energy))
 
   def is_choice_due(self, pending: Segment | None = None) -> bool:
-    """Whether enough ranks were measured to choose a new setting.
+    """Whether enough energy ranks were measured to choose a new setting.
 
-    Every fragment is measured once in a round. For example, 5 rounds of 3
-    fragments have 15 measurements.
+    Every fragment (a part of the parameters) is measured once in a round. For
+    example, 5 rounds of 3 fragments have 15 measurements.
 
     Args:
-      pending: Segment that `observe` has not seen yet. Its exchanges count as
-        measured. None: there is no such segment.
+      pending: Segment (a round) whose drifts `observe` has not got yet. Its
+        exchanges count as measured. None: there is no such segment.
     """
     if not self.is_adaptive:
       return False
@@ -129,7 +126,7 @@ class AdaptiveController:
 
     Args:
       state: State after the segment.
-      segment: Segment that has just ended.
+      segment: Segment (a round) that has just ended.
     """
     self.choose_setting(segment)
     # The last bits of a spectrum can differ between machines, and so could the
@@ -141,7 +138,7 @@ class AdaptiveController:
     )
 
   def choose_setting(self, segment: Segment) -> None:
-    """Chooses the rank and H of the rounds after a segment that has just ended.
+    """Chooses the rank and H of the rounds after one that has just ended.
 
     All measurements are then forgotten.
     """
@@ -152,7 +149,7 @@ class AdaptiveController:
     self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    """Returns the bytes that a replica sends in a round with a given rank."""
+    """Returns the bytes of a replica's messages in a round at a given rank."""
     traffic = self._first.traffic
     return message_bytes(with_rank(traffic.codec, rank), traffic.shapes)
 

@@ -3,8 +3,6 @@
 The model, the inner step, the exchange and the outer step take plain arguments
 and do not know the config. This module reads the config and connects them.
 `model_functions` does the same for the model, and `run_text` for the data.
-
-A runtime is one program of JAX, perhaps in several processes.
 """
 
 import dataclasses
@@ -60,14 +58,16 @@ class Programs:
     model: Functions of the model. Evaluations use its loss.
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
       replica (nats a token). With a loss of the user, batches are trees
-      [N, B, ...]. With frozen parameters, `frozen` is one more argument.
+      [N, B, ...]. If a part of the model is frozen, this part is one more
+      argument, `frozen`.
     schedule: Function from the inner step to the learning rate. It returns NaN
       if the user supplied an inner optimizer, which has its own rate.
     steps: Programs of data-parallel steps of all replicas.
-    rounds: Programs of the method's first rounds.
-    plan: Plan of the run, with the H of the first rounds.
-    traffic: Counter of the bytes that the first rounds send.
-    policy: Chooses rank and H of the rounds after the first ones.
+    rounds: Programs of rounds with the codec and H (steps of a round) of the
+      config.
+    plan: Plan of the run, with the H of the config.
+    traffic: Counter of the bytes that such rounds send.
+    policy: May change the codec's rank, and H, during the run.
     aggregator_of: Function from a codec to the aggregator that uses it, an
       object that averages the messages of the replicas.
   """
@@ -84,7 +84,7 @@ class Programs:
 
   @property
   def parameter_count(self) -> int:
-    """Number of parameters of one replica."""
+    """Number of trained parameters of one replica."""
     return sum(math.prod(shape) for shape in self.traffic.shapes.values())
 
   @functools.cached_property
@@ -93,7 +93,7 @@ class Programs:
 
     Batches are token ids [N, B, L + 1]: N batches of B sequences. A sequence
     has L + 1 tokens, and each of its last L tokens is predicted. With a loss of
-    the user, batches are trees [N, B, ...]. All replicas compute the same.
+    the user, batches are trees [N, B, ...]. Parameters have no replica axis.
     """
     return self._evaluation_program(params_axis=None, losses_axis=None)
 
@@ -156,8 +156,8 @@ def run_exchange(
   """Builds the exchange that averages over the replicas of a run.
 
   It is the exchange of the overrides or, if they have none, that of the config.
-  If the config names a mailbox and the overrides have no exchange, the result
-  can only read a saved run, and exchanges nothing.
+  For a run with a mailbox whose overrides have none, the result exchanges
+  nothing, and serves only to read what the run has saved.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange
@@ -190,11 +190,14 @@ def programs(
       None: the devices of JAX.
 
   Raises:
-    ValueError: If there are too few devices, if a device lacks the memory kind
-      of the config, if optax lacks an optimizer of the config, or if the model
-      cannot be divided among devices or into fragments. Also if replicas may be
-      absent or slow, and an exchange is passed in or each replica has outer
-      parameters of its own.
+    ValueError: In one of these cases:
+
+      - There are too few devices, or they lack the memory `mesh.outer_memory`.
+      - Optax lacks an optimizer of the config.
+      - The model cannot be divided among devices or into fragments.
+      - Replicas may be absent or slow (`config.membership`), and each replica
+        has outer parameters of its own.
+      - Replicas may be absent or slow, and an exchange is passed in.
   """
   if devices:
     platform = platform or devices[0].platform
@@ -318,6 +321,7 @@ def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
   "stage" means all layers of the stage at once, "layer" one after the other.
   All processes return the same value.
   """
+  # Only if the user leaves the choice open does the free memory decide.
   is_open = config.mesh.gather == "auto" and config.mesh.num_stages > 1
   if devices is not None or not is_open:
     return chosen_gather(config)

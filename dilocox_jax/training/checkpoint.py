@@ -81,7 +81,7 @@ class SavedArray:
     """Reads the array into the memory of the host.
 
     Raises:
-      RefusedError: If the checkpoint has no such array of this shape.
+      RefusedError: If the checkpoint has no array of this name and shape.
     """
     if 0 in self.shape:  # Such an array is not saved.
       return np.zeros(self.shape, self.dtype)
@@ -148,8 +148,8 @@ class Checkpoints:
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
     """Starts a save in the background and returns.
 
-    If an earlier save is still being written, this call waits for it first. An
-    existing checkpoint of the same step is kept.
+    If an earlier save is still being written, this call waits for it first. If
+    there is a checkpoint with the number `step` already, nothing is saved.
 
     Args:
       step: Name of the checkpoint: the number of finished inner steps, or one
@@ -158,7 +158,7 @@ class Checkpoints:
       record: Values that JSON can hold, which are saved with the state.
 
     Raises:
-      SaveError: If the disk refused the earlier save.
+      SaveError: If the disk refused the earlier save, or refuses this one.
       RefusedError: If somebody has put a link into the directory.
     """
     args = {
@@ -188,7 +188,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _wording_disk_errors(self) -> Iterator[None]:
-    """Turns an error of the disk into a `SaveError` of one line."""
+    """Turns an error of the disk in a `with` block into a `SaveError`."""
     try:
       yield
     except Exception as error:
@@ -248,8 +248,9 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Reads the newest checkpoint whose files are not damaged.
 
-    Newer ones, which are damaged, are moved to "broken_checkpoints" beside the
-    directory, unless it is read-only. All processes must call this method.
+    Newer checkpoints, which are damaged, are moved to the folder
+    "broken_checkpoints" beside the directory, unless the directory is
+    read-only. All processes must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -261,8 +262,8 @@ class Checkpoints:
       or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If an undamaged checkpoint does not fit the template, or if
-        all checkpoints are damaged and the directory is not read-only.
+      RefusedError: If the checkpoint does not fit the template, or if all
+        checkpoints are damaged and the directory is not read-only.
     """
     step = self._find_newest()
     if step is None:
@@ -275,8 +276,8 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
-    Damaged ones are moved, as by `restore`. All processes must call this
-    method.
+    Newer checkpoints, which are damaged, are moved as by `restore`. All
+    processes must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -307,8 +308,9 @@ class Checkpoints:
   def _find_newest(self) -> int | None:
     """Returns the step of the newest undamaged checkpoint, or None.
 
-    Newer ones are moved away. If all are damaged, the result is None only in a
-    read-only directory; otherwise `RefusedError` is raised.
+    Newer checkpoints, which are damaged, are moved away, except in a read-only
+    directory. If all are damaged, the result is None in a read-only directory,
+    and otherwise `RefusedError` is raised.
     """
     self._manager.wait_until_finished()
     # The main process chooses the checkpoint and moves damaged ones, so that
@@ -325,10 +327,10 @@ class Checkpoints:
     return step
 
   def _newest_undamaged(self) -> tuple[int | None, str]:
-    """Returns the step of the newest undamaged checkpoint and "".
+    """Returns the step of the newest undamaged checkpoint, and "".
 
-    If all are damaged: None and the damage of the newest. Without checkpoints:
-    None and "".
+    Newer ones, which are damaged, are set aside. If all are damaged, the result
+    is None and the damage of the newest. Without checkpoints it is None and "".
     """
     damages: dict[int, str] = {}
     for step in reversed(saved_steps(self._directory)):
@@ -360,7 +362,8 @@ class Checkpoints:
   def _state(self, step: int, like: Tree) -> Tree:
     """Reads the arrays of a checkpoint into a tree like `like`.
 
-    Raises `RefusedError` if names, shapes or types of the arrays differ.
+    Values are converted to the types of `like`. Raises `RefusedError` if the
+    names or shapes of the arrays are not those of `like`.
     """
     leaves_by_name = _leaves(like)
     try:
@@ -391,7 +394,7 @@ class Checkpoints:
     return self._manager.restore(step, args=composite)[name]
 
   def close(self) -> None:
-    """Waits until the save in the background is complete, then closes.
+    """Waits until the save in the background is complete, then stops Orbax.
 
     Raises:
       SaveError: If the disk refused the save.
@@ -402,7 +405,10 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
-  """Turns a `NotADirectoryError` into a `RefusedError` that names the path."""
+  """Turns a `NotADirectoryError` in a `with` block into a `RefusedError`.
+
+  Its message names the path.
+  """
   try:
     yield
   except NotADirectoryError as error:
@@ -443,7 +449,8 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Describes the first damage of a checkpoint's files; "" if there is none.
 
-  An added file, and a copy of another step's folder, also count.
+  An added file (unless it is hidden) and a copy of another step's folder count
+  as damaged, too.
   """
   try:
     manifest = json_file(checkpoint / _DIGESTS)
@@ -467,7 +474,7 @@ def _damage(checkpoint: pathlib.Path) -> str:
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
   """Returns the SHA-256 of every file in the subfolders of a checkpoint.
 
-  Digests are hexadecimal, by the file's path relative to the folder.
+  Keys are paths relative to `checkpoint`. Values have hexadecimal digits.
   """
   digests = {}
   for path in sorted(checkpoint.glob("*/**/*")):

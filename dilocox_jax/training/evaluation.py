@@ -1,8 +1,8 @@
-"""Computes the losses and drifts that a run records, and checks them.
+"""Computes losses, and drifts: how far the replicas were from their mean.
 
-A drift says how far the replicas were from their mean in an exchange, in which
-they average a fragment (a part of the parameters). A segment is a part of a run
-that is dispatched as a whole, such as a round.
+A drift is measured in an exchange, which averages the replicas'
+pseudo-gradients of a fragment (a part of the parameters). A segment is a part
+of a run, such as a round.
 
 No function of this module sends parameters between processes, with one
 exception: if every replica has outer parameters of its own, an evaluation
@@ -44,7 +44,7 @@ def losses(
 
   Args:
     programs: Programs of the run.
-    state: State of all replicas.
+    state: State of this program's replicas (with a mailbox, a single one).
     validation: Held-out batches: arrays of token ids [N, B, L + 1] of any
       sizes, or trees of examples. Every predicted token, or example, has the
       same weight.
@@ -55,14 +55,13 @@ def losses(
     The losses, and the bytes that a replica sent to compute them. The losses
     are floats:
 
-    - "outer_loss": loss of the outer parameters, or of their average if the run
-    keeps one.
+    - "outer_loss": loss of the parameters of `params_to_keep`.
     - "mean_loss": loss of the mean of the replicas' parameters; None during
     rounds if there are several processes.
     - "replica_loss": loss of replica 0. If all replicas share their parameters
     (`SharedState`), this and "mean_loss" are the loss of these parameters.
-    - "judge_loss": loss on `judging`, of the parameters of "outer_loss". It is
-    missing if `judging` is None.
+    - "judge_loss": loss of the parameters of `params_to_keep` on `judging`. It
+    is missing if `judging` is None.
   """
 
   def loss(params: Tree, batches: Iterable[Tree] = validation) -> float:
@@ -97,9 +96,9 @@ def losses(
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   """Returns the parameters that a run evaluates and exports.
 
-  They are the outer parameters. In a `SharedState` they are the parameters that
-  all replicas share. If the run averages either over the steps, they are this
-  average.
+  They are the outer parameters (the mean if each replica has its own), or in a
+  `SharedState` the parameters that all replicas share. If the run keeps an
+  average of these over the steps, the average is returned.
   """
   if isinstance(state, SharedState):
     return parameters_to_keep(state.optimizer, state.params)
@@ -149,6 +148,8 @@ def _first(tree: Tree) -> Tree:
 def check_losses(metrics: StepMetrics, segment: Segment) -> None:
   """Checks that the losses and gradient norms of a segment are finite.
 
+  A segment is a part of a run, such as a round.
+
   Raises:
     NotFiniteError: If a value is not finite. The message names the first step
       with such a value, and a replica.
@@ -163,10 +164,11 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 
 
 def applied_events(segment: Segment) -> list[Event]:
-  """Returns the exchanges whose means a segment applies, in order.
+  """Returns the exchanges whose means a segment, e.g. a round, applies.
 
-  For each exchange, an `Event` names the fragment (a part of the parameters)
-  and the steps at which it was sent and is applied.
+  Each `Event` names a fragment (a part of the parameters), and the steps of the
+  schedule after which its pseudo-gradients were measured and their mean is
+  applied.
   """
   return [window.applied for window in segment.windows if window.applied]
 
@@ -208,14 +210,15 @@ def check_drifts(
   steps: Sequence[int],
   participation: RoundParticipation | None = None,
 ) -> None:
-  """Checks that every replica sent finite values in exchanges.
+  """Checks that the replicas' pseudo-gradients in some exchanges are finite.
 
   If a filter (`exchange.max_norm_ratio`) has rejected a replica, this is only
   logged.
 
   Args:
-    exchanges: For every exchange, norms of the replicas' values, on the host.
-    steps: Inner step of the run at which each exchange was sent.
+    exchanges: For every exchange, norms of the pseudo-gradients, on the host.
+    steps: For every exchange, the inner step of the run after which the
+      pseudo-gradients were measured.
     participation: Says which replicas take part in each exchange; None: all do.
 
   Raises:
@@ -244,7 +247,7 @@ def check_drifts(
 
 
 def _is_left_out(drift: Drift) -> np.ndarray:
-  """Returns which replicas a mean leaves out without an error, [M]."""
+  """Returns which replicas a filter or a mailbox left out of a mean, [M]."""
   if drift.is_left_out is not None:
     return np.asarray(drift.is_left_out)
   if np.size(drift.own_squared) == 1:
@@ -269,15 +272,15 @@ def drift_rows(
   """Returns the drifts of a segment as rows for `metrics.jsonl`.
 
   Args:
-    segment: The part of the run that was run, such as a round.
+    segment: A part of the run, such as a round, that has ended.
     exchanges: Drift of every exchange that the segment applies, on the host.
-    energy_share: Share of an update's squared norm that its energy rank must
-      hold (`plan.adaptive`).
+    energy_share: Share of an update's squared norm that the largest singular
+      values must hold; their number is the energy rank.
 
   Returns:
-    One row for each applied exchange: the fragment, the step at which it was
-    sent, norms and cosines, and observations of the aggregator. An exchange to
-    which no replica contributed has no row.
+    One row for each applied exchange: the fragment, the step after which its
+    pseudo-gradients were measured, norms and cosines, and observations of the
+    aggregator. An exchange to which no replica contributed has no row.
   """
   participants = _participants(exchanges, segment.participation)
   events = applied_events(segment)
@@ -289,8 +292,10 @@ def drift_rows(
     if not is_counted.any():
       continue
     mean_squared = np.asarray(drift.mean_squared)
+    # With an axis [M], each replica has a mean of its own.
     if mean_squared.ndim:
       mean_squared = mean_squared[is_counted]
+    # The schedule counts its steps from `schedule_start`.
     row = {
       "fragment": event.fragment,
       "step": event.send_step + segment.schedule_start,
@@ -312,8 +317,8 @@ def _observed_columns(
 
   Arrays with three axes are Gram matrices of low-rank updates. They give
   "rank", the mean number of columns of the factors, and "energy_rank", how many
-  singular values hold `energy_share`. The other values are in "observed", by
-  name.
+  singular values hold `energy_share` of the squared norm. The other values are
+  in "observed", by name.
   """
   columns: dict[str, Any] = {}
   values_by_name = {

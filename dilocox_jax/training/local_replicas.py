@@ -1,8 +1,7 @@
-"""The replicas of a run whose replicas all live in this runtime.
+"""The replicas of a run that all live in one program of JAX (a runtime).
 
-A runtime is one program of JAX, perhaps in several connected processes.
-
-The trainer uses `LocalReplicas`, or for one replica with a mailbox
+The program may have several connected processes. The trainer uses
+`LocalReplicas`, or for one replica with a mailbox
 `mailbox_replica.MailboxReplica`, which has the same methods.
 """
 
@@ -51,7 +50,7 @@ class LocalReplicas:
     optimizer: Tree,
     batch: Tree,
   ) -> None:
-    """Stores the rounds of the run. The other arguments are not read."""
+    """Stores the programs of the rounds. The other arguments are not read."""
     del traffic, params, optimizer, batch
     self._rounds = rounds
 
@@ -61,7 +60,7 @@ class LocalReplicas:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Does nothing: replicas in one runtime need not join a run."""
+    """Does nothing: replicas in one runtime have no mailbox to enter."""
 
   def open(
     self,

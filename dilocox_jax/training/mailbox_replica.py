@@ -1,11 +1,10 @@
-"""One replica of a run whose replicas are separate programs with a mailbox.
+"""One replica of a run whose programs meet in a mailbox, a folder or bucket.
 
-A mailbox is a folder or a bucket in which the programs leave messages for each
-other. Its place is also called the store.
-
-The file has the exchange through the mailbox (docs/mailbox/how_to.md), how a
-late joiner finds its step of the plan, and how a replica that was absent skips
-the segments (parts of the run, such as rounds) that it missed.
+The programs leave messages for each other in the mailbox, which is also called
+the store. The file has the exchange through the mailbox
+(docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
+a replica that was absent skips the segments (parts of the run, such as rounds)
+that it missed.
 """
 
 import dataclasses
@@ -65,7 +64,7 @@ def mailbox_config(
 
   Raises:
     ValueError: If the address is None, if the user supplies an exchange, or if
-      the config names another collective.
+      the config names a collective other than "auto" and "mailbox".
   """
   require(
     address is not None,
@@ -95,7 +94,7 @@ def mailbox_exchange(
   """Returns the exchange of a run whose replicas use a mailbox.
 
   The digest of the text must be equal in all replicas. Without an address, the
-  exchange can read a saved run, but can exchange nothing.
+  result exchanges nothing, and serves only to read what a run has saved.
   """
   settings = config.exchange
   if address is None:
@@ -150,14 +149,14 @@ class MailboxReplica:
     optimizer: Tree,
     batch: Tree,
   ) -> None:
-    """Checks and stores the rounds of the run.
+    """Checks and stores the programs of the run's rounds.
 
     The last three arguments are shapes and types: of the parameters, of the
     inner optimizer's state, and of a batch of one inner step.
 
     Raises:
       ValueError: If the code of a step communicates over the replica axis, or
-        if `mailbox.store_bytes` is too low for this plan.
+        if `mailbox.store_bytes` is too low for this run.
     """
     _ = rounds.runtime  # This tells the client how the replica is divided.
     rounds.check_alone(params, optimizer, batch)
@@ -167,6 +166,7 @@ class MailboxReplica:
       for fragment in fragments
       for leaf in shared_leaves(rounds.outer, fragment)
     )
+    # An exchange averages one fragment: one message of each replica.
     largest_message = max(
       traffic.exchange_bytes(number) for number in range(len(fragments))
     )
@@ -218,7 +218,7 @@ class MailboxReplica:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Joins the run, or starts it if no replica has.
+    """Enters the mailbox, and starts the run if no replica has.
 
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
@@ -259,14 +259,15 @@ class MailboxReplica:
 
   @property
   def is_behind(self) -> bool:
-    """Whether the others have finished the next exchange without this replica.
+    """Whether the next exchange was agreed without this replica.
 
-    If they have not, this property also tells them to wait for this replica.
+    If it was not, this property also tells the other replicas to wait for this
+    one.
     """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
-    """Joins the run, if it has begun without this replica.
+    """Takes over the run's state, if the run has begun without this replica.
 
     Returns:
       The state with which this replica continues. Its `step` says how many
@@ -282,7 +283,7 @@ class MailboxReplica:
         logging.getLogger(__name__).info("beginning again: %s", error)
 
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
-    """Runs sends and applies of a segment, but none of its inner steps.
+    """Goes through a segment's exchanges, but takes none of its inner steps.
 
     A segment is a part of the run, such as a round. The state after it is
     returned.
@@ -323,7 +324,7 @@ class MailboxReplica:
 
     Returns:
       A note for the progress line: the number of replicas in the last exchange,
-      and the mean number of requests to the store for each exchange.
+      and the mean number of requests to the store for each of these exchanges.
     """
     events = self._client.settled
     self._client.settled = []

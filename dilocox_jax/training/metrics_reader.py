@@ -1,13 +1,13 @@
-"""Reads metrics from the devices, checks them, and records and logs them.
+"""Reads, checks and records the metrics of a run's segments, such as rounds.
 
-A segment is a part of a run, such as a round. The trainer dispatches segments
-without waiting, and this module reads their metrics later. It stops the run if
-a value is not finite. All processes read and check the metrics, so that they
-stop together. Only one process writes.
+The trainer may dispatch a further segment before this module reads the metrics
+of a segment from the devices. A value that is not finite raises an error. All
+processes read and check the metrics, so that they stop together. Only one
+process writes.
 
-The wall time of a run is divided between the rows of its timings. A row of a
-segment ends when the devices have computed the metrics of the segment, even if
-the host reads them much later. The time to compile has rows of its own.
+The wall time of a run is divided between the rows of its timings. The time of a
+segment ends when the devices have computed its metrics, even if the host reads
+them much later. The time to compile has rows of its own.
 """
 
 import contextlib
@@ -194,7 +194,7 @@ class MetricsReader:
       step: Finished inner steps.
       simulated_s: Simulated time of the run so far (seconds); None: the run
         simulates no time.
-      tokens: Tokens that all replicas saw in this time.
+      tokens: Tokens on which this program's replicas were trained in this time.
       waits: Spans (begin, end) in which the run waited for exchanges, in
         seconds of `time.perf_counter`; None: they are not known.
       ended_s: Time at which the event ended, in seconds of `time.perf_counter`;
@@ -203,6 +203,7 @@ class MetricsReader:
     start_s = self._recorded_s
     if ended_s is None:
       ended_s = time.perf_counter()
+    # An event that ended before the last record was written takes no time.
     self._recorded_s = max(start_s, ended_s)
     compile_s = self._compile_times.seconds(start_s, self._recorded_s)
     if compile_s > 0:
@@ -281,12 +282,12 @@ class MetricsReader:
     step: int,
     participation: RoundParticipation | None = None,
   ) -> None:
-    """Checks that all values of the flush, the last exchanges, are finite.
+    """Checks that all messages of the flush, the last exchanges, are finite.
 
     Args:
       drifts: Norms of the replicas' messages, for each exchange of the flush;
         still on the devices.
-      step: Inner steps of the run.
+      step: Number of inner steps of the run.
       participation: Says which replicas take part in the flush; None: all do.
 
     Raises:
@@ -306,8 +307,8 @@ class MetricsReader:
       messages (`Drift`), on the host.
 
     Raises:
-      NotFiniteError: If a loss, a gradient or a sent pseudo-gradient is not
-        finite. Nothing of the segment is recorded then.
+      NotFiniteError: If a loss, or the norm of a gradient or of a replica's
+        message, is not finite. Nothing of the segment is recorded then.
     """
     metrics, exchanges = arrays_to_host((dispatched.metrics, dispatched.drifts))
     segment = dispatched.segment

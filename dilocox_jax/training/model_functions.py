@@ -1,7 +1,7 @@
 """Builds the functions that compute a model's gradient and validation loss.
 
-A model that is divided over several devices runs through pipeline stages or
-data shards. A model on one device runs whole.
+A model on one device runs whole. A model that is divided over several devices
+runs in pipeline stages, data shards or tensor shards.
 """
 
 import functools
@@ -67,8 +67,8 @@ def model_functions(
     config: Config of the run.
     computation: Settings of the computation that depend on the devices.
     division: How a replica is divided among its devices (`run_division`).
-    gather: When data shards collect the layers of a pipeline stage: "stage" or
-      "layer" (`inner.sharded`).
+    gather: When data shards collect the layers of a pipeline stage: all at once
+      ("stage") or one after the other ("layer").
     supplied: Model of the user; None means the model of the config.
     end_of_text: Token after which attention starts anew. None: attention reads
       the whole sequence.
@@ -138,6 +138,7 @@ def model_functions(
   loss = functools.partial(
     next_token_loss, end_of_text=end_of_text, chunk_tokens=chunk_tokens
   )
+  # The z-loss is a part of the training loss only.
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
     cut_model = functools.partial(
@@ -183,6 +184,7 @@ def _whole_model_functions(
 ) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
   """Returns the results of `model_functions` without pipeline stages.
 
+  The model `evaluated` has the loss of evaluations; `loss` is that of training.
   Replicas on one device take their steps in turn if `stacked_by` is "map", and
   together if it is "vmap".
   """
@@ -239,8 +241,9 @@ def _divided_functions(
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica with pipeline stages.
 
-  `cut_model` gives the cut model for a weight of the z-loss. `gather` says when
-  data shards collect the layers of a stage: "stage" or "layer".
+  `cut_model` is a function from the weight of the z-loss to the model in parts.
+  Data shards collect the layers of a stage at once (`gather` "stage") or in
+  turn ("layer").
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -274,7 +277,7 @@ def _divided_functions(
 
 
 def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
-  """Returns a function (params, batch) -> loss of a replica on data shards."""
+  """Returns a function (params, batch) -> loss of a replica in data shards."""
   division = config.division
   stage_loss = sharded.loss_by_layer(cut_model, config.mesh.remat)
   loss = sharded.sharded_loss(

@@ -35,7 +35,8 @@ _REFRESHES_PER_S = 4
 class Speed:
   """Computes the speed of a run, and the time until its end.
 
-  Both are computed from the whole run so far, without the time to compile.
+  Both are computed from everything since this program started or resumed the
+  run, without the time to compile.
   """
 
   def __init__(self, total_steps: int, start_progress: TrainingProgress):
@@ -49,7 +50,7 @@ class Speed:
     self._start_s += seconds
 
   def tokens_per_s(self, progress: TrainingProgress) -> float:
-    """Returns how many tokens all replicas together train on in a second."""
+    """Returns the tokens per second of all replicas of this program."""
     tokens = progress.tokens - self._start_progress.tokens
     return tokens / (time.monotonic() - self._start_s)
 
@@ -92,8 +93,8 @@ def repeating(
 class ProgressLog:
   """Logs how far a run is.
 
-  It logs a line after the first update, and then after every tenth of the run
-  or every 30 seconds, whichever comes first.
+  It logs a line at the first call of `update`, and then at the first call after
+  a tenth of the run's steps or 30 seconds, whichever comes first.
   """
 
   def __init__(

@@ -32,17 +32,18 @@ def check_nothing_is_lost(
   compute the same rows again, equal in every bit. So a directory with a run but
   without a checkpoint is accepted only if all of this is true:
 
-  - The directory has the config and the text of this run. Only fields that may
-    change when a run continues may differ (`config.free_on_resume`).
+  - The directory has the config and the digest of the data of the run that is
+    to start. Fields that may change when a run continues may differ
+    (`config.free_on_resume`).
   - The folder of checkpoints exists.
   - There is no report, which a run writes at its end.
 
   All processes must call this function, before `Checkpoints` creates a folder.
 
   Args:
-    values: Config of the run that is to start, with its sections.
+    values: Config of the run that is to start, as a nested dict.
     workdir: The run directory.
-    corpus_digest: Digest of the text of the run that is to start.
+    corpus_digest: Digest of the data of the run that is to start.
 
   Raises:
     RefusedError: If results would be lost. All processes raise it.
@@ -109,16 +110,16 @@ def resumed_state(
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Reads the newest undamaged checkpoint of this run.
 
-  The config (`values`), the text and the overrides must be those with which the
-  checkpoint was saved.
+  The config (`values`, apart from `config.free_on_resume`), the data and the
+  names of the overrides must be those with which the checkpoint was saved.
 
   Returns:
     The state, and the record of the checkpoint, the JSON values that were saved
     with the state. None if there is no checkpoint.
 
   Raises:
-    RefusedError: If the checkpoint has another config, text, overrides or
-      arrays than this run, or if all checkpoints are damaged.
+    RefusedError: If the checkpoint does not fit this run, or if all checkpoints
+      are damaged.
   """
 
   def template(record: dict[str, Any]) -> TrainingState:
@@ -162,7 +163,7 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint has another config or text."""
+  """Raises RefusedError if a checkpoint is of a run with other settings."""
   digest = record["corpus_digest"]
   changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:
@@ -184,7 +185,8 @@ def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
 
   Overrides are objects in place of those that a config names. Only the names of
   the fields that are set, such as "model", and the digest of frozen weights are
-  compared. "data" is left out, because the digest of the text is compared.
+  compared. "data" is left out, because `resumed_state` compares the digest of
+  the data.
 
   Raises:
     RefusedError: If the names of the overrides differ.

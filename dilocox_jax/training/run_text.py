@@ -98,7 +98,7 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
 
 
 def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
-  """Returns the data of a run, without keys for a loss that draws numbers."""
+  """Returns the data of a run, without random keys for the model's loss."""
   if overrides.data is not None and not isinstance(overrides.data, Corpus):
     return _feed_data(config, overrides, overrides.data)
   text = corpus(config, overrides)
@@ -227,9 +227,9 @@ def _form(example: np.ndarray) -> str:
 
 
 def _check_division(config: RunConfig, batch: Tree) -> None:
-  """Raises ValueError unless a batch divides into micro-batches and shards.
+  """Raises ValueError unless data shards and micro-batches divide a batch.
 
-  Data shards are the devices of a replica that read different rows.
+  Data shards are the devices of a replica that read different rows of a batch.
   """
   accumulate_steps = config.inner.accumulate_steps
   num_data_shards = config.mesh.num_data_shards
@@ -309,7 +309,7 @@ def _known_tokens(
 def _check_tokens(text: Corpus) -> None:
   """Raises TokenError if a text has tokens that are not in its vocabulary.
 
-  Only the first token of a mapped file is checked.
+  Of tokens that are mapped from a file, only the first one is checked.
   """
   vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
   for split in ("train", "validation", "judge"):
@@ -348,8 +348,8 @@ def _end_of_text(
 ) -> int | None:
   """Returns the token that ends a document; None without document masks.
 
-  Raises ValueError if masks are set, and the text has no such token of its own,
-  or the user supplies the model.
+  Raises ValueError if document masks are to be used with a text that has no
+  such token of its own, or with a model that the user supplies.
   """
   if not config.data.document_masks:
     return None

@@ -49,12 +49,13 @@ def with_trainable(
   """Adds to the overrides which part of a model is trained.
 
   The model is read from `checkpoint.init_from`, or drawn at random if that
-  field is empty, and divided into trained and frozen leaves (`Adaptation`).
+  field is empty. Its leaves that are not trained (with adapters: all leaves)
+  become a part of the result.
 
   Args:
     config: Config of the run.
     overrides: The caller's objects in place of those that the config names. If
-      they have a trained part already, they are returned unchanged.
+      a trained part is already among them, they are returned unchanged.
     trainable: Function from the path of a leaf to whether the leaf is trained;
       None means the adapters of the config, or the whole model if the config
       has none.
@@ -107,11 +108,14 @@ def first_state(
 ) -> TrainingState:
   """Returns the state before the first step.
 
-  A run can start from another run (`checkpoint.init_from`). It then takes over
-  the outer parameters and, if the shapes fit, the state of the outer optimizer.
-  From a checkpoint of another library it takes the parameters. If only a part
-  of the model is trained, `init_from` names the frozen part, so the trained
-  part starts as `Adaptation.init` says.
+  The field `checkpoint.init_from` can name one of these:
+
+  - Another run: its outer parameters are taken over and, if the first phase is
+    "rounds" and the shapes fit, the state of its outer optimizer.
+  - A checkpoint of another library: its parameters are taken over.
+
+  If only a part of the model is trained, `with_trainable` has read the frozen
+  part from there, and the trained part starts as `Adaptation.init` says.
 
   Args:
     config: Config of the run.
@@ -119,8 +123,8 @@ def first_state(
     phase: First phase of the run: "rounds", or "data_parallel" if the run
       begins with steps that average gradients.
     overrides: The caller's objects in place of those that the config names. A
-      model, an optimizer or an exchange that the other run got must be among
-      them.
+      model, an optimizer or an exchange that the caller passed to the other run
+      must be among them.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
@@ -146,7 +150,7 @@ def first_state(
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
   """Raises RefusedError unless parameters of another run fit the run's model.
 
-  They must have the same paths, shapes and types.
+  They must have the paths, shapes and types of the model's parameters.
   """
   model_params = jax.eval_shape(programs.model.init, jax.random.key(0))
   model_kinds = kinds_by_path(model_params)
@@ -178,7 +182,7 @@ def _checkpoint_of_other_library(
 
 @contextlib.contextmanager
 def _refusing(source: pathlib.Path) -> Iterator[None]:
-  """Turns a ValueError into a RefusedError that names the config's field."""
+  """Turns a ValueError into a RefusedError that names `init_from`."""
   try:
     yield
   except ValueError as error:
@@ -200,10 +204,11 @@ def _is_of_other_library(source: pathlib.Path) -> bool:
 def _with_outer_optimizers(
   state: TrainingState, optimizers: Tree, source: object
 ) -> TrainingState:
-  """Takes over the outer optimizer states of another run, if their shapes fit.
+  """Returns a state with the outer optimizer states of another run.
 
-  If they do not fit, a warning is logged. An average of the outer parameters
-  starts anew, and a `SharedState` is returned unchanged.
+  If their shapes do not fit, the state is returned unchanged, and a warning is
+  logged. An average of the outer parameters starts anew. A `SharedState`, which
+  has no outer optimizer, is returned unchanged.
   """
   if not isinstance(state, RoundState):
     return state
@@ -248,9 +253,9 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Keeps the overrides (model, optimizers, exchange) that the other run had.
+  """Returns the overrides (model, optimizers, exchange) that the source had.
 
-  Raises RefusedError if the other run had one that the new run lacks.
+  Raises RefusedError if the new run lacks one of these.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.
@@ -350,7 +355,8 @@ def _template_of(
 ) -> Callable[[dict[str, Any]], TrainingState]:
   """Returns a function from a checkpoint's record to the shapes of its state.
 
-  The function raises RefusedError if the record has another config.
+  A record is the JSON values that were saved with a state. The function raises
+  RefusedError if the config in the record is not `config`.
   """
 
   def like(record: dict[str, Any]) -> TrainingState:
@@ -368,8 +374,9 @@ def _saved_model(
 ) -> tuple[Tree, Tree]:
   """Reads the whole model of the run that a new run starts from.
 
-  Returns the parameters, with adapters added to the kernels, and a list of the
-  outer optimizer states of all fragments (parts of the parameters), or None.
+  Returns the parameters, with adapters added to the kernels, and the outer
+  optimizer states as `_saved_outer` does. If the run trained only a part of the
+  model, there are no such states (None).
   """
   source_config = _source_config(source)
   overrides = with_trainable(
@@ -410,8 +417,8 @@ def _saved_outer(
 
   Returns the outer parameters, or their average if the run keeps one, and a
   list of the outer optimizer states of all fragments (parts of the parameters).
-  The list is None for a `SharedState`, and if replicas have outer parameters of
-  their own.
+  The list is None for a `SharedState`, and if the apply rule gives each replica
+  outer parameters of its own.
   """
   programs = build.programs(_on_one_device(config), overrides)
   template = _template_of(config, source, programs)

@@ -1,8 +1,8 @@
-"""Builds, describes and checks the training state of each phase of a run.
+"""Builds and checks the state of a run in its data-parallel steps or rounds.
 
-A phase is a part of a run that has its own programs. In steps that average
-gradients, such as a warm start before the first round, the state is a
-`SharedState`. During rounds it is a `RoundState`.
+These are the two phases of a run. A phase may be missing. In the first one,
+"data_parallel", the replicas average their gradients in each step, and the
+state is a `SharedState`. In the second one, "rounds", it is a `RoundState`.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class NotFiniteError(RuntimeError):
 
 
 class TrainingStoppedError(RuntimeError):
-  """Raised if a run cannot continue. The message says what to change."""
+  """Raised if a run cannot continue. The message says why."""
 
 
 class StopRequestedError(Exception):
@@ -57,7 +57,8 @@ class TrainingProgress:
 
   Attributes:
     step: Number of finished inner steps.
-    tokens: Number of tokens that all replicas together have seen.
+    tokens: Number of tokens (or examples) on which all replicas of this program
+      together were trained.
     total_sent_bytes: Number of bytes that one replica has sent.
     is_finished: Whether the exchanges that end the run (the flush) and the last
       evaluation are done.
@@ -83,11 +84,11 @@ class TrainingProgress:
 
 
 def first_params(programs: Programs, seed: int) -> Tree:
-  """Returns the first parameters to train, on the devices of the replicas.
+  """Draws the parameters with which a run starts, on the replicas' devices.
 
-  They are random, or the first values of the trained part (`Adaptation.init`).
-  Every shard is drawn on its device, so no device holds all parameters of a
-  divided replica.
+  If only a part of the model is trained, they are the first values of this part
+  (`Adaptation.init`). Every shard is made on its device, so no device holds all
+  parameters of a divided replica.
   """
 
   def draw() -> Tree:
@@ -108,8 +109,7 @@ def _run_with_shared_result(
 def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   """Returns the first state of a phase that starts from given parameters.
 
-  The phase is "data_parallel" or "rounds". The parameters are those of one
-  replica, leaves [...].
+  The phase is "data_parallel" or "rounds". The parameters have no replica axis.
   """
   if phase != "rounds":
     return programs.steps.init(params)
@@ -127,8 +127,8 @@ def abstract(
   Args:
     programs: Programs of the run.
     phase: "data_parallel" or "rounds".
-    in_flight: For each fragment (a part of the parameters), how many
-      pseudo-gradients were sent whose means are not applied yet; empty: none.
+    in_flight: For each fragment (a part of the parameters), the number of
+      pseudo-gradients whose means are not applied yet; empty: none.
   """
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
@@ -153,8 +153,8 @@ def segment_sent_bytes(
 ) -> int:
   """Returns the bytes that a replica sends in a segment, e.g. a round.
 
-  If replicas return after an absence, a copy of a replica's state goes around a
-  ring. Its bytes are added once, however many replicas return.
+  If any replicas return after an absence, every replica passes on a copy of one
+  replica's state, so the bytes of this state are added once.
   """
   sent_bytes = traffic.segment_bytes(segment)
   if segment.participation and segment.participation.returning:
@@ -166,10 +166,11 @@ def segment_sent_bytes(
 
 
 def num_in_flight(state: TrainingState) -> list[int]:
-  """Returns how many pseudo-gradients are in flight, fragment by fragment.
+  """Returns how many pseudo-gradients of each fragment are in flight.
 
-  They were sent, and their means are not applied yet. A fragment is a part of
-  the parameters. The list is empty for a `SharedState`.
+  A fragment is a part of the parameters. A pseudo-gradient is in flight from
+  its measurement until its mean over the replicas is applied. The list is empty
+  for a `SharedState`.
   """
   if isinstance(state, SharedState):
     return []
@@ -198,12 +199,12 @@ _all_finite = jax.jit(all_finite)
 def copies_are_equal(state: Tree) -> bool:
   """Whether all replicas have equal copies of the arrays that they share.
 
-  Checksums of the copies are compared. If they differ, a device has computed
-  something else, and the replicas have drifted apart.
+  The checksums of the replicas' copies are compared. They differ if the
+  replicas' devices have not computed the same values.
 
   Args:
-    state: Tree of arrays. Only arrays on a mesh whose sharding does not divide
-      them among replicas are compared.
+    state: Tree of arrays. Arrays without a mesh, and arrays that their sharding
+      divides among replicas, are not compared.
   """
   leaves = [
     leaf for leaf in jax.tree.leaves(state) if _is_shared(leaf.sharding)
@@ -218,7 +219,7 @@ def copies_are_equal(state: Tree) -> bool:
 
 
 def _is_shared(sharding: Sharding) -> bool:
-  """Whether each replica has an equal copy of an array on its own devices.
+  """Whether a sharding gives each replica a copy of an array on its devices.
 
   Without a mesh that has a replica axis, the result is False.
   """
@@ -232,9 +233,8 @@ def _is_shared(sharding: Sharding) -> bool:
 def _bit_sums(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
   """Builds the program that computes a checksum of each replica's arrays.
 
-  The program gets a list of arrays, divided by `mesh` as `specs` say. It
-  returns checksums [M], uint32, each of one replica's copies of all arrays
-  together.
+  The program gets a list of arrays, divided over `mesh` as `specs` say. It
+  returns checksums [M], uint32: one for all arrays of a replica together.
   """
   axes_within_replica = tuple(
     name for name in mesh.axis_names if name != REPLICA_AXIS

@@ -1,10 +1,10 @@
-"""Runs the segments of a plan one after the other.
+"""Trains a run in segments, which are parts of the run such as rounds.
 
-A plan says what a run will do. A segment is a part of the run that is
-dispatched as a whole, such as a round. The programs of `build` run a segment,
-the metrics reader records its metrics, and the checkpoints save the state. The
-trainer dispatches the next segment before it reads the metrics of the last one,
-so the devices do not wait for the host.
+The plan of a run says what its segments are. A segment is dispatched as a
+whole. The programs of `build` run it, the metrics reader records its metrics,
+and the checkpoints save the state. Where this is possible, the trainer
+dispatches the next segment before it reads the metrics of the last one, so the
+devices do not wait for the host.
 
 If there are several processes, each goes through the whole plan with the
 batches of its own replicas.
@@ -68,6 +68,8 @@ from dilocox_jax.training.watching import NOT_WATCHED, FinishedRound, Watching
 class Trainer:
   """One run in one directory. The method `run` trains it to the end.
 
+  With a mailbox, the directory has a single replica of the run.
+
   Attributes:
     has_begun: Whether this program has dispatched a first segment, or has found
       that an earlier program has finished the run. Before that, nothing is lost
@@ -93,10 +95,10 @@ class Trainer:
       command: The command line, for the record.
       clock: Simulated clock to advance; None: no times are simulated.
       overrides: Objects in place of those that the config names. If only a part
-        of the model is trained, `start.with_trainable` has added this part.
-      address: Mailbox of the run, and name of this program's replica. It sets
-        exchange.collective=mailbox. None means that all replicas are in this
-        runtime.
+        of the model is trained, `start.with_trainable` must have added it.
+      address: Mailbox of the run, and name of the only replica that this
+        program trains. The trainer then sets exchange.collective=mailbox. None:
+        this program trains all replicas.
       watching: Logs, functions and displays that observe the run.
 
     Raises:
@@ -136,8 +138,8 @@ class Trainer:
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the current segment, e.g. a round.
 
-    Another thread may call this method. A request to one process stops all. A
-    replica with a mailbox then gives up a request to its store after
+    Any thread may call this method. If one process is asked, all stop. A
+    replica with a mailbox may be waiting for its store. It gives up after
     `mailbox.grace_s` seconds plus the seconds that its last exchange took.
     """
     self._stop_signal = stop_signal
@@ -165,7 +167,8 @@ class Trainer:
         e.g. because `mailbox.store_bytes` is too low.
       StopRequestedError: If any process was asked to stop.
       RefusedError: If the directory, another process or the mailbox has another
-        run, or if no checkpoint of the directory can be read.
+        run, if all checkpoints of the directory are damaged, or if the run
+        cannot start from `checkpoint.init_from`.
       SaveError: If the disk refuses to store a checkpoint.
       BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
@@ -181,7 +184,7 @@ class Trainer:
   def _join_processes(self) -> None:
     """Connects the processes of the run.
 
-    Raises RefusedError if they belong to different runs or mailboxes.
+    Raises RefusedError if two processes have different runs or mailboxes.
     """
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
@@ -235,7 +238,7 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    """Trains from the newest checkpoint, or from the start, to the end."""
+    """Trains to the end, from the newest undamaged checkpoint or step 0."""
     self._replicas.enter(self._values, self.overrides.names)
     resumed = resume.resumed_state(
       values=self._values,
@@ -285,7 +288,7 @@ class Trainer:
         self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Logs the model, data and method of the run, and writes its records."""
+    """Logs model, data and method, and writes `config.json` and `run.json`."""
     run_summary.announce(
       config=self.config,
       data=self.data,
@@ -308,8 +311,8 @@ class Trainer:
   def _train_to_the_end(self, state: TrainingState) -> None:
     """Trains to the end, and evaluates and saves the result.
 
-    If the replica has lost the other replicas of its mailbox, it joins them
-    again.
+    If this replica can no longer follow the other replicas of its mailbox, it
+    joins the run again, from their newest snapshot.
     """
     while not self.progress.is_finished:
       try:
@@ -337,7 +340,7 @@ class Trainer:
     return joined_state
 
   def _skip_to(self, step: int) -> None:
-    """Continues at a step of the plan without training the steps before it."""
+    """Moves progress and data streams to a step, without training."""
     self.progress = self.progress.after(step=step)
     self.data.streams.set_state(self.data.streams.get_state() | {"step": step})
 
@@ -401,7 +404,7 @@ class Trainer:
       self.controller.observe(self._reader.read(pending))
 
   def _call_on_round(self, state: TrainingState) -> None:
-    """Calls the user's function, if there is one, after a segment."""
+    """Calls the user's function `on_round`, if any, after a dispatch."""
     if self._watching.on_round:
       finished_round = FinishedRound(
         step=self.progress.step,
@@ -484,7 +487,7 @@ class Trainer:
 
     In this order: end a warm start (data-parallel steps before the first
     round), choose a new rank and H, evaluate, save. With a `stop_signal` above
-    0, `StopRequestedError` is raised after the save.
+    0, the state is saved in any case, and `StopRequestedError` is raised.
     """
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
@@ -511,8 +514,8 @@ class Trainer:
   ) -> None:
     """Computes and records the validation losses of a state.
 
-    In the last evaluation, `num_steps` is the number of inner steps of the run,
-    and the loss on the judge text is computed, too.
+    Only in the last evaluation, `num_steps` (the inner steps of the run) is
+    given, and the loss on the judge text, if there is one, is computed, too.
     """
     judging = self.data.judging if num_steps else None
     with self._reader.activity("evaluating", self._next_steps()):
@@ -523,7 +526,7 @@ class Trainer:
     self._reader.record_evaluation(losses, self.progress, num_steps)
 
   def _next_steps(self) -> str:
-    """Names the steps that come next, for the display of the progress."""
+    """Names what comes after an evaluation, for the display of the progress."""
     if self.progress.step == self.config.total_steps:
       return "the last checkpoint"
     return f"step {self.progress.step + 1:,} of {self.config.total_steps:,}"
@@ -563,7 +566,7 @@ class Trainer:
     self._reader.record_time("checkpoint", self.progress.step)
 
   def _finish(self, state: TrainingState) -> None:
-    """Ends a run after its last inner step: exchanges, evaluates and saves."""
+    """Ends a run after its last step: last exchanges, evaluation and save."""
     if isinstance(state, RoundState):
       state = self._flush(state)
     self._evaluate(state, self.config.total_steps)
@@ -571,7 +574,7 @@ class Trainer:
     self._save(state)
 
   def _flush(self, state: RoundState) -> RoundState:
-    """Sends and applies all progress that is not applied yet.
+    """Averages and applies all progress that is not in the outer state yet.
 
     Returns the state after these exchanges, and records their bytes and time.
     """

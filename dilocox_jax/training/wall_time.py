@@ -67,7 +67,7 @@ class CompileTimes:
       self._spans = [span for span in self._spans if span[1] > start_s]
       spans = sorted(self._spans)
     total_s = 0.0
-    covered_s = start_s
+    covered_s = start_s  # Everything before this time is counted already.
     for span_start_s, span_end_s in spans:
       begin_s = max(span_start_s, covered_s)
       stop_s = min(span_end_s, end_s)

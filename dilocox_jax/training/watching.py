@@ -26,8 +26,9 @@ class FinishedRound:
   Attributes:
     step: Finished inner steps of the run at the end of the round.
     total_steps: Inner steps of the run.
-    state: State of all replicas (`rounds.states.RoundState`), or their shared
-      state in a phase without rounds (`rounds.data_parallel.SharedState`).
+    state: State of this program's replicas (`rounds.states.RoundState`), or
+      their shared state in a phase without rounds
+      (`rounds.data_parallel.SharedState`).
   """
 
   step: int
