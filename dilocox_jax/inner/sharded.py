@@ -171,6 +171,8 @@ def sharded_loss(
       loss = _with_transfer(stage_loss, gather, specs[BLOCKS])(
         blocks, rest, tokens
       )
+      # The sum over stages is complete. The shards' losses are means, so their
+      # mean is taken.
       return jax.lax.psum(loss, PIPELINE_AXES) / shards
 
     row_axis = DATA_AXIS if batches.shape[1] % shards == 0 else None
@@ -381,8 +383,8 @@ def _from_stages(
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:
   """Sums gradients over data shards, and gives each device its part of a leaf.
 
-  `leaf` has this stage's layers. The result has all layers, but of `dimension`,
-  which data shards and then stages divide, only this device's part.
+  `leaf` has this stage's layers. The result has all layers. Its `dimension` is
+  divided among the data shards, and each of these parts among the stages.
   """
   # The dimension gets an axis for data shards and an axis for stages. Otherwise
   # the compiler for TPUs would sum the whole leaf on every device: 7.5 GiB for
@@ -423,7 +425,7 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
 
 def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over the axes in `over` that divide it (reduce-scatter)."""
+  """Reduce-scatters a leaf over those mesh axes in `over` that divide it."""
 
   def scatter(leaf: Array) -> Array:
     for dimension, axes in _divided_dimensions(spec, over):
@@ -469,7 +471,7 @@ def _divided_dimensions(
 
 
 def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over the axes in `over`, and returns this device's part.
+  """Sums a leaf over the mesh axes in `over`; returns this device's part.
 
   Along an axis that does not divide the leaf, every device gets the whole sum.
   """

@@ -457,7 +457,7 @@ def tensors_of(
 
 
 def is_stacked(path: str) -> bool:
-  """Whether the leaf at `path` has a leading layer axis, as all blocks do."""
+  """Whether a leaf has a leading layer axis, as all leaves of blocks do."""
   return path.startswith("blocks/")
 
 

@@ -70,7 +70,8 @@ def divided_by_heads(attention: Attention) -> Attention:
   Returns:
     A function like `attention`, mapped over the tensor shards. The numbers of
     query heads and of key heads must be multiples of the number of shards. If
-    JAX does not partition the axis "tensor", it just calls `attention`.
+    JAX does not partition the axis "tensor", the function calls `attention`
+    directly.
   """
 
   def divided(
