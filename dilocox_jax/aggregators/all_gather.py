@@ -1,4 +1,4 @@
-"""Averages by an all-gather.
+"""Averages over replicas by an all-gather.
 
 Every replica receives all messages, decodes them and averages them.
 """

@@ -104,9 +104,9 @@ Move = Callable[[Array], Rows]
 
 
 def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
-  """Returns a function that sends by permutes on TPUs, else by a collective.
+  """Returns a function that calls `permute` between TPUs, else `collective`.
 
-  Both arguments send the same bytes.
+  Both send the same bytes.
   """
   if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
     return collective  # All replicas are on one device.
@@ -149,7 +149,7 @@ def _select_row(rows: Sequence[Array], number: Index) -> Array:
 def _over_devices(
   arrays: Sequence[Array], num_leading: int, move: Move
 ) -> list[Array]:
-  """Sends arrays as bytes; each device of a replica sends its part.
+  """Sends arrays as bytes; each device of this replica sends its own part.
 
   Args:
     arrays: Arrays to send: [M, ...] with a row for each receiver, or [...] that

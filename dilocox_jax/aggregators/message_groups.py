@@ -37,7 +37,8 @@ def is_in_rows(encoder: Encoder) -> bool:
 class MessageGroups:
   """Converts arrays between the groups of a program and those of a message.
 
-  The leaves of a group are encoded together (see the module).
+  The leaves of a group are encoded together. The program is that of this
+  replica; a message has the groups of a replica on one device.
 
   Attributes:
     widths: Number of values in a row, by leaf.

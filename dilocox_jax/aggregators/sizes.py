@@ -19,7 +19,7 @@ from dilocox_jax.trees import Array
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
-  """Returns the bytes of all messages with which a replica sends a tree.
+  """Returns the size of the encoded messages of one replica for a tree (bytes).
 
   `shapes` are those of the tree's leaves, by path.
   """
@@ -78,10 +78,10 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the bytes of all encoded slices, and of the encoded means.
+  """Returns the bytes of all encoded slices, and of their encoded means.
 
   There are `num_slices` slices, one for each replica, of leaves of the shapes
-  (num_layers, *shape).
+  (num_layers, *shape). They are padded to equal sizes.
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)
