@@ -121,7 +121,8 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   """Does an all-gather or an all-to-all by permutes, one to each other replica.
 
   `raw` is uint8 [N] if `same_for_all` (all-gather), else [M, N] with a row for
-  each receiver. Returns the [N] of every sender, in the order of the replicas.
+  each receiver. Returns the bytes [N] of every sender, in the order of the
+  replicas.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   replica = jax.lax.axis_index(axis_name)
@@ -197,7 +198,7 @@ def _over_devices(
 def _spec(
   division: Division, array: Array, num_leading: int
 ) -> PartitionSpec | None:
-  """Returns how a replica's devices divide an array; None if not equally.
+  """Returns how a replica's devices divide an array equally; None: they cannot.
 
   The first `num_leading` axes (0 or 1) are not divided.
   """

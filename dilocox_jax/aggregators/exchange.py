@@ -84,8 +84,8 @@ def exchange(
 
   It leaves a replica whose values are not all finite out of the mean.
 
-  Wire: the bytes of the codec (`aggregators.sizes`), and a flag or a count by
-  which replicas know whose values are finite.
+  Wire: the bytes of the codec (`aggregators.sizes`), and a few that say whether
+  the sender's values are finite.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm 2,
   against the mean; SparseLoCo, arXiv 2508.15706, with decay against the

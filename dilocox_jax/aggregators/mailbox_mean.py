@@ -59,8 +59,8 @@ class EncodedMessage:
 def row_codec(encoder: Encoder) -> RowCodec | None:
   """Returns the numpy codec that encodes rows to the same bytes as an encoder.
 
-  Returns None for an encoder that sends only some values, or that a user has
-  written.
+  There is one for `Float`, `Int` and `E3M0`. For other encoders the result is
+  None.
   """
   # A subclass may encode in another way, so `isinstance` would be wrong here.
   if type(encoder) is Float:
@@ -101,7 +101,7 @@ class MailboxMean(Collective):
   """
 
   def __init__(self, shares: str = "auto"):
-    """Stores whether each replica averages only one slice, its share.
+    """Stores whether each replica averages only one slice of all messages.
 
     `shares` is "on", "off" or "auto", which decides by the codec and the number
     of replicas (`MailboxRules.shares`).

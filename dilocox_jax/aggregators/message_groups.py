@@ -28,7 +28,7 @@ from dilocox_jax.trees import Array
 def is_in_rows(encoder: Encoder) -> bool:
   """Returns whether `MessageGroups` can rearrange an encoder's messages.
 
-  These are encoders that code leaves as rows, one group after the other.
+  It can if the encoder codes leaves as rows, group after group of leaves.
   """
   return isinstance(encoder, Quantizer)
 

@@ -47,7 +47,7 @@ def message_shapes(
   """Returns the shapes of the arrays in each message, before they are encoded.
 
   For example, `LowRank` sends two messages: left factors, then right factors.
-  The shapes of the leaves are (num_layers, *shape).
+  `shapes` are those of the leaves, (num_layers, *shape).
   """
 
   def run(leaves: list[Array], key: Array) -> list[list[Array]]:
@@ -78,7 +78,7 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the bytes of all encoded slices, and of their encoded means.
+  """Returns the bytes of all encoded slices, and of all their encoded means.
 
   There are `num_slices` slices, one for each replica, of leaves of the shapes
   (num_layers, *shape). They are padded to equal sizes.

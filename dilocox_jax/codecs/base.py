@@ -195,7 +195,7 @@ class Encoder(Codec):
     """Splits the arrays that `concatenated` returned into the leaves.
 
     Args:
-      concatenated: These arrays, or their means over replicas.
+      concatenated: The returned arrays, or their means over replicas.
       shapes: Shape of each leaf, (num_layers, *shape).
     """
     del shapes

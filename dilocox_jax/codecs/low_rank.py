@@ -538,13 +538,14 @@ def _inverse_or_zero(size: Array) -> Array:
 
 
 def _remainder(pivot: Array, length: Array) -> tuple[Array, Array]:
-  """Returns the length of a column's remainder, and its inverse.
+  """Returns the length of a column's remainder, and the inverse of this length.
 
-  The inverse is 0 if the remainder is only rounding errors.
+  The remainder is the column without its parts along earlier columns. The
+  inverse is 0 if the remainder is only rounding errors.
 
   Args:
-    pivot: Squared length of the remainder of a column of length 1. Rounding may
-      make it negative.
+    pivot: Squared length of the remainder of a column of length 1, plus the
+      shift (`looped_gram_schmidt`). Rounding may make it negative.
     length: Factor by which the column has been shortened before.
   """
   remainder = jnp.sqrt(jnp.maximum(pivot, 0.0))

@@ -43,7 +43,7 @@ _USUAL_NAMES = {
 
 
 def register_codec(name: str, codec: Lazy) -> None:
-  """Registers a codec under a name, which configs may use in chains.
+  """Registers a codec under a name, for configs such as "low_rank+NAME".
 
   Args:
     name: The name, e.g. "int".
@@ -142,7 +142,7 @@ def _link(
 
 
 def _hint(name: str) -> str:
-  """Returns the end of an error message, e.g. ": did you mean 'int(bits=8)'?".
+  """Returns the end of the error for an unknown codec: ": did you mean 'int'?".
 
   It is "" if no known name is similar.
   """

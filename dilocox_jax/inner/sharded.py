@@ -70,7 +70,7 @@ def sharded_gradient(
     stage_layers: Which layers each stage has.
     num_micro_batches: Number of micro-batches, m, into which every data shard
       divides its rows of a batch.
-    divided_tables: Paths of the tables (leaves outside the blocks) that stay
+    divided_tables: Paths of the tables (leaves outside the layers) that stay
       divided: each data shard gets only its own part. Their gradients must come
       out of `stage_gradient` summed over the data shards.
     gather: When data shards gather layers: "stage" (all layers of the stage
@@ -146,7 +146,7 @@ def sharded_loss(
       `stage_loss` gathers the layers itself.
     num_rows: Largest number of rows of a micro-batch, b. If it does not divide
       a shard's rows of a batch, b is the greatest common divisor of both.
-    divided_tables: Paths of the tables (leaves outside the blocks) that stay
+    divided_tables: Paths of the tables (leaves outside the layers) that stay
       divided: each data shard gets only its own part.
     gather: When data shards gather layers: "stage" (all layers of the stage
       once) or "layer" (one layer at a time; `stage_loss` then gets the argument
@@ -202,7 +202,7 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   Returns:
     Function (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this
     shard's rows. `blocks` is a tuple: this device's parts of the layers, and
-    the specs of their leaves.
+    for each leaf the mesh axes that divide its dimensions.
   """
 
   def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
@@ -261,9 +261,9 @@ def _collected(
   """Returns the layers and the other leaves that this device needs, gathered.
 
   With `gather="layer"`, layers stay divided among the data shards. Without
-  stages, the first result is a tuple of this device's parts of all layers, and
-  their specs. `axes` are the mesh axes over which leaves outside the blocks are
-  gathered.
+  stages, the first result is a tuple: this device's parts of all layers, and
+  their specs (which mesh axes divide them). `axes` are the mesh axes over which
+  the other leaves are gathered.
   """
   rest = jax.tree.map(
     _gather,
@@ -291,8 +291,9 @@ def _layout(
 ) -> tuple[Tree, Tree, Tree]:
   """Returns three trees like `params`, which say how each leaf is divided.
 
-  They are the specs, the mesh axes over which a leaf is gathered, and the
-  `PartitionSpec` for data shards and stages (without tensor shards).
+  Their leaves are the mesh axes that divide each dimension (the spec), the mesh
+  axes over which the leaf is gathered, and the `PartitionSpec` for data shards
+  and stages (without tensor shards).
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:

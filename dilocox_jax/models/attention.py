@@ -210,7 +210,7 @@ def wide_einsum(
 ) -> Float[Array, "..."]:
   """Returns `jnp.einsum(equation, x, y)` in fp32, or in fp64 for fp64 factors.
 
-  Both factors have the same dtype.
+  Both factors must have the same dtype.
   """
   wide = np.promote_types(np.float32, x.dtype)
   if x.dtype == wide:

@@ -35,8 +35,8 @@ class LossModel(NamedTuple):
       [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters. Without a
       module it returns the parameters.
-    logits: (parameters, tokens [B, L]) -> logits [B, L, V], for a user's module
-      that is trained on tokens. None for all other models.
+    logits: (parameters, tokens [B, L]) -> logits [B, L, V]. None for a user's
+      model: its batches may be any trees that its loss reads.
     partition: (path, shape) -> partition of a parameter among the devices of a
       replica (`distributed.partition_rules`). None for a user's model: the data
       shards divide the largest dimension of every parameter.
