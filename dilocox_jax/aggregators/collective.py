@@ -138,8 +138,7 @@ def chosen_collective(
 
   "auto" chooses "all_reduce", "all_gather" or "reduce_scatter": of those that
   can average these messages, the one that sends the fewest bytes for large
-  leaves. In a tie, as between two replicas, "all_gather" is chosen over
-  "reduce_scatter".
+  leaves. In a tie, as between two replicas, "all_gather" is chosen.
 
   Args:
     codec: The codec.

@@ -26,10 +26,7 @@ from dilocox_jax.trees import Array
 
 
 def is_in_rows(encoder: Encoder) -> bool:
-  """Returns whether `MessageGroups` can rearrange an encoder's messages.
-
-  It can if the encoder codes leaves as rows, group after group of leaves.
-  """
+  """Returns whether an encoder codes leaves as rows, for `MessageGroups`."""
   return isinstance(encoder, Quantizer)
 
 

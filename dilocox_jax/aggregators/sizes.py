@@ -81,7 +81,7 @@ def scattered_bytes(
   """Returns the bytes of all encoded slices, and of all their encoded means.
 
   There are `num_slices` slices, one for each replica, of leaves of the shapes
-  (num_layers, *shape). They are padded to equal sizes.
+  (num_layers, *shape).
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)

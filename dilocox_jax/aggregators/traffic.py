@@ -83,17 +83,11 @@ class Traffic:
   compares_norms: bool = False
 
   def exchange(self, fragment: int) -> list[Operation]:
-    """Returns the operations of one exchange of a fragment, in order.
-
-    A fragment is a part of the parameters.
-    """
+    """Returns the operations that exchange a fragment, a part of the model."""
     return self._operations(self.fragments.shapes(fragment, self.shapes))
 
   def exchange_bytes(self, fragment: int) -> int:
-    """Returns the bytes that a replica sends in an exchange of a fragment.
-
-    A fragment is a part of the parameters.
-    """
+    """Returns the bytes a replica sends to exchange a part of the model."""
     return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Operation]:
@@ -111,8 +105,7 @@ class Traffic:
     """Returns the bytes that a replica sends in a segment of the run.
 
     A segment is a round or some data-parallel steps, each of which sends
-    gradients. In a round, the exchanges whose means are applied in it count,
-    also if they began earlier.
+    gradients. In a round, the exchanges whose means are applied in it count.
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()

@@ -45,8 +45,8 @@ class Reduced(NamedTuple):
   Attributes:
     mean: Mean of the decoded leaves, [num_layers, ...] each, over the replicas
       that participate.
-    own: This replica's leaves as the other replicas decode them; zeros if this
-      replica does not count in the mean. `ReduceScatterMean` has an exception.
+    own: This replica's leaves as the other replicas decode them (corrected in
+      `ReduceScatterMean`); zeros if the replica does not count in the mean.
   """
 
   mean: list[Array]
@@ -257,10 +257,7 @@ class Quantizer(Encoder):
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into a float32 array of rows for each group of leaves.
-
-    The leaves of a group are coded together (`RowLayout`).
-    """
+    """Decodes a message into float32 rows of each group (`RowLayout`)."""
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(
@@ -286,10 +283,7 @@ class Quantizer(Encoder):
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
   def coded(self, rows: Arrays) -> list[Array]:
-    """Returns the arrays to send for the rows of each group of leaves.
-
-    `rows` and the result have the order of the groups (`RowLayout`).
-    """
+    """Returns the arrays to send for the rows of each group of leaves."""
     return [array for group_rows in rows for array in self.code(group_rows)]
 
   def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:

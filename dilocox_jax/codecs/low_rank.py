@@ -401,8 +401,6 @@ def orthonormal(matrix: Array) -> Array:
 def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   """Makes a few columns orthonormal to a basis and to each other.
 
-  It makes three passes, for accuracy.
-
   Source: Fukaya et al., 2020, "Shifted Cholesky QR for computing the QR
   factorization of ill-conditioned matrices".
   Differs: columns are scaled to length 1 first, the second pass has a shift,

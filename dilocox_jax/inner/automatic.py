@@ -55,15 +55,10 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
 def with_whole_tables(division: Division, params: Tree) -> Tree:
   """Gathers parameters of at most two dimensions over the data shards.
 
-  It does so only if there are several data shards and several tensor shards, to
-  work around a fault. XLA's partitioner (JAX 0.10 and 0.12) aborts if all of
-  this holds:
-
-  - Tokens look up rows of a table. Any of these parameters may be a table.
-  - Data shards divide both the tokens and the table.
-  - The partitioner also divides a second mesh axis.
-
-  The fault remains if tensor shards divide the rows of a table.
+  It does so only if there are several data shards and several tensor shards.
+  Then XLA's partitioner (JAX 0.10 and 0.12) aborts if tokens look up rows of a
+  table that data shards divide, and any of these parameters may be a table. The
+  fault remains if tensor shards divide the rows of a table.
 
   Args:
     division: How a replica's arrays are divided among its devices.

@@ -165,8 +165,8 @@ class TrainingStage(Stage):
     """Runs the stage's layers on one micro-batch.
 
     The returned state has new `activations`, also in the micro-batch's slot of
-    `outputs`, and new arrays in its slot of `saved`. `at` is this stage's entry
-    of the timetable: the micro-batch and its slots.
+    `outputs`, and new arrays in its slot of `saved`. `at` has the numbers of
+    the micro-batch and of its slots.
     """
     context = self.context(at.micro_batch)
 
@@ -193,8 +193,8 @@ class TrainingStage(Stage):
     The last stage begins with the loss, every other stage with the gradient
     that the next stage has sent. The first stage ends with the embedding. The
     returned state has new `gradients`, and the micro-batch's loss and gradients
-    are added to the sums. `at` is this stage's entry of the timetable: the
-    micro-batch and its slots.
+    are added to the sums. `at` has the numbers of the micro-batch and of its
+    slots.
     """
     last_row = self.count - 1
 

@@ -183,8 +183,7 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  In iteration t of a loop, stage s runs the forward of micro-batch t - s, if
-  there is one, and sends the result to the next stage.
+  In iteration t of a loop, stage s runs the forward of micro-batch t - s.
 
   Args:
     model: The model, cut into embedding, layers and loss.

@@ -40,9 +40,8 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
       tokens in the table `leaves["embed"]["embedding"]`.
 
   Returns:
-    A function with the same arguments and result as `embed`, but the table in
-    its leaves is this shard's part, [W, D]. All data shards must call it
-    together.
+    A function like `embed`, but the table in its leaves is this shard's part,
+    [W, D]. All data shards must call it together.
   """
 
   def embed_with_all_shards(

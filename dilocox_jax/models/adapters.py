@@ -119,8 +119,8 @@ def export(
     folder: Folder of the files, which must exist.
     shape: Sizes of the model.
     adapters: Trained adapters, a nested dict of arrays [layers, ...].
-    base: Name or folder of the model's own checkpoint, to which the written
-      `adapter_config.json` refers.
+    base: Name or folder of the model's own checkpoint, which
+      `adapter_config.json` will name.
 
   Raises:
     ValueError: If no family of checkpoints has such a model, or the folder has

@@ -54,8 +54,8 @@ def rotate(
     base: Base of the angles.
     start: Position of the first token; ignored if `positions_BxL` is given.
     positions_BxL: Position of each token. None: `start`, `start` + 1, ...
-    factor: Divisor of the speed of slow rotations (`rotation_speeds`); 1: no
-      rotation is slowed.
+    factor: Divisor of the speed of slow pairs (`rotation_speeds`); 1: none is
+      slowed.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument.

@@ -135,8 +135,8 @@ def _of_module(
 ) -> LossModel:
   """Makes a `LossModel` of a module, or of a function that makes a module.
 
-  Raises ValueError if `model` is neither, or if a module of NNX or linen has
-  state besides parameters.
+  Raises ValueError if `model` is neither, or a module with other state than
+  parameters (not checked for Equinox).
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)

@@ -227,9 +227,8 @@ def cudnn_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with NVIDIA's cuDNN.
 
-  Arguments and result are those of `blockwise_attention`, but queries, keys and
-  values must be bfloat16, and `segments_BxL` must be None: each sequence is one
-  document.
+  Arguments and result are those of `blockwise_attention`, but `segments_BxL`
+  must be None: each sequence is one document.
 
   Raises:
     ValueError: If there are segments, or the dtype is not bfloat16.

@@ -127,7 +127,7 @@ def chunked_token_loss(
 
   If there are several chunks, the backward pass computes their logits again, so
   all logits [T, V] are never in memory at once. At T = 16,384 and V = 32,000
-  they would take 2.1 GB in fp32, and so would their gradient.
+  they would take 2.1 GB in fp32.
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].
