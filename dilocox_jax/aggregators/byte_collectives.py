@@ -198,7 +198,7 @@ def _over_devices(
 def _spec(
   division: Division, array: Array, num_leading: int
 ) -> PartitionSpec | None:
-  """Returns how a replica's devices divide an array equally; None: they cannot.
+  """Returns how devices divide an array equally, or None if they cannot.
 
   The first `num_leading` axes (0 or 1) are not divided.
   """

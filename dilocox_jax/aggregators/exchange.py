@@ -84,8 +84,8 @@ def exchange(
 
   It leaves a replica whose values are not all finite out of the mean.
 
-  Wire: the bytes of the codec (`aggregators.sizes`), and a few that say whether
-  the sender's values are finite.
+  Wire: the bytes of the codec (`aggregators.sizes`), and a few bytes that say
+  whether the sender's values are finite.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm 2,
   against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
@@ -193,7 +193,7 @@ class ExchangeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompressedMean:
-  """Implements the aggregator of `exchange`, unless it is the plain fp32 mean.
+  """Implements the aggregator of `exchange`, except for the plain fp32 mean.
 
   The fields are the checked arguments of `exchange`; `codec` is never a name.
   """

@@ -123,7 +123,7 @@ class ReduceScatterMean(Collective):
     own = encoder.decoded(layout, codes)
     if sender.shares_add_up:
       for group, exact_mean in enumerate(means):
-        # The mean is the sum divided by `count`, so the sum lost more.
+        # The sum is `count` times the mean, so it lost `count` times as much.
         loss_of_sum = count * (exact_mean[0] - rows[group][replica])
         own_slice = values[group][replica] - loss_of_sum
         own[group] = own[group].at[replica].set(own_slice)

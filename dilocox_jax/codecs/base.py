@@ -2,8 +2,8 @@
 
 A codec is a frozen dataclass, and its fields are its settings. It works on all
 leaves of a fragment (a part of the parameters) at once: a list of arrays
-[num_layers, *shape], where a leaf outside the stack of layers has num_layers =
-1. There are three kinds of codecs:
+[num_layers, *shape], where num_layers is 1 for a leaf outside the stack of
+layers. There are three kinds of codecs:
 
 - A `Quantizer` sends every value in few bits. It works on rows of values.
 - Any other `Encoder` sends fewer numbers than there are values, such as the
@@ -45,8 +45,8 @@ class Reduced(NamedTuple):
   Attributes:
     mean: Mean of the decoded leaves, [num_layers, ...] each, over the replicas
       that participate.
-    own: This replica's leaves as the other replicas decode them (corrected in
-      `ReduceScatterMean`); zeros if the replica does not count in the mean.
+    own: This replica's leaves as the other replicas decode them; zeros if the
+      replica does not count in the mean. `ReduceScatterMean` may correct them.
   """
 
   mean: list[Array]

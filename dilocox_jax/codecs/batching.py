@@ -127,7 +127,7 @@ def group_by_shape(
   """Groups leaves that can be concatenated into one array.
 
   Small leaves of the same kind are one group, and each large leaf is a group of
-  its own. If the replica is divided among devices, every leaf is.
+  its own. If the replica is divided among devices, every leaf is its own group.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
