@@ -1,4 +1,4 @@
-"""Averages by an all-gather.
+"""Averages over replicas by an all-gather.
 
 Every replica receives all messages, decodes them and averages them.
 """
@@ -25,7 +25,7 @@ class AllGatherMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-gather of codes and flags (who participates)."""
+    """Returns one all-gather: codes, and a flag that says who participates."""
     del num_replicas
     return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 

@@ -1,4 +1,4 @@
-"""Averages values in fp32 by an all-reduce, without a codec."""
+"""Averages fp32 values over replicas by an all-reduce."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +21,9 @@ class AllReduceMean(Collective):
   """Averages fp32 values by one all-reduce, which also counts participants."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses every codec but float32, because codes cannot be added.
+    """Refuses codecs whose encoder is not float32: codes cannot be added.
 
-    Returns the reason, or "" for float32.
+    Returns the reason, or "" if the encoder is float32.
     """
     if codec.encoder == Float():
       return ""
@@ -41,7 +41,7 @@ class AllReduceMean(Collective):
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Sums the leaves over the replicas, and divides by the participants.
+    """Sums the leaves over replicas, and divides by the number of participants.
 
     `Collective.reduce` has the arguments and the result.
     """

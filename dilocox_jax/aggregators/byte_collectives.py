@@ -104,9 +104,9 @@ Move = Callable[[Array], Rows]
 
 
 def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
-  """Returns a function that sends by permutes on TPUs, else by a collective.
+  """Returns a function that calls `permute` between TPUs, else `collective`.
 
-  Both arguments send the same bytes.
+  Both send the same bytes.
   """
   if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
     return collective  # All replicas are on one device.
@@ -121,7 +121,8 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   """Does an all-gather or an all-to-all by permutes, one to each other replica.
 
   `raw` is uint8 [N] if `same_for_all` (all-gather), else [M, N] with a row for
-  each receiver. Returns the [N] of every sender, in the order of the replicas.
+  each receiver. Returns the bytes [N] of every sender, in the order of the
+  replicas.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   replica = jax.lax.axis_index(axis_name)
@@ -149,7 +150,7 @@ def _select_row(rows: Sequence[Array], number: Index) -> Array:
 def _over_devices(
   arrays: Sequence[Array], num_leading: int, move: Move
 ) -> list[Array]:
-  """Sends arrays as bytes; each device of a replica sends its part.
+  """Sends arrays as bytes; each device of this replica sends its own part.
 
   Args:
     arrays: Arrays to send: [M, ...] with a row for each receiver, or [...] that
@@ -197,7 +198,7 @@ def _over_devices(
 def _spec(
   division: Division, array: Array, num_leading: int
 ) -> PartitionSpec | None:
-  """Returns how a replica's devices divide an array; None if not equally.
+  """Returns how devices divide an array equally, or None if they cannot.
 
   The first `num_leading` axes (0 or 1) are not divided.
   """

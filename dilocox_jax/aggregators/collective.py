@@ -1,8 +1,7 @@
-"""The base class of collectives, and the choice of one for a codec.
+"""Collectives, which average messages over replicas: base class and choice.
 
-A collective averages the messages of an exchange over the M replicas. An
-all-reduce can add up values in fp32, but not the codes of a codec. There are
-two ways to average codes:
+An all-reduce can add up values in fp32, but not the codes of a codec. There are
+two ways to average codes over all M replicas of a program:
 
 - `all_gather`: every replica receives the codes of all replicas and decodes
   them. Each replica sends its message M - 1 times.
@@ -46,8 +45,8 @@ class Sender(NamedTuple):
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
     shares_add_up: Whether the `Reduced.own` of all replicas must add up to the
-      mean times the number of participants. Error feedback then also makes up
-      for the second rounding in a reduce-scatter.
+      mean times the number of participants. If so, error feedback also makes up
+      for the rounding of means.
   """
 
   participates: Boolean
@@ -137,8 +136,9 @@ def chosen_collective(
 ) -> Collective:
   """Returns the collective that averages the messages of a codec.
 
-  "auto" chooses the collective that sends the fewest bytes for large leaves,
-  and "all_gather" in a tie with "reduce_scatter", as between two replicas.
+  "auto" chooses "all_reduce", "all_gather" or "reduce_scatter": of those that
+  can average these messages, the one that sends the fewest bytes for large
+  leaves. In a tie, as between two replicas, "all_gather" is chosen.
 
   Args:
     codec: The codec.

@@ -1,4 +1,4 @@
-"""The exchange of this package: averages values, with or without a codec.
+"""`exchange`, which averages values over replicas, with or without a codec.
 
 A message carries all leaves together. A codec may need several messages, one
 after the other (`codecs.base`). For example, a low-rank codec sends two leaves,
@@ -17,8 +17,8 @@ codec. Its new residual is
 - With `against="own"`, R is C(d + e) as the other replicas decode it. So the
   residual is the replica's own loss. If the replica also rounds the mean of a
   slice (`aggregators.reduce_scatter`), R includes this second loss.
-- With `against="mean"`, R is the mean over all replicas. So the residual also
-  holds the difference between this replica and the mean.
+- With `against="mean"`, R is the mean that the replica gets. So the residual
+  also holds the difference between this replica and the mean.
 
 Example: a codec rounds to whole numbers, d = 0.4 in every exchange, and
 feedback is 1:
@@ -84,8 +84,8 @@ def exchange(
 
   It leaves a replica whose values are not all finite out of the mean.
 
-  Wire: the bytes of the codec (`aggregators.sizes`), and in each message a flag
-  that says whether the sender's values are finite.
+  Wire: the bytes of the codec (`aggregators.sizes`), and a few bytes that say
+  whether the sender's values are finite.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm 2,
   against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
@@ -101,8 +101,8 @@ def exchange(
     feedback: Fraction of the codec's loss that is added to the next exchange, 0
       (none) to 1 (all).
     against: What is subtracted from a replica's values to get the loss. "own":
-      the replica's values as the others decode them. "mean": the mean over all
-      replicas.
+      the replica's values as the others decode them. "mean": the mean that the
+      replica gets.
     keep_unsent: Whether the codec's loss stays in the replica's parameters, so
       that the next pseudo-gradient contains it. It needs `feedback` = 0.
     collective: How messages become a mean: "auto" (the fewest bytes),
@@ -155,8 +155,8 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   the mean is zero. Sums are computed in fp32, or in the dtype of the values if
   that is wider. The aggregator has no state.
 
-  Wire: 4 bytes for each value and 4 for the number of participants (8 if values
-  are fp64), in one all-reduce.
+  Wire: 4 bytes for each value and 4 for the number of participants (8 and 8 if
+  values are fp64), in one all-reduce.
 
   Args:
     axis_name: Name of the axis over which replicas are mapped.
@@ -193,7 +193,7 @@ class ExchangeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompressedMean:
-  """Implements the aggregator that `exchange` returns for a codec.
+  """Implements the aggregator of `exchange`, except for the plain fp32 mean.
 
   The fields are the checked arguments of `exchange`; `codec` is never a name.
   """
@@ -224,7 +224,7 @@ class CompressedMean:
     )
 
   def init(self, params: Tree) -> ExchangeState:
-    """Returns the initial state of the exchanges of a fragment."""
+    """Returns the state before the first exchange of some parameters."""
     leaves = _stacked(params)
     shapes = [leaf.shape for leaf in leaves.values()]
     states = self.codec.init(shapes, jax.random.key(self.seed))
@@ -247,7 +247,7 @@ class CompressedMean:
     `keep_unsent`, the loss is returned as `Averaged.retained` instead.
 
     Args:
-      values: Values of this replica, a tree like the fragment.
+      values: Values of this replica, a tree like the argument of `init`.
       state: State that the previous exchange returned, or the initial state.
       params: Outer parameters from which the values were measured. They are
         averaged, too, if `_sends_parameters`. None: there are none.
@@ -334,7 +334,7 @@ class CompressedMean:
   def _chosen_collective(self) -> Collective:
     """Returns the collective that averages the messages.
 
-    It must be called where the replica axis is mapped.
+    With "auto", call this method where the replica axis is mapped.
     """
     num_replicas = 0  # Not read if the collective is named.
     if self.collective == AUTO:
@@ -363,8 +363,8 @@ class CompressedMean:
   def observe(self, state: ExchangeState) -> dict[str, Array]:
     """Returns Gram matrices of the last averaged update, to be recorded.
 
-    They are those of `codecs.low_rank.grams`, by path; {} if the codec is not
-    low-rank.
+    The result is that of `codecs.low_rank.grams`, by path of the leaf; {} if
+    the codec is no `LowRank`.
     """
     if not isinstance(self.codec, LowRank):
       return {}
@@ -376,16 +376,16 @@ class CompressedMean:
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
-    """Divides the inner steps that hide an exchange among its turns, by bytes.
+    """Divides the inner steps during an exchange among its turns, by bytes.
 
     A turn has the messages that can travel at the same time. A message that
     needs the result of an earlier one belongs to a later turn.
 
     Args:
-      params: Parameters of the fragment.
+      params: Parameters of which the exchange averages pseudo-gradients.
 
     Returns:
-      Where the steps of each turn end, as a numerator over 1024. For example,
+      Where the steps of each turn end, in 1024ths of all steps. For example,
       turns of 3 MB and 1 MB give (768, 1024).
     """
     num_replicas = jax.lax.axis_size(self.axis_name)

@@ -1,9 +1,8 @@
-"""Averages the messages of a run with a mailbox.
+"""Averages messages that replicas exchange through a mailbox (folder, bucket).
 
-A mailbox is a folder or a bucket, into which each replica writes its message,
-and from which it reads the messages of the others (`mailbox_protocol`). This
-module encodes the message of a replica, and decodes and averages the messages
-that were read.
+Each replica writes its message into the mailbox, and reads the messages of the
+others (`mailbox_protocol`). This module encodes the message of a replica, and
+decodes and averages the messages that were read.
 
 A mean may be made in *shares*: each replica averages one slice of all messages,
 and reads the other slices of the mean.
@@ -49,8 +48,8 @@ class EncodedMessage:
 
   Attributes:
     arrays: The encoded arrays of the message.
-    tables: How the arrays are encoded, which is needed to make the mean in
-      shares (slices). None: this is not possible (`row_codec`).
+    tables: How the arrays are encoded, so that each replica can average one
+      slice of all messages. None: each averages whole messages.
   """
 
   arrays: list[Array]
@@ -60,8 +59,8 @@ class EncodedMessage:
 def row_codec(encoder: Encoder) -> RowCodec | None:
   """Returns the numpy codec that encodes rows to the same bytes as an encoder.
 
-  Returns None for an encoder that sends only some values, or that a user has
-  written.
+  There is one for `Float`, `Int` and `E3M0`. For other encoders the result is
+  None.
   """
   # A subclass may encode in another way, so `isinstance` would be wrong here.
   if type(encoder) is Float:
@@ -78,9 +77,9 @@ def message_tables(
 ) -> Tables | None:
   """Returns how a message is encoded, or None if `row_codec` returns None.
 
-  The tables are needed to make the mean in shares (each replica averages one
-  slice of all messages). If `makes_up_for_loss`, each share of the mean has a
-  residual: the loss of its encoding, unless the codec has none.
+  With the tables, each replica can average one slice of all messages, its
+  *share* of the mean. If `makes_up_for_loss`, each share has a residual: the
+  loss of encoding the share, unless the codec loses nothing.
   """
   codec = row_codec(encoder)
   if codec is None:
@@ -102,10 +101,10 @@ class MailboxMean(Collective):
   """
 
   def __init__(self, shares: str = "auto"):
-    """Stores when means are made in shares (slices): "on", "off" or "auto".
+    """Stores whether each replica averages only one slice of all messages.
 
-    "auto" decides by the codec and the number of replicas
-    (`MailboxRules.shares`).
+    `shares` is "on", "off" or "auto", which decides by the codec and the number
+    of replicas (`MailboxRules.shares`).
     """
     self._shares = shares
 
@@ -116,8 +115,8 @@ class MailboxMean(Collective):
 
     It is a `StoreShares` if each replica averages one slice of the messages,
     else a `StoreObject`. Its size is that of encoded leaves, header and
-    signature. A `StoreShares` counts residuals for every codec that loses
-    something.
+    signature. A `StoreShares` also counts the losses of encoding the means,
+    even if the run does not send them.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)

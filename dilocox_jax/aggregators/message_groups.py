@@ -26,10 +26,7 @@ from dilocox_jax.trees import Array
 
 
 def is_in_rows(encoder: Encoder) -> bool:
-  """Returns whether `MessageGroups` can rearrange an encoder's messages.
-
-  These are encoders that code leaves as rows, one group after the other.
-  """
+  """Returns whether an encoder codes leaves as rows, for `MessageGroups`."""
   return isinstance(encoder, Quantizer)
 
 
@@ -37,7 +34,8 @@ def is_in_rows(encoder: Encoder) -> bool:
 class MessageGroups:
   """Converts arrays between the groups of a program and those of a message.
 
-  The leaves of a group are encoded together (see the module).
+  The leaves of a group are encoded together. The program is that of this
+  replica; a message has the groups of a replica on one device.
 
   Attributes:
     widths: Number of values in a row, by leaf.

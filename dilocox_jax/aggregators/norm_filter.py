@@ -1,7 +1,7 @@
 """Leaves out of a mean the replicas whose values have far too large a norm.
 
-For replicas that meet in a mailbox, `mailbox_protocol.manifest` has a similar
-rule.
+For replicas that meet in a mailbox (a folder or bucket),
+`mailbox_protocol.manifest` has a similar rule.
 """
 
 import jax

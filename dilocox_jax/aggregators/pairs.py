@@ -80,7 +80,7 @@ class PairMean(Collective):
   averages_parameters = True
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs whose state must be equal on all replicas, i.e. low rank.
+    """Refuses codecs whose state must be equal on all replicas (`LowRank`).
 
     Returns the reason, or "" for other codecs.
     """

@@ -51,9 +51,9 @@ class ReduceScatterMean(Collective):
   """
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs that send only some values.
+    """Refuses codecs whose messages no `Quantizer` encodes, e.g. top-k.
 
-    Returns the reason, or "" for a `Quantizer`.
+    Returns the reason, or "" for other codecs.
     """
     if isinstance(codec.encoder, Quantizer):
       return ""
@@ -67,7 +67,7 @@ class ReduceScatterMean(Collective):
   ) -> list[Operation]:
     """Returns an all-to-all of the slices and an all-gather of the means.
 
-    The means have turn 1, because they need the result of the all-to-all.
+    The all-gather has turn 1: it waits for the all-to-all, which has turn 0.
     """
     values, means = scattered_bytes(encoder, shapes, num_replicas)
     return [
@@ -123,6 +123,7 @@ class ReduceScatterMean(Collective):
     own = encoder.decoded(layout, codes)
     if sender.shares_add_up:
       for group, exact_mean in enumerate(means):
+        # The sum is `count` times the mean, so it lost `count` times as much.
         loss_of_sum = count * (exact_mean[0] - rows[group][replica])
         own_slice = values[group][replica] - loss_of_sum
         own[group] = own[group].at[replica].set(own_slice)

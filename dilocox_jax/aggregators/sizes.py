@@ -19,7 +19,7 @@ from dilocox_jax.trees import Array
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
-  """Returns the bytes of all messages with which a replica sends a tree.
+  """Returns the size of the encoded messages of one replica for a tree (bytes).
 
   `shapes` are those of the tree's leaves, by path.
   """
@@ -47,7 +47,7 @@ def message_shapes(
   """Returns the shapes of the arrays in each message, before they are encoded.
 
   For example, `LowRank` sends two messages: left factors, then right factors.
-  The shapes of the leaves are (num_layers, *shape).
+  `shapes` are those of the leaves, (num_layers, *shape).
   """
 
   def run(leaves: list[Array], key: Array) -> list[list[Array]]:
@@ -78,7 +78,7 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the bytes of all encoded slices, and of the encoded means.
+  """Returns the bytes of all encoded slices, and of all their encoded means.
 
   There are `num_slices` slices, one for each replica, of leaves of the shapes
   (num_layers, *shape).

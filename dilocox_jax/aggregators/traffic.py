@@ -83,15 +83,15 @@ class Traffic:
   compares_norms: bool = False
 
   def exchange(self, fragment: int) -> list[Operation]:
-    """Returns the operations of one exchange of a fragment, in order."""
+    """Returns the operations that exchange a fragment, a part of the model."""
     return self._operations(self.fragments.shapes(fragment, self.shapes))
 
   def exchange_bytes(self, fragment: int) -> int:
-    """Returns the bytes that a replica sends in one exchange of a fragment."""
+    """Returns the bytes a replica sends to exchange a part of the model."""
     return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Operation]:
-    """Returns the operations that average all gradients of one step."""
+    """Returns the operations that average gradients in a data-parallel step."""
     if self.method.exchanged == "gradient":
       return self._operations(self.shapes)
     # A method with rounds exchanges gradients only in a data-parallel start.
@@ -104,8 +104,8 @@ class Traffic:
   def segment_bytes(self, segment: Segment) -> int:
     """Returns the bytes that a replica sends in a segment of the run.
 
-    In a segment of data-parallel steps, each step sends gradients. In a round,
-    the exchanges that are applied in the round are counted.
+    A segment is a round or some data-parallel steps, each of which sends
+    gradients. In a round, the exchanges whose means are applied in it count.
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
@@ -123,7 +123,9 @@ class Traffic:
   def flush_bytes(
     self, step: int, participation: RoundParticipation | None = None
   ) -> int:
-    """Returns the bytes that a replica sends in the flush, which ends a run.
+    """Returns the bytes that a replica sends in the flush at the end of a run.
+
+    The flush makes the exchanges whose means are not applied yet.
 
     Args:
       step: Number of inner steps that the run has made.
@@ -133,15 +135,15 @@ class Traffic:
     return self.among(participation)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
-    """Returns the bytes of the exchanges that are applied in some windows.
+    """Returns the bytes of the exchanges whose means some windows apply.
 
-    A window is some inner steps, then at most one apply and one send.
+    A window is some inner steps, after which at most one mean is applied.
     """
     applied = [window.applied for window in windows if window.applied]
     return sum(self.exchange_bytes(event.fragment) for event in applied)
 
   def _operations(self, shapes: Shapes) -> list[Operation]:
-    """Returns the operations of one exchange of leaves."""
+    """Returns the operations of one exchange of leaves of these shapes."""
     return exchange_operations(
       self.codec,
       shapes,

@@ -1,10 +1,9 @@
-"""Base classes of codecs.
+"""Base classes of codecs, which compress what replicas send each other.
 
-A codec compresses the values that replicas send each other. It is a frozen
-dataclass, and its fields are its settings. It works on all leaves of a fragment
-(a part of the parameters) at once: a list of arrays [num_layers, *shape], where
-a leaf outside the stack of layers has num_layers = 1. There are three kinds of
-codecs:
+A codec is a frozen dataclass, and its fields are its settings. It works on all
+leaves of a fragment (a part of the parameters) at once: a list of arrays
+[num_layers, *shape], where num_layers is 1 for a leaf outside the stack of
+layers. There are three kinds of codecs:
 
 - A `Quantizer` sends every value in few bits. It works on rows of values.
 - Any other `Encoder` sends fewer numbers than there are values, such as the
@@ -41,11 +40,13 @@ from dilocox_jax.trees import Array, Tree
 
 
 class Reduced(NamedTuple):
-  """Result of averaging one message over replicas.
+  """Result of averaging leaves over replicas.
 
   Attributes:
-    mean: Mean over replicas of the decoded leaves, [num_layers, ...] each.
-    own: This replica's leaves as the other replicas decode them.
+    mean: Mean of the decoded leaves, [num_layers, ...] each, over the replicas
+      that participate.
+    own: This replica's leaves as the other replicas decode them; zeros if the
+      replica does not count in the mean. `ReduceScatterMean` may correct them.
   """
 
   mean: list[Array]
@@ -194,7 +195,7 @@ class Encoder(Codec):
     """Splits the arrays that `concatenated` returned into the leaves.
 
     Args:
-      concatenated: These arrays, or their means over replicas.
+      concatenated: The returned arrays, or their means over replicas.
       shapes: Shape of each leaf, (num_layers, *shape).
     """
     del shapes
@@ -240,15 +241,15 @@ class Quantizer(Encoder):
   def of_means(self) -> "Quantizer":
     """The quantizer that encodes means in a reduce-scatter; by default `self`.
 
-    Its rows must have the same width.
+    Its rows must be as wide as those of `self`.
     """
     return self
 
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the arrays to send for some leaves.
 
-    Small leaves with the same row width are a group, whose rows are coded
-    together. The arrays of the first group come first.
+    Leaves may form groups whose rows are coded together (`RowLayout`). The
+    arrays of the first group come first.
     """
     layout = self.layout([leaf.shape for leaf in leaves])
     return self.coded(layout.rows(leaves))
@@ -256,13 +257,13 @@ class Quantizer(Encoder):
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into one float32 array of rows for each group."""
+    """Decodes a message into float32 rows of each group (`RowLayout`)."""
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(
     self, concatenated: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Splits the rows of all groups into the leaves [num_layers, *shape]."""
+    """Splits the rows that `concatenated` returned into leaves."""
     return self.layout(shapes).leaves(concatenated)
 
   def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> RowLayout:
@@ -282,11 +283,11 @@ class Quantizer(Encoder):
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
   def coded(self, rows: Arrays) -> list[Array]:
-    """Returns the arrays to send for the rows of all groups, group by group."""
+    """Returns the arrays to send for the rows of each group of leaves."""
     return [array for group_rows in rows for array in self.code(group_rows)]
 
   def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:
-    """Decodes arrays that `coded` returned into float32 rows of each group."""
+    """Decodes arrays of `coded` into float32 rows of each group of leaves."""
     arrays_per_group = len(arrays) // len(layout.groups)
     rows = []
     for index, group in enumerate(layout.groups):
@@ -297,12 +298,12 @@ class Quantizer(Encoder):
 
 
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
-  """Returns the width of a leaf's rows if they are divided into slices.
+  """Returns the width of a leaf's rows if replicas average one slice each.
 
   Slices have equally many rows, so up to num_slices - 1 rows of zeros are
-  added. So that the zeros have less than a 16th of the leaf's values, a row has
-  at most a 16th of a slice. But rows of up to 128 values are always allowed.
-  `width` is never exceeded.
+  added. A row has at most `width` values, and at most a 16th of a slice or 128
+  values, whichever is more. So the zeros of a large leaf have less than a 16th
+  of its values.
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))
   return min(width, block_width(math.prod(shape[1:]), longest))

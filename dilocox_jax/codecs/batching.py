@@ -30,14 +30,15 @@ _MOST_CONCATENATED = 2**22
 class RowLayout:
   """Divides the values of leaves into rows.
 
-  A layer of n values has ceil(n / width) rows, and zeros fill the last row.
-  Small leaves with rows of the same width are a group, whose rows are
-  concatenated into one array [1, rows, width]. A leaf that is alone in its
-  group keeps its layers, [num_layers, rows, width].
+  A layer of n values has ceil(n / width) rows, and zeros fill the last row. If
+  the replica has one device, small leaves with rows of the same width are a
+  group, whose rows are concatenated into one array [1, rows, width]. A leaf
+  that is alone in its group keeps its layers, [num_layers, rows, width].
 
-  With slices, the array is [num_slices, rows, width], and rows of zeros may end
-  a leaf. For example, 5 rows in 2 slices are rows 0, 1 and 2 in the first
-  slice, and rows 3, 4 and a row of zeros in the second one.
+  With slices (parts that one replica each averages), the array is [num_slices,
+  rows, width], and rows of zeros may end a leaf. For example, 5 rows in 2
+  slices are rows 0, 1 and 2 in the first slice, and rows 3, 4 and a row of
+  zeros in the second one.
 
   Attributes:
     shapes: Shape of each leaf, (num_layers, *shape).
@@ -67,10 +68,10 @@ class RowLayout:
     return rows
 
   def leaves(self, rows: Arrays) -> list[Array]:
-    """Turns the rows of all groups back into leaves of the same dtype.
+    """Turns the rows of all groups back into leaves, in the dtype of the rows.
 
     Args:
-      rows: Rows of every group of leaves, as `rows` returned them.
+      rows: Rows of every group of leaves, as the method `rows` returns them.
     """
     leaves = {}
     for group, group_rows in zip(self.groups, rows, strict=True):
@@ -81,9 +82,9 @@ class RowLayout:
     return [leaves[i] for i in range(len(self.shapes))]
 
   def _num_rows(self, index: int, group: list[int]) -> tuple[int, int]:
-    """Returns the first two lengths of the array that `_to_rows` returns.
+    """Returns the lengths of the first two axes of the result of `_to_rows`.
 
-    `group` has the indices of the leaf's whole group.
+    `group` has the indices of all leaves in the group of leaf `index`.
     """
     num_layers, *shape = self.shapes[index]
     rows_per_layer = -(-math.prod(shape) // self.widths[index])
@@ -97,7 +98,7 @@ class RowLayout:
   def _to_rows(self, index: int, leaf: Array, group: list[int]) -> Array:
     """Returns a leaf as rows, with zeros where a row or a slice is not full.
 
-    `group` has the indices of the leaf's whole group.
+    `group` has the indices of all leaves in the group of leaf `index`.
     """
     width = self.widths[index]
     flat = leaf.reshape(len(leaf), -1).astype(jnp.float32)
@@ -125,8 +126,8 @@ def group_by_shape(
 ) -> list[list[int]]:
   """Groups leaves that can be concatenated into one array.
 
-  Small leaves of the same kind are one group, and each large leaf is its own.
-  If the replica is divided among devices, every leaf is its own group.
+  Small leaves of the same kind are one group, and each large leaf is a group of
+  its own. If the replica is divided among devices, every leaf is its own group.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).

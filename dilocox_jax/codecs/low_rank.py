@@ -63,7 +63,8 @@ class Factors(NamedTuple):
   Attributes:
     right: Averaged right factor of the last exchange, float32
       [num_layers, columns, r], where `columns` is the last axis of the leaf and
-      r is the larger of `LowRank.rank` and `LowRank.max_rank`. It is zero
+      r is the larger of `LowRank.rank` and `LowRank.max_rank`. Columns beyond
+      the rank of the last exchange are those of earlier exchanges. All are zero
       before the first exchange, and if the leaf was sent whole.
   """
 
@@ -130,8 +131,8 @@ class LowRank(Projection):
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
     """Returns `Factors` of zeros for each leaf with factors, () for the others.
 
-    If `max_rank` is set, every leaf that has factors at rank 1 gets them, so
-    that the state has the same shapes at every rank.
+    If `max_rank` is set, every leaf that has factors at rank 1 gets `Factors`,
+    so that the state has the same shapes at every rank.
 
     Args:
       shapes: Shape of each leaf, (num_layers, *shape).
@@ -217,8 +218,8 @@ class LowRank(Projection):
   ) -> list[Tree]:
     """Returns the state of every leaf with its new right factor.
 
-    `factors` has those of each group. Columns beyond `rank` stay, and a leaf
-    that was sent whole gets zeros.
+    `factors` has the right factors of each group of leaves (`matrices_of`).
+    Columns beyond `rank` stay, and a leaf that was sent whole gets zeros.
     """
     right = batching.split_layers(factors, groups, shapes)
     new_state = [jax.tree.map(jnp.zeros_like, old) for old in state]
@@ -400,8 +401,6 @@ def orthonormal(matrix: Array) -> Array:
 def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   """Makes a few columns orthonormal to a basis and to each other.
 
-  It makes three passes, for accuracy.
-
   Source: Fukaya et al., 2020, "Shifted Cholesky QR for computing the QR
   factorization of ill-conditioned matrices".
   Differs: columns are scaled to length 1 first, the second pass has a shift,
@@ -438,8 +437,8 @@ def looped_gram_schmidt(
 ) -> tuple[Array, Array]:
   """Makes columns orthonormal, given their dot products: a column in each step.
 
-  Columns that are only rounding errors become zero. `length` is returned times
-  the factors by which this call has shortened the columns.
+  Columns that are only rounding errors become zero. The second result is
+  `length`, times the factors by which this call has shortened the columns.
 
   Args:
     shift: Number that is added to the squared lengths of the columns, which are
@@ -491,10 +490,13 @@ def unrolled_gram_schmidt(
   lengths = []
   for j in range(width):
     scale = _inverse_or_zero(sizes[j])
+    # Dot products of column j with itself and later columns, all of length 1.
     products = {
       i: gram[:, j, i] * scale * _inverse_or_zero(sizes[i])
       for i in range(j, width)
     }
+    # The parts along finished columns are subtracted. `rows[k, i]` is the dot
+    # product of the finished column k and column i.
     for i in range(j, width):
       for k in range(j):
         products[i] = products[i] - rows[k, j] * rows[k, i]
@@ -534,13 +536,14 @@ def _inverse_or_zero(size: Array) -> Array:
 
 
 def _remainder(pivot: Array, length: Array) -> tuple[Array, Array]:
-  """Returns the length of a column's remainder, and its inverse.
+  """Returns the length of a column's remainder, and the inverse of this length.
 
-  The inverse is 0 if the remainder is only rounding errors.
+  The remainder is the column without its parts along earlier columns. The
+  inverse is 0 if the remainder is only rounding errors.
 
   Args:
-    pivot: Squared length of the remainder of a column of length 1. Rounding may
-      make it negative.
+    pivot: Squared length of the remainder of a column of length 1, plus the
+      shift (`looped_gram_schmidt`). Rounding may make it negative.
     length: Factor by which the column has been shortened before.
   """
   remainder = jnp.sqrt(jnp.maximum(pivot, 0.0))

@@ -43,7 +43,7 @@ _USUAL_NAMES = {
 
 
 def register_codec(name: str, codec: Lazy) -> None:
-  """Registers a codec under a name, which configs may use in chains.
+  """Registers a codec under a name, for configs such as "low_rank+NAME".
 
   Args:
     name: The name, e.g. "int".
@@ -86,7 +86,7 @@ def named_codec(text: str) -> "Codec":
 
 
 def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Returns the name and the settings of every codec in a chain.
+  """Returns name and settings of every codec in a chain (joined by "+").
 
   The names need not be known. Example: "low_rank(rank=4)+int" gives
   [("low_rank", {"rank": 4}), ("int", {})].
@@ -114,8 +114,8 @@ def _link(
 ) -> "Codec":
   """Builds one codec of a chain, with the fields `settings` and `then`.
 
-  Raises ValueError if the name or a setting is wrong, or if the codec takes no
-  `then` and one is given.
+  `then` is the next codec of the chain, None for the last one. Raises
+  ValueError if the name or a setting is wrong, or if no codec may follow.
   """
   if name not in CODECS:
     choices = ", ".join(CODECS)
@@ -142,7 +142,7 @@ def _link(
 
 
 def _hint(name: str) -> str:
-  """Returns the end of an error message, e.g. ": did you mean 'int(bits=8)'?".
+  """Returns the end of the error for an unknown codec: ": did you mean 'int'?".
 
   It is "" if no known name is similar.
   """

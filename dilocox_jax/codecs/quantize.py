@@ -71,10 +71,10 @@ class Float(Quantizer):
 class Int(Quantizer):
   """Sends a code of 8, 4, 2 or 1 bits for each value, and a scale for each row.
 
-  With 8 and 4 bits the code is q = round(x / s), where the scale of the row is
-  s = max|x| / (2^(bits-1) - 1). For example, with 4 bits and max|x| = 1.4, s is
-  0.2, and 0.6 has the code q = 3. For N(0, 1) in blocks of 128, the mean
-  squared error is 0.0139 with 4 bits and 4.2e-5 with 8 bits.
+  With 8 and 4 bits the code means q = round(x / s), where the scale of the row
+  is s = max|x| / (2^(bits-1) - 1). For example, with 4 bits and max|x| = 1.4, s
+  is 0.2, and 0.6 becomes q = 3. For N(0, 1) in blocks of 128, the mean squared
+  error is 0.0139 with 4 bits and 4.2e-5 with 8 bits.
 
   With 2 bits the code is the sign and one of two magnitudes: the mean of the
   |x| that are at most the mean of |x|, and the mean of the |x| above it. The
@@ -273,7 +273,7 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
 
 
 def _in_parts(values: Array, count: int) -> Array:
-  """Divides each row into `count` equal parts, after zeros if needed."""
+  """Divides each row into `count` equal parts; zeros fill the last ones."""
   filled = pad(values, -values.shape[-1] % count)
   return filled.reshape(*values.shape[:-1], count, -1)
 

@@ -58,9 +58,9 @@ class TopK(Encoder):
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the arrays to send for some leaves.
 
-    They are the coded indices of each group, uint8 [layers, blocks, bytes], and
-    then the sent values of all groups, encoded by `then`. Small leaves whose
-    layers have equally many values are a group.
+    They are the coded indices of each group of leaves, uint8 [layers, blocks,
+    bytes], and then the sent values of all groups, encoded by `then`. A group
+    has leaves whose layers have equally many values, or is a single leaf.
     """
     shapes = [leaf.shape for leaf in leaves]
     coded_indices = []
@@ -145,7 +145,7 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
-  """Groups small leaves whose layers have equally many values."""
+  """Groups leaves by the number of values in a layer (`group_by_shape`)."""
   return batching.group_by_shape(
     shapes, [math.prod(shape[1:]) for shape in shapes]
   )
@@ -154,7 +154,7 @@ def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
 def _shaped(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> list[Array]:
-  """Puts the layers [layers, size] of groups back into leaves."""
+  """Splits the layers [layers, size] of each group into leaves."""
   leaves = batching.split_layers(arrays, groups, shapes)
   return [leaves[i].reshape(shape) for i, shape in enumerate(shapes)]
 
@@ -247,7 +247,7 @@ def _bit_indices(words: Array, count: int) -> Array:
 
 
 def _bit_of_rank(words: Array, ranks: Array) -> Array:
-  """Returns the position of the set bit of a rank in each word.
+  """Returns the position of one set bit of each word, which its rank chooses.
 
   A rank is the number of lower set bits, and the lowest bit has position 0.
   """
@@ -312,10 +312,10 @@ def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
 
 
 def _overlapping(index: int, length: int, other_length: int) -> range:
-  """Returns which pieces of one length have bits of a piece of another length.
+  """Returns which pieces of `other_length` bits overlap piece `index`.
 
-  Example: in bytes, the number 1 of 12 bits has the bits 12 to 23, so it has
-  bits in the bytes 1 and 2. Lengths are in bits.
+  That piece has `length` bits. Example: of numbers of 12 bits, number 1 has the
+  bits 12 to 23, so it overlaps the bytes 1 and 2.
   """
   first_bit = index * length
   last_bit = first_bit + length - 1
@@ -381,7 +381,7 @@ def stratum_bounds(size: int, count: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class RandomMask(Projection):
-  """Sends some values of each layer, which every exchange draws anew at random.
+  """Sends some values of each layer, drawn at random for every exchange.
 
   One value is drawn from each of about p n strata, equal ranges of a layer's n
   values. For example, 10 values and p = 0.3 give three strata: values 0-2, 3-5

@@ -36,9 +36,9 @@ _TABLE_NDIM = 2  # An embedding table has the axes [tokens, features].
 def with_divided_rows(loss: Loss, division: Division) -> Loss:
   """Returns a loss whose batch is divided among the data shards of a replica.
 
-  It applies `divided_rows` to the batch and `with_whole_tables` to the
-  parameters. It must be called inside a function that
-  `distributed.replicas.Replicas.map` maps.
+  The returned function applies `divided_rows` to the batch and
+  `with_whole_tables` to the parameters. It must be called inside a function
+  that `distributed.replicas.Replicas.map` maps.
 
   Args:
     loss: Function (params, batch) -> mean loss, where the batch has leaves
@@ -53,12 +53,11 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
 
 
 def with_whole_tables(division: Division, params: Tree) -> Tree:
-  """Gathers parameters of one or two dimensions over the data shards.
+  """Gathers parameters of at most two dimensions over the data shards.
 
-  This is done only if there are tensor shards, too. It works around a fault:
-  XLA's partitioner (JAX 0.10 and 0.12) aborts if tokens look up rows of a
-  table, data shards divide both the tokens and the table, and the partitioner
-  also divides a second mesh axis. Any of these parameters may be a table. The
+  It does so only if there are several data shards and several tensor shards.
+  Then XLA's partitioner (JAX 0.10 and 0.12) aborts if tokens look up rows of a
+  table that data shards divide, and any of these parameters may be a table. The
   fault remains if tensor shards divide the rows of a table.
 
   Args:

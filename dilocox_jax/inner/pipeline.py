@@ -109,6 +109,7 @@ def pipelined_gradient(
       tokens=tokens,
       passes=passes,
     )
+    # This stage's column of the timetable: its entry for each tick.
     columns = jax.tree.map(lambda x: jnp.asarray(x)[:, number], ticks)
     state = _first_state(pipeline, training, x_TxD=x_TxD, params=(blocks, rest))
     state, _ = jax.lax.scan(_tick(training), state, columns)
@@ -161,10 +162,11 @@ class TrainingStage(Stage):
   passes: LayerPasses
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Runs the stage's layers on the micro-batch of this tick, `at`.
+    """Runs the stage's layers on one micro-batch.
 
     The returned state has new `activations`, also in the micro-batch's slot of
-    `outputs`, and new arrays in its slot of `saved`.
+    `outputs`, and new arrays in its slot of `saved`. `at` has the numbers of
+    the micro-batch and of its slots.
     """
     context = self.context(at.micro_batch)
 
@@ -191,7 +193,8 @@ class TrainingStage(Stage):
     The last stage begins with the loss, every other stage with the gradient
     that the next stage has sent. The first stage ends with the embedding. The
     returned state has new `gradients`, and the micro-batch's loss and gradients
-    are added to the sums.
+    are added to the sums. `at` has the numbers of the micro-batch and of its
+    slots.
     """
     last_row = self.count - 1
 

@@ -142,7 +142,7 @@ def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
     arguments: New content of the list: a flat list of arrays, or an empty list.
 
   Returns:
-    The old list: an entry for each of two arguments, or empty.
+    The old list: one entry for the parameters and one for x, or empty.
 
   Raises:
     RuntimeError: If the attribute is missing or has another form.

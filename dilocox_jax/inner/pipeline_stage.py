@@ -130,11 +130,11 @@ class Stage:
     return self.transfer.whole_layer(get(self.layers, row), dtype)
 
   def context(self, batch: Index) -> dict[str, Array]:
-    """Returns the model's keyword arguments (segments) for a micro-batch."""
+    """Returns `CutModel.context` (segments) of micro-batch number `batch`."""
     return self.model.context(get(self.tokens, batch)[:, :-1])
 
   def targets(self, batch: Index) -> Array:
-    """Returns the tokens that the model should predict, int32 [T]."""
+    """Returns the tokens to predict in micro-batch number `batch`, [T]."""
     return get(self.tokens, batch)[:, 1:].reshape(-1)
 
   def embed(self, rest: Tree, batch: Index) -> Array:
@@ -183,7 +183,7 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  In tick t of its loop, stage s runs the forward of micro-batch t - s.
+  In iteration t of a loop, stage s runs the forward of micro-batch t - s.
 
   Args:
     model: The model, cut into embedding, layers and loss.
@@ -264,10 +264,10 @@ def when(
   at: Tree,
   state: Tree,
 ) -> Tree:
-  """Runs an action on a state if a condition holds, like `jax.lax.cond`.
+  """Runs an action on a state if a condition holds, else returns the state.
 
-  But XLA updates the state in place. With `cond` it would copy every buffer in
-  each step of the timetable.
+  Unlike with `jax.lax.cond`, XLA updates the state in place. With `cond` it
+  would copy every buffer at each call.
 
   Args:
     condition: Whether to run the action, a boolean scalar.

@@ -70,7 +70,7 @@ def sharded_gradient(
     stage_layers: Which layers each stage has.
     num_micro_batches: Number of micro-batches, m, into which every data shard
       divides its rows of a batch.
-    divided_tables: Paths of the tables (leaves outside the blocks) that stay
+    divided_tables: Paths of the tables (leaves outside the layers) that stay
       divided: each data shard gets only its own part. Their gradients must come
       out of `stage_gradient` summed over the data shards.
     gather: When data shards gather layers: "stage" (all layers of the stage
@@ -146,7 +146,7 @@ def sharded_loss(
       `stage_loss` gathers the layers itself.
     num_rows: Largest number of rows of a micro-batch, b. If it does not divide
       a shard's rows of a batch, b is the greatest common divisor of both.
-    divided_tables: Paths of the tables (leaves outside the blocks) that stay
+    divided_tables: Paths of the tables (leaves outside the layers) that stay
       divided: each data shard gets only its own part.
     gather: When data shards gather layers: "stage" (all layers of the stage
       once) or "layer" (one layer at a time; `stage_loss` then gets the argument
@@ -171,6 +171,8 @@ def sharded_loss(
       loss = _with_transfer(stage_loss, gather, specs[BLOCKS])(
         blocks, rest, tokens
       )
+      # The sum over stages is complete. The shards' losses are means, so their
+      # mean is taken.
       return jax.lax.psum(loss, PIPELINE_AXES) / shards
 
     row_axis = DATA_AXIS if batches.shape[1] % shards == 0 else None
@@ -200,7 +202,7 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   Returns:
     Function (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this
     shard's rows. `blocks` is a tuple: this device's parts of the layers, and
-    the specs of their leaves.
+    for each leaf the mesh axes that divide its dimensions.
   """
 
   def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
@@ -259,9 +261,9 @@ def _collected(
   """Returns the layers and the other leaves that this device needs, gathered.
 
   With `gather="layer"`, layers stay divided among the data shards. Without
-  stages, the first result is a tuple of this device's parts of all layers, and
-  their specs. `axes` are the mesh axes over which leaves outside the blocks are
-  gathered.
+  stages, the first result is a tuple: this device's parts of all layers, and
+  their specs (which mesh axes divide them). `axes` are the mesh axes over which
+  the other leaves are gathered.
   """
   rest = jax.tree.map(
     _gather,
@@ -289,8 +291,9 @@ def _layout(
 ) -> tuple[Tree, Tree, Tree]:
   """Returns three trees like `params`, which say how each leaf is divided.
 
-  They are the specs, the mesh axes over which a leaf is gathered, and the
-  `PartitionSpec` for data shards and stages (without tensor shards).
+  Their leaves are the mesh axes that divide each dimension (the spec), the mesh
+  axes over which the leaf is gathered, and the `PartitionSpec` for data shards
+  and stages (without tensor shards).
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
@@ -381,8 +384,8 @@ def _from_stages(
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:
   """Sums gradients over data shards, and gives each device its part of a leaf.
 
-  `leaf` has this stage's layers. The result has all layers, but of `dimension`,
-  which data shards and then stages divide, only this device's part.
+  `leaf` has this stage's layers. The result has all layers. Its `dimension` is
+  divided among the data shards, and each of these parts among the stages.
   """
   # The dimension gets an axis for data shards and an axis for stages. Otherwise
   # the compiler for TPUs would sum the whole leaf on every device: 7.5 GiB for
@@ -423,7 +426,7 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
 
 def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over the axes in `over` that divide it (reduce-scatter)."""
+  """Reduce-scatters a leaf over those mesh axes in `over` that divide it."""
 
   def scatter(leaf: Array) -> Array:
     for dimension, axes in _divided_dimensions(spec, over):
@@ -469,7 +472,7 @@ def _divided_dimensions(
 
 
 def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over the axes in `over`, and returns this device's part.
+  """Sums a leaf over the mesh axes in `over`; returns this device's part.
 
   Along an axis that does not divide the leaf, every device gets the whole sum.
   """

@@ -60,7 +60,7 @@ def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
 def inner_step(
   gradient: Gradient, optimizer: optax.GradientTransformation
 ) -> Callable:
-  """Builds the inner step that a round repeats H times.
+  """Builds the inner step, which calls the optimizer once with a gradient.
 
   Args:
     gradient: Function (params, batch, **kwargs) -> (loss, gradients).

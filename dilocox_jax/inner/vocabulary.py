@@ -40,8 +40,8 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
       tokens in the table `leaves["embed"]["embedding"]`.
 
   Returns:
-    A function with the same arguments and result. The table in its leaves is
-    this shard's part, [W, D]. It must run on all data shards.
+    A function like `embed`, but the table in its leaves is this shard's part,
+    [W, D]. All data shards must call it together.
   """
 
   def embed_with_all_shards(
@@ -50,7 +50,8 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
     tokens, context = _gathered((tokens_BxL, context))
     size = rest["embed"]["embedding"].shape[0]
     rows, is_held = _rows_in_part(tokens, size)
-    # A token outside the vocabulary is outside every part, so its row is NaN.
+    # A token outside the vocabulary gets the row number `size`, which no part
+    # has. So its row is NaN on every shard.
     is_unknown = (tokens < 0) | (tokens >= size * jax.lax.axis_size(DATA_AXIS))
     rows_UxD = embed(rest, jnp.where(is_unknown, size, rows), **context)
     is_read = (is_held | is_unknown).reshape(-1, 1)
@@ -88,6 +89,8 @@ def divided_scores(
   """
   shard = jax.lax.axis_index(DATA_AXIS)
   num_tokens = targets_T.size
+  # The highest logit of a row is subtracted so that exp does not overflow. It
+  # is added to the logarithm again, so it needs no gradient.
   highest_U = jnp.max(jax.lax.stop_gradient(logits_UxW), axis=-1)
   highest_U = jax.lax.pmax(highest_U, DATA_AXIS)
   highest_T = jax.lax.dynamic_slice_in_dim(

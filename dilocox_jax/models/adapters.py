@@ -47,11 +47,11 @@ class Adaptation:
   """How a model divides into trained and frozen leaves, and joins them again.
 
   Attributes:
-    init: (key) -> trained leaves. The key draws adapters; leaves of the model
-      itself keep their values.
+    init: (key) -> first values of the trained leaves. The key draws adapters,
+      whose product is 0 at first; leaves of the model itself keep their values.
     frozen: Frozen leaves, each an array or a `LazyArray`.
-    join: (trained, frozen) -> parameters of the model. Adapters lie beside
-      their kernels, already scaled (`split_layer`).
+    join: (trained, frozen) -> parameters of the model. Adapters are put beside
+      their kernels, where `split_layer` finds them, and are already scaled.
     fold: (trained, frozen) -> parameters of an equal model without adapters:
       each scaled product of adapters is added to its kernel.
   """
@@ -63,7 +63,7 @@ class Adaptation:
 
   @functools.cached_property
   def digest(self) -> str:
-    """Digest of the frozen leaves' paths, shapes and values, 16 hex digits."""
+    """Digest of the frozen leaves' values, dtypes and shapes, 16 hex digits."""
     return tree_digest([self.frozen], "frozen")
 
 
@@ -119,7 +119,8 @@ def export(
     folder: Folder of the files, which must exist.
     shape: Sizes of the model.
     adapters: Trained adapters, a nested dict of arrays [layers, ...].
-    base: Name or folder of the model's checkpoint, which the config records.
+    base: Name or folder of the model's own checkpoint, which
+      `adapter_config.json` will name.
 
   Raises:
     ValueError: If no family of checkpoints has such a model, or the folder has
@@ -172,7 +173,8 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
 
   Raises:
     TypeError: If `trainable` is neither a `Lora` nor a function.
-    ValueError: If no leaf is trained.
+    ValueError: If no leaf is trained, or the model lacks a product that the
+      `Lora` names.
   """
   if isinstance(trainable, Lora):
     return _adapters(trainable, base)
@@ -203,7 +205,7 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
 
 
 def merged(first: Tree, second: Tree) -> Tree:
-  """Returns the union of two nested dicts; leaves of `second` win."""
+  """Returns the union of two nested dicts; at equal paths `second` wins."""
   return nested(leaves_by_path(first) | leaves_by_path(second))
 
 

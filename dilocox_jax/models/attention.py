@@ -37,8 +37,9 @@ def rotate(
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
   Features i and i + K/2 are a pair, for i < K/2. Their angle is the position
-  times base^(-2 i / K). So the dot product of a query and a key depends only on
-  the distance between their positions.
+  times base^(-2 i / K), or less for slow pairs if `factor` is above 1. So the
+  dot product of a query and a key depends only on the distance between their
+  positions.
 
   Example with K = 4 and base 10,000: features 0 and 2 are rotated by 1 radian
   per position, features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3
@@ -53,7 +54,8 @@ def rotate(
     base: Base of the angles.
     start: Position of the first token; ignored if `positions_BxL` is given.
     positions_BxL: Position of each token. None: `start`, `start` + 1, ...
-    factor: Divisor of the speed of slow rotations (`rotation_speeds`).
+    factor: Divisor of the speed of slow pairs (`rotation_speeds`); 1: none is
+      slowed.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument.
@@ -82,7 +84,7 @@ def rotation_speeds(
   less than once in 8,192 tokens have their speed divided by the factor, so that
   a model trained on 8,192 tokens can read longer sequences. Pairs that turn
   more than 4 times keep their speed. In between, the speed is a weighted mean
-  of both, linear in the number of turns.
+  of the two speeds, linear in the number of turns.
 
   Source: Grattafiori et al. 2024, arXiv 2407.21783, section 3.4.2, and the rope
   type "llama3" of `transformers`.
@@ -98,6 +100,7 @@ def rotation_speeds(
   if factor == 1:
     return speeds
   turns = STRETCHED_LENGTH * speeds / (2 * np.pi)
+  # Weight of the unchanged speed: 0 up to 1 turn, 1 from 4 turns on.
   kept = (turns - STRETCHED_TURNS) / (KEPT_TURNS - STRETCHED_TURNS)
   kept = jnp.clip(kept, 0, 1)
   return kept * speeds + (1 - kept) * speeds / factor
@@ -122,9 +125,10 @@ def attend(
     key_BxSxGxK: Keys from position 0 on. N / G neighboring query heads share a
       head of keys and values.
     value_BxSxGxK: Values.
-    segments_BxL: Number of each query's segment (`segment_ids`). A query reads
-      only its own segment. None: all tokens are one segment.
-    start: Position of the first query; 0 if S = L.
+    segments_BxL: Number of each query's segment: the part of its sequence that
+      belongs to one document (`segment_ids`). A query reads only keys of its
+      own segment. None: a sequence is one segment.
+    start: Position of the first query among the keys.
     key_segments_BxS: Number of each key's segment. None: `segments_BxL`, which
       needs S = L.
 
@@ -164,12 +168,12 @@ def attend(
 
 
 def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
-  """Returns a cache in which `new` replaces the positions from `start` on.
+  """Returns a cache with the keys and values of some positions replaced.
 
   Args:
     cache: Keys and values of S positions, [B, S, G, K] each.
     new: Keys and values of L positions, [B, L, G, K] each.
-    start: First of the L positions.
+    start: First of the L positions in the cache.
   """
   return {
     name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
@@ -192,7 +196,8 @@ def segment_ids(
 def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
   """Returns the distance of each token from the first token of its segment.
 
-  Example: the segments [0, 0, 1, 1, 1] have the positions [0, 1, 0, 1, 2].
+  A segment is the part of a sequence that belongs to one document. Example:
+  the segments [0, 0, 1, 1, 1] have the positions [0, 1, 0, 1, 2].
   """
   positions = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
   previous_BxL = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
@@ -205,7 +210,7 @@ def wide_einsum(
 ) -> Float[Array, "..."]:
   """Returns `jnp.einsum(equation, x, y)` in fp32, or in fp64 for fp64 factors.
 
-  Both factors have the same dtype.
+  Both factors must have the same dtype.
   """
   wide = np.promote_types(np.float32, x.dtype)
   if x.dtype == wide:
@@ -215,7 +220,10 @@ def wide_einsum(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _widened(equation: str, x: Array, y: Array) -> Array:
-  """Computes the einsum of bfloat16 factors in fp32, with its own backward."""
+  """Computes the einsum of factors narrower than fp32 in fp32.
+
+  JAX differentiates it by `_widened_backward`.
+  """
   return jnp.einsum(equation, x, y, preferred_element_type=np.float32)
 
 

@@ -46,7 +46,7 @@ def as_loss_model(
   example: Callable[[], Tree] = lambda: np.zeros((1, 2), np.int32),
   partition: PartitionRule | None = None,
 ) -> LossModel:
-  """Turns a user's model into a `LossModel`.
+  """Turns a user's model into a `LossModel`: pure functions, such as its loss.
 
   Args:
     model: A `LossModel`; a module of NNX, linen or Equinox; a function from
@@ -65,8 +65,8 @@ def as_loss_model(
 
   Raises:
     ValueError: One line, if the model is none of these, if `loss` is given for
-      a `LossModel`, or if a module has state that is not a parameter, e.g.
-      running means or a stream of keys.
+      a `LossModel`, or if a module of NNX or linen has state that is not a
+      parameter, e.g. running means or a stream of keys.
   """
   is_random = loss is not None and draws_random(loss)
   if is_random:
@@ -122,7 +122,7 @@ def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
 
 
 def _with_logits(model: LossModel) -> LossModel:
-  """Sets `LossModel.logits` to a call of the module with tokens."""
+  """Returns a copy of a model whose `logits` calls its module with tokens."""
 
   def logits(params: Any, tokens_BxL: Array) -> Array:
     return model.module(params)(tokens_BxL)
@@ -135,7 +135,8 @@ def _of_module(
 ) -> LossModel:
   """Makes a `LossModel` of a module, or of a function that makes a module.
 
-  Raises ValueError if `model` is neither, or has state besides parameters.
+  Raises ValueError if `model` is neither, or a module with other state than
+  parameters (not checked for Equinox).
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
@@ -170,7 +171,7 @@ def _bound_loss_model(
 def _of_linen(
   module: linen.Module, loss: ModelLoss, example: Callable[[], Tree]
 ) -> LossModel:
-  """Makes a `LossModel` of a linen module, which runs `loss` as its method.
+  """Makes a `LossModel` of a linen module, with `loss` run as its method.
 
   Raises ValueError if the module has state besides parameters.
   """
@@ -232,7 +233,8 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
   """Makes a `LossModel` of a module that is a tree of arrays, as in Equinox.
 
-  Its floating-point arrays are trained, from the values that they have now.
+  The module's floating-point arrays are trained, from the values that they have
+  now.
   """
   trained = nested(
     {

@@ -47,7 +47,7 @@ class Family(NamedTuple):
       the family.
     size_keys: Key of config.json by field of `ModelShape`, for the fields that
       differ between models. A field that is neither here nor in `shape_options`
-      has its default, except for `rope_factor`.
+      has its default, except for `rope_factor`, which `shape_of` reads.
     module_names: Names of the modules in a checkpoint, by path of the module in
       the built-in decoder. "{}" stands for the number of the layer.
     expected: Keys of config.json that choose what a model computes, with the
@@ -457,7 +457,7 @@ def tensors_of(
 
 
 def is_stacked(path: str) -> bool:
-  """Whether the leaf at `path` has a leading layer axis, as all blocks do."""
+  """Whether a leaf has a leading layer axis, as all leaves of blocks do."""
   return path.startswith("blocks/")
 
 

@@ -70,7 +70,8 @@ def divided_by_heads(attention: Attention) -> Attention:
   Returns:
     A function like `attention`, mapped over the tensor shards. The numbers of
     query heads and of key heads must be multiples of the number of shards. If
-    JAX does not partition the axis "tensor", it just calls `attention`.
+    JAX does not partition the axis "tensor", the function calls `attention`
+    directly.
   """
 
   def divided(
@@ -226,9 +227,8 @@ def cudnn_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with NVIDIA's cuDNN.
 
-  Arguments and result are those of `blockwise_attention`, but queries, keys and
-  values must be bfloat16, and `segments_BxL` must be None: each sequence is one
-  document.
+  Arguments and result are those of `blockwise_attention`, but `segments_BxL`
+  must be None: each sequence is one document.
 
   Raises:
     ValueError: If there are segments, or the dtype is not bfloat16.

@@ -1,7 +1,8 @@
-"""The loss that training minimizes and reports show.
+"""The loss of token models, and `LossModel`: any model as pure functions.
 
-The loss is the mean cross-entropy of predicted tokens, in nats, computed in
-fp32 (or in fp64 for a model in fp64). Training may add a z-loss.
+The loss of a token model is the mean cross-entropy of the predicted tokens, in
+nats, computed in fp32 (or in fp64 for a model in fp64). Training may add a
+z-loss.
 
 Letters in names: B sequences of L tokens each, T tokens, D width of the
 residual stream, V tokens of the vocabulary.
@@ -34,13 +35,13 @@ class LossModel(NamedTuple):
       [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters. Without a
       module it returns the parameters.
-    logits: (parameters, tokens [B, L]) -> logits [B, L, V]. None: the loss is
-      the user's function, and a batch is any tree that this function reads.
+    logits: (parameters, tokens [B, L]) -> logits [B, L, V]. None for a user's
+      model: its batches may be any trees that its loss reads.
     partition: (path, shape) -> partition of a parameter among the devices of a
-      replica (`distributed.partition_rules`). None: the data shards divide the
-      largest dimension of every parameter.
-    draws_random: Whether the loss draws random numbers. In training its batches
-      are then each a `random_loss.KeyedBatch`, in evaluations plain batches.
+      replica (`distributed.partition_rules`). None for a user's model: the data
+      shards divide the largest dimension of every parameter.
+    draws_random: Whether the loss draws random numbers. If so, a batch is a
+      `random_loss.KeyedBatch` in training, and a plain batch in evaluations.
   """
 
   init: Callable[[Array], Any]
@@ -126,7 +127,7 @@ def chunked_token_loss(
 
   If there are several chunks, the backward pass computes their logits again, so
   all logits [T, V] are never in memory at once. At T = 16,384 and V = 32,000
-  they would take 2.1 GB in fp32, and so would their gradient.
+  they would take 2.1 GB in fp32.
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].
@@ -134,8 +135,8 @@ def chunked_token_loss(
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
-    scores: Function that computes `token_scores`, also if several devices
-      divide the vocabulary (`inner.vocabulary`).
+    scores: Function with the results of `token_scores`. If data shards divide
+      the vocabulary, `inner.vocabulary.divided_scores`.
   """
   num_tokens = targets_T.size
   if not 0 < chunk_tokens < num_tokens:

@@ -142,17 +142,18 @@ class _Attention(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    """Returns the term for the residual stream, and the keys and values.
+    """Returns what is added to the residual stream, and the keys and values.
 
     Args:
       x_TxD: The residual stream of B sequences.
       length: Length of each sequence, L.
       cache: Keys and values of earlier positions, with room for these tokens.
-        They are returned with the new keys and values. None: the tokens are
-        whole sequences, and only their keys and values are returned.
+        The returned keys and values are those of the cache and of these tokens.
+        None: the tokens are whole sequences, and only their keys and values are
+        returned.
       start: Position of the first token.
-      segments: Number of each token's segment, [B, L] (`models.attention`).
-        None: a sequence is one document.
+      segments: Number of each token's segment, its document in the sequence,
+        [B, L] (`models.attention`). None: a sequence is one document.
     """
     y_TxD = self.norm(x_TxD)
 
@@ -296,9 +297,9 @@ class _Embed(nnx.Module):
     Args:
       tokens_BxL: The tokens.
       start: Position of the first token; ignored if there are `segments`.
-      segments: Number of each token's segment, [B, L] (`models.attention`).
-        Positions then count from the start of each segment. None: a sequence is
-        one document.
+      segments: Number of each token's segment, its document in the sequence,
+        [B, L]. Positions then count from the start of each segment. None: a
+        sequence is one document.
     """
     # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
     # run. The default would clamp the token and train on another one.

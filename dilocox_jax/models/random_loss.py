@@ -42,8 +42,8 @@ def draws_random(loss: Callable) -> bool:
 def reads_keyed_batch(loss: Callable) -> Callable[[Any, Any], Array]:
   """Converts a loss (model, batch, key) into a function (model, batch).
 
-  The key is that of the first row of a `KeyedBatch`, and None for another
-  batch.
+  The key is that of the batch's first row, and None if the batch is no
+  `KeyedBatch`.
   """
 
   def keyed_loss(model: Any, batch: Any) -> Array:

@@ -184,7 +184,8 @@ def _only_file(folder: pathlib.Path) -> pathlib.Path:
 def _open_file(file: pathlib.Path) -> dict[str, StoredTensor]:
   """Checks header and digest of a file, and returns its tensors by name.
 
-  Raises ValueError if the file is damaged, or has a type that numpy lacks.
+  Files of other programs have no digest. Raises ValueError if the file is
+  damaged, or has a type that numpy lacks.
   """
   header, values_offset = _header(file)
   metadata = header.pop(_METADATA, {})
@@ -383,8 +384,8 @@ def _header_bytes(tensors: Iterable[TensorShape], digest: str) -> bytes:
 def check_no_other_checkpoint(folder: pathlib.Path, written: set[str]) -> None:
   """Refuses a folder that has files of another checkpoint.
 
-  Readers would mix both: `transformers` applies adapters that lie beside a
-  model, and follows the index of an earlier save.
+  Readers would mix the two checkpoints: `transformers` applies adapters that
+  lie beside a model, and follows the index of an earlier save.
 
   Args:
     folder: Folder to write into.

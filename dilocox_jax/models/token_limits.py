@@ -78,8 +78,8 @@ def token_limits(
 def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
   """Yields the number of rows of each table in which a jaxpr looks up tokens.
 
-  `ids` are the variables that hold token ids. Variables to which the program
-  moves ids are added to it.
+  `ids` are the variables that hold token ids. This function adds the variables
+  to which the jaxpr moves ids.
   """
   for equation in jaxpr.eqns:
     # A literal is not a variable, and cannot be in a set.
@@ -93,6 +93,7 @@ def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
         if outside in reads and outside in ids:
           inner_ids.add(inside)
       yield from _rows_of_tables(inner, inner_ids)
+      # Ids that the inner program returns are ids in the outer one, too.
       for outside, inside in zip(equation.outvars, inner.outvars, strict=True):
         if not isinstance(inside, core.Literal) and inside in inner_ids:
           ids.add(outside)

@@ -49,12 +49,12 @@ class Model(NamedTuple):
       segments=None) -> stream [T, D]. In a pipeline, leaves with two axes or
       more are passed in the dtype of the stream.
     logits: (parameters, stream [T, D]) -> logits [T, V], or only those of this
-      device's tokens if devices divide the vocabulary. Reads no parameters of
-      blocks.
+      device's part of the vocabulary if devices divide it. Reads no parameters
+      of blocks.
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
       (logits [B, L, V], cache). The cache holds the keys and values of earlier
-      calls, leaves [num_layers, B, S, kv heads, K]. None: the model cannot
-      decode.
+      calls, and has room for S positions: leaves [num_layers, B, S, kv heads,
+      K]. None: the model cannot decode.
     stream: (parameters, tokens [B, L], segments=None) -> stream [T, D], the
       argument of `logits`. None: the loss needs all logits at once.
   """
@@ -156,9 +156,10 @@ def build_model(
       the softmax and the logits are still in fp32.
     unroll: Layers per iteration of the scan over layers; 0: all. 1 compiles
       fastest, 0 runs fastest on CPU.
-    attention: One of `plan.choices.ATTENTIONS` (`models.fused_attention`).
-    remat: One of `plan.choices.REMATS` (`remat_wrapper`), for `apply` and
-      `stream`.
+    attention: "plain", "blockwise", "cudnn" or "splash"
+      (`models.fused_attention`).
+    remat: What a layer saves for its backward pass in `apply` and `stream`:
+      "none", "dots" or "full" (`remat_wrapper`).
   """
   mix = divided_by_heads(named_attention(attention))
   # With several layers in an iteration of the scan, XLA may merge the forward

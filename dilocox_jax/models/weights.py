@@ -245,10 +245,8 @@ def write_checkpoint(
 
 
 def _check_replaceable(config_path: pathlib.Path) -> None:
-  """Raises ValueError if config.json exists and is not that of a checkpoint.
-
-  Runs of this package and other programs keep their settings in such a file.
-  """
+  """Raises ValueError if config.json exists and is not that of a checkpoint."""
+  # Runs of this package and other programs keep their settings in such a file.
   if not config_path.exists():
     return
   try:
