@@ -1,8 +1,9 @@
 """Builds a method's rounds around a user's inner step, without a config.
 
-While inner steps of a round run, the messages of a method with a delay travel.
-An optax transform (`step_methods`) cannot do this: it ends each step before the
-next one starts.
+A round is H inner steps, in which each fragment (a part of the parameters) is
+sent once. If the method applies means with a delay, messages travel while inner
+steps run. An optax transform (`step_methods`) cannot do this: it ends each step
+before the next one starts.
 """
 
 import jax.numpy as jnp

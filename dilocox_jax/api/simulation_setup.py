@@ -60,8 +60,8 @@ class Setup:
     bubble_fraction: Share of a step in which a pipeline stage is idle (0 to 1);
       NaN if the duration of a step is given and there are several stages.
     work: Durations of a step and of encoding for every replica (seconds).
-    script: Turns segments of the plan, such as rounds, into the operations of
-      every replica.
+    script: Turns segments of the plan, such as rounds, into inner steps,
+      exchanges and waits of every replica.
     plan: Plan of the run: its segments and rounds.
   """
 
@@ -80,7 +80,8 @@ def cluster_of(config: RunConfig, name: str) -> Cluster:
     name: Name of a cluster preset, or path of a cluster file.
 
   Raises:
-    ValueError: One line, if there is no such cluster, or if it is too small.
+    ValueError: One line, if there is no such cluster, or if it has another
+      number of replicas than the run.
   """
   return load_cluster(name, config.mesh.num_replicas)
 
@@ -112,9 +113,9 @@ def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
 def _step_times(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
-  """Returns each replica's seconds of an inner step, and the bubble fraction.
+  """Returns each replica's seconds of an inner step, and its idle share.
 
-  `Setup.bubble_fraction` says what it is.
+  The idle share is that of a pipeline stage (`Setup.bubble_fraction`).
   """
   has_stages = config.mesh.num_stages > 1
   if options.step_s is not None:
@@ -151,7 +152,8 @@ def _step_times(
 def least_memory(cluster: Cluster) -> float:
   """Returns the memory of a cluster's smallest device (bytes).
 
-  Sites that do not state it do not count; infinity if none states it.
+  Sites (the cluster's places with devices) that do not state it do not count.
+  The result is infinity if none states it.
   """
   known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
   return min(known, default=math.inf)
@@ -164,8 +166,8 @@ class ClusterClock:
   round.
 
   Attributes:
-    description: Name of the cluster for reports, e.g. "cluster 1gbit", perhaps
-      with the size of the model whose time is simulated.
+    description: Name of the cluster for reports, e.g. "cluster 1gbit"; if
+      another model is timed than the run's, also the size of that model.
     digest: Hash of what the times depend on besides the config, 12 hexadecimal
       digits: cluster, options, step durations, and the shape of another model.
   """

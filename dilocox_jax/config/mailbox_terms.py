@@ -36,10 +36,10 @@ class MailboxTerms:
   Attributes:
     fields: All fields of the run's config, by dotted name.
     config: The settings that must be equal in all replicas, by dotted name, and
-      under "overrides" the names of what the user has replaced: the argument
-      `config` of `dilocox_jax.Mailbox`.
-    rules: Rules of the exchange, such as how long to wait for a replica: the
-      argument `rules` of `dilocox_jax.Mailbox`.
+      under "overrides" the parts that the user has replaced, e.g. "model". It
+      is the argument `config` of `dilocox_jax.Mailbox`.
+    rules: Rules of the exchange, such as how long to wait for a replica. They
+      are the argument `rules` of `dilocox_jax.Mailbox`.
     method: Schedule and apply rule of the run's method.
   """
 

@@ -1,8 +1,8 @@
 """Shows several runs, or all settings of a sweep, on one page.
 
-`side_by_side` refuses runs that were evaluated on different texts or sequences,
-because their losses cannot be compared. A sweep may be incomplete: its page
-names the missing runs.
+A setting is a method with all its hyper-parameters. `side_by_side` refuses runs
+that were evaluated on different texts or sequences, because their losses cannot
+be compared. A sweep may be incomplete: its page counts the missing seeds.
 """
 
 import collections
@@ -70,8 +70,8 @@ class Page:
   def equal(self) -> Frame:
     """The settings that were trained on equally many tokens.
 
-    The number of tokens is the one that most settings have. Settings without a
-    run, or that diverged before that number, are included.
+    The number of tokens is the one that most settings have. Settings that have
+    no run, or that diverged before this number of tokens, are included.
     """
     num_settings = collections.Counter(
       setting.tokens for setting in self.frame.settings if setting.tokens
@@ -266,7 +266,8 @@ def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
 def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
   """Yields sentences about differences that a reader would not expect.
 
-  They are other numbers of parameters or replicas, and averaged parameters.
+  They say which runs have how many parameters or replicas, if these differ, and
+  which runs were evaluated on an average of the parameters.
   """
   fields = {"parameters": "parameter_count", "replicas": "num_replicas"}
   for noun, field in fields.items():
@@ -289,8 +290,8 @@ def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
 def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
   """Draws the pictures of a page, and yields the lines that show them.
 
-  It removes pictures that an earlier page has left. If no setting was evaluated
-  more than once, the only picture is loss against bytes.
+  Pictures of an earlier page are removed. If no setting was evaluated more than
+  once, the only picture is loss against bytes.
   """
   titles = {}
   has_curves = any(

@@ -34,7 +34,8 @@ def section(run: LoadedRun) -> dict[str, list[str]]:
     replica, or whose config this program cannot read.
 
   Raises:
-    RecordError: If `gap.json` is damaged, or is that of another model.
+    RecordError: If `gap.json` is damaged, or was measured for another number of
+      parameters than the run has.
   """
   try:
     config = from_saved(run.config)
@@ -107,7 +108,8 @@ def _measured_gain(run: LoadedRun) -> Estimate | None:
   s is the share by which AllReduce's loss falls when its batch doubles.
 
   Raises:
-    RecordError: If the file is damaged, or was measured for another model.
+    RecordError: If the file is damaged, or was measured for another number of
+      parameters than the run has.
   """
   path = run.workdir / GAIN_FILE
   if not path.exists():

@@ -67,7 +67,7 @@ def _fewer_bytes(frame: Frame, setting: Setting) -> str:
 
 
 def _steps(frame: Frame, setting: Setting) -> str:
-  """Returns the inner steps of the first run of a setting."""
+  """Returns how many inner steps the first run of a setting took."""
   del frame
   if not setting.seed_runs:
     return "-"
@@ -112,10 +112,11 @@ def table(
 
 
 def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
-  """Returns the cells of a setting in the columns of a clock.
+  """Returns the cells of a setting in the columns of a simulated cluster.
 
   The last column is the time to the target loss. Without a target, it is the
-  loss when the fastest setting has ended, if several settings all have runs.
+  loss at the time at which the fastest setting ends; but it is left out if
+  there is one setting, or if one has no run.
   """
   cells = {}
   if setting.utilization:
@@ -158,7 +159,7 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 
   Args:
     setting: The setting.
-    clock: Name of the clock.
+    clock: Name of the simulated cluster.
     target: The loss (nats a token).
   """
   times_s = setting.seconds_to(clock, target)

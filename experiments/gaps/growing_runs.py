@@ -84,7 +84,7 @@ class GrowingRuns:
   deadline: float
 
   def choose_rates(self, name: str) -> None:
-    """Trains a setting with each pair of its rates and on each of `seeds`.
+    """Trains a setting with each pair of its rates on each of `seeds`.
 
     Runs that are finished already are not trained again.
     """
@@ -164,8 +164,9 @@ class GrowingRuns:
   def table(self, names: Sequence[str]) -> str:
     """Returns a Markdown table of losses on the judge text.
 
-    Each setting's change from the setting `constant` is the mean over common
-    seeds, with its standard error.
+    On this text nothing was chosen. For each setting, the table also has the
+    change of the loss from that of the setting `constant`, the mean over common
+    seeds with its standard error.
 
     Args:
       names: Names of the settings. Settings without results are left out.

@@ -72,7 +72,7 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 
 
 def usual_processes() -> int:
-  """Returns how many runs train at once: one a core; on accelerators one."""
+  """Returns how many runs train at once: one a core, or one on accelerators."""
   return 1 if _has_accelerator() else usable_cores()
 
 

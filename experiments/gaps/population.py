@@ -89,7 +89,8 @@ class Carry(NamedTuple):
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
-  Without a judge text, the validation text takes its place.
+  If the text has no judge part, on which nothing is chosen, the validation part
+  takes its place.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])

@@ -46,8 +46,8 @@ def pair_flops(config: RunConfig) -> float:
 def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
   """Chooses up to `NUM_SIZES` smaller models to train in place of a large one.
 
-  Larger models are tried first. Each may take half of the operations that are
-  left, so that smaller ones can follow.
+  Larger models are tried first. Each may take at most half of the operations
+  that are left, so that smaller ones can follow.
 
   Args:
     config: Config of AllReduce with the planned model.

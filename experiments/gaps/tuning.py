@@ -75,9 +75,9 @@ def missing_runs(
 ) -> Missing:
   """Returns the runs that a setting needs next.
 
-  First the tuning seeds are trained at the best rates so far and at their
-  neighbors on the grid. If all of these runs are finished, the result seeds are
-  trained at the best rates.
+  These are runs of the tuning seeds at the best rates so far and at their
+  neighbors on the grid. If all of them are finished, they are runs of the
+  result seeds at the best rates.
 
   Args:
     setting: Setting whose rates are searched.
@@ -173,9 +173,10 @@ def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
 
 
 def _distance(setting: Setting, other: Setting) -> float:
-  """Returns the sum of doublings by which the numbers of two settings differ.
+  """Returns by how many doublings the fields of two settings differ, summed.
 
-  For example, H = 16 and H = 32 differ by about one doubling.
+  For example, H = 16 and H = 32 differ by about one doubling. Only fields that
+  are numbers count.
   """
   numbers = [
     (value, getattr(other, field))
@@ -208,7 +209,7 @@ def _first_point(setting: Setting) -> Point:
 def _neighborhood(setting: Setting, center: Point) -> list[Point]:
   """Returns a point of the grid and its neighbors.
 
-  AllReduce has neighbors in its inner rate only.
+  For AllReduce, the neighbors differ in the inner rate only.
   """
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [

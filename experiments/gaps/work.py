@@ -29,7 +29,7 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """The training of a list of settings.
+  """Trains the runs that a list of settings still needs.
 
   Attributes:
     path: CSV file of finished runs.
