@@ -84,6 +84,7 @@ def growing_plans(
   constant = constant_rounds(*run)
   most_s = constant.outcome.total_s
   if utilization is not None:
+    # Inner steps take the same time in every schedule.
     most_s = float(np.mean(constant.outcome.compute_s)) / utilization
 
   def method_of(

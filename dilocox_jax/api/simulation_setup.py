@@ -62,7 +62,7 @@ class Setup:
     work: Durations of a step and of encoding for every replica (seconds).
     script: Turns segments of the plan, such as rounds, into inner steps,
       exchanges and waits of every replica.
-    plan: Plan of the run: its segments and rounds.
+    plan: Plan of the run: its rounds, and steps outside of rounds.
   """
 
   link_costs: LinkCosts
@@ -132,6 +132,7 @@ def _step_times(
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
   # If the config leaves the dtype to the devices, accelerators take bfloat16.
   value_bytes = 4 if config.model.compute_dtype == "float32" else 2
+  # What a pipeline stage sends to the next one for a micro-batch.
   hop_bytes = value_bytes * shape.model_dim * tokens / num_micro_batches
   # A config without a mesh does not say how many devices a replica has. None
   # means all devices that the cluster gives to a replica.
@@ -222,7 +223,7 @@ class ClusterClock:
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the last exchanges, and returns the seconds of the run.
+    """Adds the time of exchanges that are still due; returns the total (s).
 
     `traffic` computes the bytes of exchanges; with `timed`, it is not read.
     """

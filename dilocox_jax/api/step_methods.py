@@ -49,7 +49,8 @@ def step_transform(
   steps.
 
   Args:
-    method: Schedule and apply rule, e.g. `plan.schedule.methods.diloco(32)`.
+    method: When replicas exchange, and how they go on with a mean, e.g.
+      `plan.schedule.methods.diloco(32)`.
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
       pseudo-gradient of one fragment. All methods need it, except those that

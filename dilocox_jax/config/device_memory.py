@@ -133,7 +133,7 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 
 
 def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
-  """Returns the bytes that an exchange needs on a device besides the state.
+  """Returns the bytes that an exchange adds to a device's state between steps.
 
   Messages count as float32, whatever the codec is. Example: with 3.4 GB of the
   parameters on a TPU, an exchange of all of them needs 10.1 GB. The result is 0
@@ -186,7 +186,7 @@ def num_copies(config: RunConfig) -> float:
 
 
 def optimizer_copies(config: RunConfig) -> float:
-  """Returns the inner optimizer's values for each trained parameter.
+  """Returns how many values the inner optimizer keeps for a parameter.
 
   It is 2 for Adam, 1 for Lion, and for SGD 1 with momentum and 0 without. Muon
   keeps one value for each parameter of a layer and two for any other, so the
@@ -201,7 +201,7 @@ def optimizer_copies(config: RunConfig) -> float:
 
 
 def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
-  """Returns the bytes of the factors that the codec keeps on a device.
+  """Returns the bytes of low-rank factors that the codec keeps on a device.
 
   Args:
     shapes: Shapes of the exchanged leaves, by path.

@@ -33,6 +33,8 @@ _FIELD_OF_RULE = {
 class MailboxTerms:
   """What the replicas of a run must have in common to exchange by a mailbox.
 
+  A mailbox is a folder or bucket through which separate programs exchange.
+
   Attributes:
     fields: All fields of the run's config, by dotted name.
     config: The settings that must be equal in all replicas, by dotted name, and
@@ -40,7 +42,8 @@ class MailboxTerms:
       is the argument `config` of `dilocox_jax.Mailbox`.
     rules: Rules of the exchange, such as how long to wait for a replica. They
       are the argument `rules` of `dilocox_jax.Mailbox`.
-    method: Schedule and apply rule of the run's method.
+    method: Method of the run: when it exchanges, and how a replica goes on with
+      a mean.
   """
 
   fields: dict[str, Any]

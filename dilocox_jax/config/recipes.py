@@ -119,7 +119,7 @@ _NUM_CHECKPOINTS = 4
 def resolved(
   settings: Mapping[str, Any], facts: Mapping[str, Facts]
 ) -> dict[str, Any]:
-  """Replaces None in fields that the method's recipe or the length decides.
+  """Replaces None in fields that the recipe or the number of steps decides.
 
   A value of the recipe that the run would not read is replaced by the default.
   Example: with `exchange.codec=int` there is no low rank to adapt, so DiLoCoX

@@ -51,7 +51,8 @@ class RunConfig:
     inner: Optimizer of the inner steps.
     sync: Method, and its schedule of exchanges.
     exchange: Codec, error feedback and collective of exchanges.
-    mailbox: Rules for replicas that exchange through a mailbox.
+    mailbox: Rules for replicas that exchange through a mailbox (a folder or
+      bucket).
     adaptive: How the low rank and H adapt during the run.
     outer: Optimizer of the outer parameters.
     mesh: Number of replicas, and how each is divided among devices.
@@ -461,15 +462,16 @@ def _defaults() -> dict[str, Any]:
 
 @functools.cache
 def field_facts() -> dict[str, Facts]:
-  """Returns what each field declares, by dotted name: when it is read etc."""
+  """Returns what each field declares, e.g. when it is read, by dotted name."""
   return {path: facts_of(field) for path, field in _fields()}
 
 
 def changed_settings(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Returns the settings of a run that differ from its method's defaults.
 
-  The defaults are those of a run with this method and number of steps. These
-  two settings are compared with the defaults of `RunConfig`.
+  The defaults are those of a run with this method and number of steps, or those
+  of `RunConfig` if this program cannot build such a run. The method and the
+  number of steps are compared with the defaults of `RunConfig`.
 
   Args:
     values: All fields of the run's config, nested by section. Unknown fields

@@ -602,7 +602,7 @@ class ExchangeConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class MailboxConfig(Section):
-  """Rules for replicas that exchange messages through a mailbox.
+  """Rules for replicas that exchange messages through a folder or bucket.
 
   They are read only if `exchange.collective` is "mailbox".
   """

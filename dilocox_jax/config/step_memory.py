@@ -223,9 +223,9 @@ def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
 
 
 def _divided_tables_size(config: RunConfig) -> int:
-  """Returns the trained values of embedding and head that shards divide.
+  """Returns the trained values of the tables that data shards divide by token.
 
-  Data shards divide them by tokens of the vocabulary.
+  These tables are the embedding, the head, both or none.
   """
   return sum(
     math.prod(config.trained_shapes[path])
@@ -290,7 +290,9 @@ def _activations(
   # stream of its tokens.
   inner_values = _inner_values(shape) + attention_scores
   product_values = shape.model_dim + inner_values // mesh.num_tensor_shards
-  # The values for each token that the backward of a layer reads.
+  # The values for each token that the backward of a layer reads. Besides the
+  # outputs of matrix products, they are three as wide as the stream, and the
+  # activation inside the feed-forward.
   layer_values = (
     3 * shape.model_dim
     + shape.ff_dim // mesh.num_tensor_shards

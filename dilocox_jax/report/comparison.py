@@ -245,10 +245,10 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 
 
 def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
-  """Returns runs by label, e.g. "diloco", or "diloco (run2)".
+  """Returns runs by their names on the page: "diloco" or "diloco (run2)".
 
-  If several runs have one method, the label also has the name of the directory,
-  or its path if the name was taken.
+  If several runs have one method, the name also has that of the directory, or
+  the directory's path if another run has this name.
   """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}
@@ -317,8 +317,8 @@ def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
 def _picture_names(frame: Frame) -> dict[str, str]:
   """Returns the file names of the pictures, without suffix, by horizontal axis.
 
-  The axis is `panels.TOKENS`, `panels.BYTES` or the name of a clock. All file
-  names differ.
+  The axis is `panels.TOKENS`, `panels.BYTES` or the name of a clock (simulated
+  cluster). All file names differ.
   """
   names = {panels.TOKENS: panels.TOKENS, panels.BYTES: panels.BYTES}
   for clock in frame.clocks:
@@ -341,7 +341,7 @@ def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
 
 
 def _time_title(frame: Frame, clock: str) -> str:
-  """Returns the title of the picture of loss against a clock's simulated time.
+  """Returns the title of the picture of loss against simulated time.
 
   It names the setting that first reaches the target loss, and its baseline, if
   there are both.

@@ -28,10 +28,12 @@ _ENDS = ("value", "low", "high")  # Fields of an `Estimate`.
 def section(run: LoadedRun) -> dict[str, list[str]]:
   """Returns the section of a run's page about the expected gap to AllReduce.
 
+  The gap is the loss of the run divided by AllReduce's, minus 1.
+
   Returns:
     A dict from the title of the section to its lines in Markdown. It is empty
-    for a run that has not ended or has diverged, that has no rounds or only one
-    replica, or whose config this program cannot read.
+    if no gap can be expected, e.g. for a run that has not ended or that has one
+    replica.
 
   Raises:
     RecordError: If `gap.json` is damaged, or was measured for another number of

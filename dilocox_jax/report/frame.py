@@ -41,8 +41,8 @@ class Point:
   """One evaluation of a run.
 
   Attributes:
-    tokens: Tokens that all replicas of the run directory have seen, which is a
-      single replica with a mailbox.
+    tokens: Tokens that all replicas have seen; with a mailbox, only those of
+      the run directory's replica.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
@@ -66,8 +66,8 @@ class SeedRun:
       NaN before its first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
-    tokens: Tokens that all replicas of the run directory have seen, which is a
-      single replica with a mailbox.
+    tokens: Tokens that all replicas have seen; with a mailbox, only those of
+      the run directory's replica.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -301,8 +301,8 @@ class Frame:
   def records(self) -> list[dict[str, Any]]:
     """Returns a row of numbers for each setting, at full precision, for CSV.
 
-    Losses are in nats a token, times in seconds. Columns of a clock end with
-    ":" and its name.
+    Losses are in nats a token, times in seconds. Columns of a clock (simulated
+    cluster) end with ":" and its name.
     """
     return [self._record(setting) for setting in self.settings]
 
@@ -341,10 +341,10 @@ class Frame:
 
 
 def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
-  """Returns when a run first reached a loss (s); infinity if it never did.
+  """Returns the simulated time at which a run first reached a loss (s).
 
-  The loss is interpolated between evaluations: if it is 2 at 10 s and 1 at 20
-  s, it reaches 1.5 at 15 s.
+  The result is infinity if the run never did. The loss is interpolated between
+  evaluations: if it is 2 at 10 s and 1 at 20 s, it reaches 1.5 at 15 s.
   """
   before = points[0]
   for point in points:

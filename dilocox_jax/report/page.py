@@ -190,10 +190,10 @@ def _cost(run: LoadedRun) -> Iterator[str]:
 
 
 def _link(run: LoadedRun) -> Iterator[str]:
-  """Yields sentences about bytes on the link, and waits for exchanges.
+  """Yields sentences about bytes on the link, and about waiting for exchanges.
 
-  The waits are those after the inner steps beside which an exchange ran. There
-  are no sentences for a run that has measured neither.
+  A round waits after the inner steps beside which its exchanges ran. There are
+  no sentences for a run that has measured neither bytes nor waiting.
   """
   link_bytes = math.fsum(timing.link_bytes for timing in run.timings)
   if run.total_sent_bytes and math.isfinite(link_bytes):

@@ -157,7 +157,8 @@ def loss_panel(
 
   Args:
     frame: All settings, at least one.
-    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
+    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock
+      (simulated cluster).
     title: Title of the figure.
     size: Width and height (inches); None: the size of `style.frame`.
 
@@ -269,6 +270,7 @@ def _loss_limits(
   far_above = middle + _FAR * usual_distance
   low = min(losses)
   high = max(loss for loss in last_losses if loss <= far_above)
+  # Room above for the starts of the curves, even if all end at nearly one loss.
   top = high + 0.6 * max(high - low, 0.05 * low)
   return low - 0.04 * (top - low), top
 
@@ -363,6 +365,7 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
     style.cost_axis(ax, costs, "sent by one replica", EngFormatter("B"))
   else:
     is_log = max(last_costs, default=0) > _WIDE * shortest
+    # The unit suits the earliest point, or without a log axis the shortest curve.
     divisor, unit = units.time_unit(
       min(costs if is_log else last_costs, default=0.0)
     )
@@ -389,7 +392,7 @@ def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
 
   Args:
     setting: The setting.
-    axis: As in `loss_panel`.
+    axis: Cost: `TOKENS`, `BYTES` or the name of a clock (simulated cluster).
     divisor: Number by which the costs are divided.
     seeds: Number of seeds that there should be, for the label of the curve.
   """

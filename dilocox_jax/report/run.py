@@ -224,7 +224,7 @@ class LoadedRun:
 
 
 def _furthest(run: LoadedRun, field: str) -> int:
-  """Returns the largest value of a field that grows during a run; 0 at first.
+  """Returns the last value of a field that grows during a run; 0 without rows.
 
   Both rounds and evaluations have the field.
   """

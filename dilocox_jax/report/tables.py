@@ -62,7 +62,10 @@ def _sent_bytes(frame: Frame, setting: Setting) -> str:
 
 
 def _fewer_bytes(frame: Frame, setting: Setting) -> str:
-  """Returns how many times fewer bytes a setting sends than its baseline."""
+  """Returns how many times fewer bytes a setting sends than its baseline.
+
+  Without a baseline, fp32 gradients in every step take its place.
+  """
   return units.human_ratio(frame.fewer_bytes(setting))
 
 
@@ -178,9 +181,9 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 def price(frame: Frame) -> str:
   """Returns a sentence about the setting that sends fewest bytes, or "".
 
-  It compares bytes, time (if the frame has one clock) and loss of
-  `Frame.cheapest` with its baseline. It is "" if there is nothing to compare,
-  or if the baseline sends less than 1.05 times as much.
+  The sentence compares bytes, simulated time (if there is one simulated
+  cluster) and loss of `Frame.cheapest` with its baseline. It is "" if there is
+  nothing to compare, or if the baseline sends less than 1.05 times as much.
   """
   cheapest = frame.cheapest()
   if cheapest is None:

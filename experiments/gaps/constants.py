@@ -159,12 +159,12 @@ def write(rows: Sequence[GapRow], field: str) -> None:
 def _fitted_lines(
   rows: Sequence[GapRow], field: str
 ) -> Iterator[dict[str, Any]]:
-  """Yields the straight lines in `law.json` that are fitted to runs.
+  """Yields lines "doublings lost = a log2 M - b" that are fitted to runs.
 
-  A line says what M replicas lose: how many times AllReduce's batch may be
-  halved until its loss is theirs, the doublings lost. There is a line for each
-  model, number of steps, number of sequences a step and measure of the
-  doublings lost. Only DiLoCo with default options and H = 16 counts.
+  The doublings lost say how many times AllReduce's batch may be halved until
+  its loss is that of M replicas. There is a line for each model, number of
+  steps, number of sequences a step and measure of the doublings lost. Only
+  DiLoCo with default options and H = 16 counts.
   """
   for name, doublings in _DOUBLINGS.items():
     for line in law.lines(rows, field, doublings):
@@ -271,6 +271,7 @@ def _factors(power: float) -> dict[str, Any]:
     ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
     intervals = gap.settings[name] / diloco.settings[name]
     value = ratio * intervals**-power
+    # DiLoCo's own factor is 1 and has no range.
     width = 1.0 if method == "diloco" else _FACTOR_RANGE
     factors[method] = {
       "value": round(value, 3),

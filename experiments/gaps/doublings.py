@@ -42,8 +42,9 @@ class Estimate(NamedTuple):
 class Cost(NamedTuple):
   """What replicas cost beside AllReduce, both with B sequences in a step.
 
-  The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of the replicas.
+  B counts the sequences of all replicas together. The doublings lost say how
+  many times AllReduce's batch may be halved until its loss is that of the
+  replicas.
 
   Attributes:
     setting: Setting of the replicas.
@@ -194,8 +195,8 @@ def _cost(
 def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
   """Returns the sequences in a step with which AllReduce ends at a given loss.
 
-  Between the losses of `curve`, by batch, the logarithm of the batch is linear
-  in the logarithm of the loss. The result is NaN outside of the curve.
+  `curve` has AllReduce's losses by batch. Between them, the logarithm of the
+  batch is linear in the logarithm of the loss. The result is NaN outside.
   """
   batches = sorted(curve, reverse=True)
   log_losses = [math.log(curve[batch]) for batch in batches]

@@ -101,9 +101,10 @@ class GrowingRuns:
       self._train(name, best, self.result_seeds)
 
   def _train(self, name: str, rates: Rates, seeds: Sequence[int]) -> None:
-    """Trains the seeds that are not finished, as one JAX program.
+    """Trains a setting on those of `seeds` that are not finished.
 
-    It adds a line for each run to the file. After the deadline it does nothing.
+    The runs are one JAX program. Each becomes a line of the file. After the
+    deadline nothing is trained.
     """
     done = {row.seed for row in self._rows(name) if row.rates == rates}
     runs = [Run(rates, seed) for seed in seeds if seed not in done]

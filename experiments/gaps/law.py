@@ -32,7 +32,8 @@ class Line(NamedTuple):
   """A straight line "doublings lost = a log2 M - b", fitted to some settings.
 
   The settings differ only in the number of replicas, M. The doublings lost say
-  how many times AllReduce's batch may be halved until its loss is theirs.
+  how many times AllReduce's batch may be halved until its loss is that of the
+  replicas.
 
   Attributes:
     setting: One of the settings.

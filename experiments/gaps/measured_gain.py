@@ -79,7 +79,7 @@ def usual_processes() -> int:
 def measured(
   config: RunConfig, pairs: PairTraining, minutes: float
 ) -> MeasuredGain:
-  """Trains AllReduce with B / 2 and B sequences in a step; computes its gain.
+  """Trains AllReduce with B / 2 and B sequences in a step; compares the losses.
 
   If the planned model would take too long, smaller models are trained.
 

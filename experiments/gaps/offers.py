@@ -68,7 +68,7 @@ class Offer:
 
   Attributes:
     config: Config of the run.
-    expected: Expected gap of the run to AllReduce.
+    expected: Expected gap: the loss divided by AllReduce's, minus 1.
     sent_bytes: Bytes that one replica sends in the run (derived).
     hours: Times and losses on a cluster; None: there is no cluster, or the
       cluster places another number of replicas.

@@ -73,7 +73,7 @@ def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
 
 
 def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
-  """Returns a run of AllReduce with a smaller model of the same shape.
+  """Returns a config of AllReduce with a smaller model of the same shape.
 
   `divisor` divides the width, the layers and the heads. None if that cannot be,
   for example because the model is too small or trains adapters.

@@ -161,7 +161,8 @@ class PairTraining:
     """Computes s, the share by which the loss falls from B / 2 to B sequences.
 
     With one seed, s compares the vertices of the parabolas (`Tuned.refined`).
-    With several seeds, both best rates are trained on each, and s is the mean.
+    With several seeds, each batch is trained at its best rate on each seed, and
+    s is the mean.
     """
     measured = 1 - full.loss / half.loss
     refined = 1 - full.refined / half.refined
