@@ -126,9 +126,7 @@ def _with_rounds(
   first_interval: int | None,
   steps_per_doubling: int | None,
 ) -> RunConfig:
-  """Returns a config with rounds of given lengths.
-
-  Its number of fragments (parts of the parameters) does not change.
+  """Returns a config with rounds of given lengths, and no other changes.
 
   Args:
     config: Config of the run.

@@ -113,9 +113,9 @@ def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
 def _step_times(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
-  """Returns each replica's seconds of an inner step, and its idle share.
+  """Returns each replica's seconds of an inner step, and a stage's idle share.
 
-  The idle share is that of a pipeline stage (`Setup.bubble_fraction`).
+  `Setup.bubble_fraction` is this share.
   """
   has_stages = config.mesh.num_stages > 1
   if options.step_s is not None:
@@ -153,8 +153,8 @@ def _step_times(
 def least_memory(cluster: Cluster) -> float:
   """Returns the memory of a cluster's smallest device (bytes).
 
-  Sites (the cluster's places with devices) that do not state it do not count.
-  The result is infinity if none states it.
+  Sites (places with devices) that do not state it do not count; infinity if
+  none states it.
   """
   known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
   return min(known, default=math.inf)

@@ -31,9 +31,7 @@ _FIELD_OF_RULE = {
 
 @dataclasses.dataclass(frozen=True)
 class MailboxTerms:
-  """What the replicas of a run must have in common to exchange by a mailbox.
-
-  A mailbox is a folder or bucket through which separate programs exchange.
+  """What replicas must have in common to exchange through a folder or bucket.
 
   Attributes:
     fields: All fields of the run's config, by dotted name.
@@ -42,8 +40,7 @@ class MailboxTerms:
       is the argument `config` of `dilocox_jax.Mailbox`.
     rules: Rules of the exchange, such as how long to wait for a replica. They
       are the argument `rules` of `dilocox_jax.Mailbox`.
-    method: Method of the run: when it exchanges, and how a replica goes on with
-      a mean.
+    method: When the replicas exchange, and how they go on with a mean.
   """
 
   fields: dict[str, Any]

@@ -104,8 +104,7 @@ def chosen_values(
 ) -> dict[str, Any]:
   """Chooses values for the fields that a config leaves to the devices.
 
-  `mesh.gather` is not among them: it depends on the devices' memory
-  (`device_memory.chosen_gather`).
+  `mesh.gather` is not among them: it depends on the devices' memory.
 
   Args:
     config: Config of a run.

@@ -51,8 +51,7 @@ class RunConfig:
     inner: Optimizer of the inner steps.
     sync: Method, and its schedule of exchanges.
     exchange: Codec, error feedback and collective of exchanges.
-    mailbox: Rules for replicas that exchange through a mailbox (a folder or
-      bucket).
+    mailbox: Rules for replicas that exchange through a folder or bucket.
     adaptive: How the low rank and H adapt during the run.
     outer: Optimizer of the outer parameters.
     mesh: Number of replicas, and how each is divided among devices.
@@ -267,10 +266,7 @@ class RunConfig:
 
   @property
   def uses_mailbox(self) -> bool:
-    """Whether replicas are separate programs that exchange through a mailbox.
-
-    A mailbox is a folder or a bucket.
-    """
+    """Whether replicas are programs that meet in a mailbox (folder, bucket)."""
     return self.exchange.collective == MAILBOX
 
   @property

@@ -124,10 +124,7 @@ def _bytes_of_one_device(config: RunConfig, computation: Computation) -> int:
 
 
 def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
-  """Returns the bytes of a step on one device of a replica without stages.
-
-  Several devices divide the replica into data shards, tensor shards or both.
-  """
+  """Returns the bytes of a step on a data or tensor shard, without stages."""
   num_layers = config.model.shape.num_layers
   activations = _activations(config, computation, num_layers)
   num_whole_layers = _LAYERS_AT_A_TIME
@@ -223,10 +220,7 @@ def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
 
 
 def _divided_tables_size(config: RunConfig) -> int:
-  """Returns the trained values of the tables that data shards divide by token.
-
-  These tables are the embedding, the head, both or none.
-  """
+  """Returns the trained values of embedding or head that data shards divide."""
   return sum(
     math.prod(config.trained_shapes[path])
     for path in config.division.divided_tables(config.model.shape)
@@ -237,8 +231,7 @@ def _divided_tables_size(config: RunConfig) -> int:
 def _collected_tables_size(config: RunConfig) -> int:
   """Returns how many values outside of layers a data shard collects.
 
-  An embedding and a head that data shards divide by tokens of the vocabulary
-  are not among them.
+  An embedding or a head that data shards divide by token is not among them.
   """
   division = config.division
   divided = division.divided_tables(config.model.shape)
@@ -261,8 +254,8 @@ class _Activations:
     layer: What the backward of one layer reads; twice as much if the backward
       computes a part of the forward again.
     logits: Logits of a chunk of tokens and their gradient, in fp32. If data
-      shards divide the vocabulary, also the residual streams of the chunks of
-      all shards.
+      shards divide the vocabulary, also the residual streams of all shards'
+      tokens.
   """
 
   saved: int

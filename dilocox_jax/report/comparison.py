@@ -1,8 +1,8 @@
 """Shows several runs, or all settings of a sweep, on one page.
 
-A setting is a method with all its hyper-parameters. `side_by_side` refuses runs
-that were evaluated on different texts or sequences, because their losses cannot
-be compared. A sweep may be incomplete: its page counts the missing seeds.
+`side_by_side` refuses runs that were evaluated on different texts or sequences,
+because their losses cannot be compared. A sweep may be incomplete: its page
+counts the missing seeds.
 """
 
 import collections
@@ -266,8 +266,8 @@ def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
 def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
   """Yields sentences about differences that a reader would not expect.
 
-  They say which runs have how many parameters or replicas, if these differ, and
-  which runs were evaluated on an average of the parameters.
+  They are about numbers of parameters or replicas, and about runs that were
+  evaluated on an average of the parameters.
   """
   fields = {"parameters": "parameter_count", "replicas": "num_replicas"}
   for noun, field in fields.items():

@@ -36,8 +36,8 @@ def section(run: LoadedRun) -> dict[str, list[str]]:
     replica.
 
   Raises:
-    RecordError: If `gap.json` is damaged, or was measured for another number of
-      parameters than the run has.
+    RecordError: If `gap.json` is damaged, or is for another number of
+      parameters.
   """
   try:
     config = from_saved(run.config)
@@ -110,8 +110,7 @@ def _measured_gain(run: LoadedRun) -> Estimate | None:
   s is the share by which AllReduce's loss falls when its batch doubles.
 
   Raises:
-    RecordError: If the file is damaged, or was measured for another number of
-      parameters than the run has.
+    RecordError: If the file is damaged, or is for another number of parameters.
   """
   path = run.workdir / GAIN_FILE
   if not path.exists():

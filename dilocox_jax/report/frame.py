@@ -41,8 +41,7 @@ class Point:
   """One evaluation of a run.
 
   Attributes:
-    tokens: Tokens that all replicas have seen; with a mailbox, only those of
-      the run directory's replica.
+    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
@@ -66,8 +65,7 @@ class SeedRun:
       NaN before its first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
-    tokens: Tokens that all replicas have seen; with a mailbox, only those of
-      the run directory's replica.
+    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -90,8 +88,8 @@ class Setting:
     seed_runs: Runs of the setting, one for each seed; may be empty.
     baseline: Name of the setting with which this one is compared: its own name
       for a baseline, "" for none.
-    seconds: Simulated time of the run, up to now or its end (s), by the name of
-      the simulated cluster (clock).
+    seconds: Simulated time of the run so far (s), by the name of the simulated
+      cluster (clock).
     utilization: Share of this time in which replicas take inner steps, from 0
       to 1, by the clock's name; empty if it is not known.
     fp32_bytes: Bytes that a replica would send in the whole run if it sent fp32
@@ -170,8 +168,8 @@ class Setting:
   def seconds_to(self, clock: str, target: float) -> list[float]:
     """Returns the simulated times at which the seeds first reached a loss (s).
 
-    Each seed that has evaluations has a time; infinity: it never reached the
-    loss. `clock` is the name of a simulated cluster.
+    There is one for each seed that has evaluations; infinity: the seed never
+    reached it. `clock` is the name of a simulated cluster.
     """
     return [
       _seconds_to(seed_run.points, clock, target)

@@ -192,8 +192,7 @@ def _cost(run: LoadedRun) -> Iterator[str]:
 def _link(run: LoadedRun) -> Iterator[str]:
   """Yields sentences about bytes on the link, and about waiting for exchanges.
 
-  A round waits after the inner steps beside which its exchanges ran. There are
-  no sentences for a run that has measured neither bytes nor waiting.
+  There are none for a run that has measured neither.
   """
   link_bytes = math.fsum(timing.link_bytes for timing in run.timings)
   if run.total_sent_bytes and math.isfinite(link_bytes):

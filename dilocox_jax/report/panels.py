@@ -365,7 +365,7 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
     style.cost_axis(ax, costs, "sent by one replica", EngFormatter("B"))
   else:
     is_log = max(last_costs, default=0) > _WIDE * shortest
-    # The unit suits the earliest point, or without a log axis the shortest curve.
+    # The unit suits the earliest point, or on a linear axis the shortest curve.
     divisor, unit = units.time_unit(
       min(costs if is_log else last_costs, default=0.0)
     )

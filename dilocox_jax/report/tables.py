@@ -62,10 +62,7 @@ def _sent_bytes(frame: Frame, setting: Setting) -> str:
 
 
 def _fewer_bytes(frame: Frame, setting: Setting) -> str:
-  """Returns how many times fewer bytes a setting sends than its baseline.
-
-  Without a baseline, fp32 gradients in every step take its place.
-  """
+  """Returns the bytes of the baseline, or else of fp32, over a setting's."""
   return units.human_ratio(frame.fewer_bytes(setting))
 
 
@@ -118,8 +115,8 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   """Returns the cells of a setting in the columns of a simulated cluster.
 
   The last column is the time to the target loss. Without a target, it is the
-  loss at the time at which the fastest setting ends; but it is left out if
-  there is one setting, or if one has no run.
+  loss at the time at which the fastest setting ends, if there are several
+  settings and all have runs.
   """
   cells = {}
   if setting.utilization:

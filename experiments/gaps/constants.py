@@ -1,12 +1,11 @@
 """Writes the constants of the law of the gap (`dilocox_jax/gap/law.json`).
 
-The law predicts how much higher the loss of M replicas is than AllReduce's, the
-gap. It does so from the *doublings lost*: how many times AllReduce's batch may
-be halved until its loss is that of the replicas. The lines "doublings lost = a
-log2 M - b" and the power of H are fitted to finished runs. DiLoCo's gap, and
-the factors by which other methods lose more doublings, come from the committed
-sweeps. Constants that no finished run measures, and lines of an earlier study,
-are in `ELSEWHERE`.
+The law predicts the gap of M replicas to AllReduce from the *doublings lost*:
+how many times AllReduce's batch may be halved until its loss is that of the
+replicas. The lines "doublings lost = a log2 M - b" and the power of H are
+fitted to finished runs. DiLoCo's gap, and the factors by which other methods
+lose more doublings, come from the committed sweeps. Constants that no finished
+run measures, and lines of an earlier study, are in `ELSEWHERE`.
 """
 
 import dataclasses
@@ -133,7 +132,7 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
 
   Args:
     rows: Finished runs of the study. The lines are not fitted to those that are
-      held out (`design.HELD_OUT_SIZE`, `design.HELD_OUT_REPLICAS`).
+      held out (`design`).
     field: Name of the loss that is compared, a field of `GapRow`.
   """
   values = dict(ELSEWHERE)
@@ -211,12 +210,11 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
 
   The doublings lost say how many times AllReduce's batch may be halved until
   its loss is that of the replicas. Each DiLoCo setting with another H than 16
-  gives a value of p, by comparison with the same setting at H = 16. Both must
+  gives a value of p, by comparison with the same setting at H = 16, if both
   lose more than 0 doublings.
 
   Returns:
-    The entry "interval_power" of `law.json`, with the mean of p, and a range
-    that covers the earlier study's; None if no setting gives a value.
+    The entry "interval_power" of `law.json`; None if no setting gives a value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling

@@ -1,8 +1,7 @@
 """The settings of the study of the gap, the most informative settings first.
 
-The gap says how much higher the loss of replicas is than AllReduce's. Around a
-center, the study varies one thing at a time, such as the number of replicas, H
-or the batch. Each setting is compared with AllReduce at the same
+Around a center, the study varies one thing at a time, such as the number of
+replicas, H or the batch. Each setting is compared with AllReduce at the same
 number of sequences a step. AllReduce also runs with fewer sequences: these
 losses say how many sequences of AllReduce the replicas are worth.
 """

@@ -10,10 +10,6 @@ For example, AllReduce ends at loss 1.86 with 4 sequences, at 1.69 with 8 and at
 above the loss of 8 sequences, so they lose a little more than one doubling. In
 logarithms ln(1.71 / 1.69) / ln(1.86 / 1.69) = 0.12 of the doubling from 4 to 8
 is lost too, so D = 1.12.
-
-`by_curve` reads AllReduce's losses at all batches, as in the example.
-`by_last_doubling` extends the last doubling, from B / 2 to B, to any loss, so
-it needs two losses of AllReduce only.
 """
 
 import math
@@ -40,11 +36,10 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """What replicas cost beside AllReduce, both with B sequences in a step.
+  """What replicas cost beside AllReduce, both with B sequences a step in all.
 
-  B counts the sequences of all replicas together. The doublings lost say how
-  many times AllReduce's batch may be halved until its loss is that of the
-  replicas.
+  The doublings lost say how many times AllReduce's batch may be halved until
+  its loss is that of the replicas.
 
   Attributes:
     setting: Setting of the replicas.

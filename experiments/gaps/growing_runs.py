@@ -165,9 +165,8 @@ class GrowingRuns:
   def table(self, names: Sequence[str]) -> str:
     """Returns a Markdown table of losses on the judge text.
 
-    On this text nothing was chosen. For each setting, the table also has the
-    change of the loss from that of the setting `constant`, the mean over common
-    seeds with its standard error.
+    It also has each setting's change of the loss from the setting `constant`,
+    the mean over common seeds with its standard error.
 
     Args:
       names: Names of the settings. Settings without results are left out.

@@ -1,14 +1,9 @@
 """Fits straight lines in log2 M to what M replicas lose, and describes them.
 
-The *doublings lost* say how many times AllReduce's batch may be halved until
-its loss is that of the replicas (`experiments.gaps.doublings`). Settings that
-differ in M alone, with the same number of sequences in a step of all replicas
-together, have a common line
-
-  doublings lost = a log2 M - b
-
-Source: the form is that of this project's earlier probes
-(docs/results/predictions.md).
+Settings that differ in M alone, with the same number of sequences in a step of
+all replicas together, have a common line "doublings lost = a log2 M - b"
+(`experiments.gaps.doublings`). Source: the form is that of this project's
+earlier probes (docs/results/predictions.md).
 """
 
 import dataclasses
@@ -149,9 +144,8 @@ def _by_kind(
 ) -> dict[Setting, list[Cost]]:
   """Groups costs whose settings differ only in the number of replicas.
 
-  All replicas of a setting together take the same number of sequences in a
-  step. Costs of one replica are left out, and costs whose field `doublings` is
-  NaN. The key is the group's setting with one replica that takes all sequences.
+  Costs of one replica are left out, and costs whose field `doublings` is NaN.
+  The key is the group's setting with one replica that takes all sequences.
   """
   grouped: dict[Setting, list[Cost]] = {}
   for cost in all_costs:
@@ -164,10 +158,7 @@ def _by_kind(
 
 
 def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
-  """Fits "doublings lost = a log2 M - b" to costs, and returns a and b.
-
-  `doublings` is the field of `Cost` that has the doublings lost.
-  """
+  """Fits "field `doublings` of a cost = a log2 M - b"; returns a and b."""
   log_replicas = [math.log2(cost.setting.replicas) for cost in points]
   lost = [getattr(cost, doublings) for cost in points]
   slope, intercept = np.polyfit(log_replicas, lost, deg=1)

@@ -90,9 +90,8 @@ def measured(
     minutes: Most minutes that the training may take, by an estimate.
 
   Raises:
-    ValueError: One line, if B is odd, if the planned model takes too long and
-      fewer than two smaller models do not, or if the larger batch does not
-      lower the loss.
+    ValueError: One line, if B is odd, if `minutes` are too few for any models,
+      or if the larger batch does not lower the loss.
     StoppedError: If a run failed, or if all rates of a batch diverged.
   """
   own = allreduce_config(config)

@@ -1,7 +1,6 @@
 """Computes what several replicas would cost: gap, bytes, time and loss.
 
-The gap says how much higher the loss of replicas is than AllReduce's. An
-*offer* is a planned run with a given method and number of replicas, together
+An *offer* is a planned run with a given method and number of replicas, together
 with its costs. All offers take the same number of steps with the same number of
 sequences in a step, which the replicas divide among themselves.
 """

@@ -67,8 +67,6 @@ class Losses(NamedTuple):
 class Models(NamedTuple):
   """Trained parameters of R runs.
 
-  AllReduce's parameters count as outer parameters.
-
   Attributes:
     newest: The newest outer parameters, leaves [R, ...].
     average: The average of the outer parameters, leaves [R, ...].
@@ -93,8 +91,8 @@ class Carry(NamedTuple):
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
-  If the text has no judge part, on which nothing is chosen, the validation part
-  takes its place.
+  A text without a judge part, on which nothing is chosen, has the validation
+  part in its place.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])

@@ -174,10 +174,9 @@ def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
 
 
 def _distance(setting: Setting, other: Setting) -> float:
-  """Returns by how many doublings the fields of two settings differ, summed.
+  """Returns by how many doublings the numbers of two settings differ, summed.
 
-  For example, H = 16 and H = 32 differ by about one doubling. Only fields that
-  are numbers count.
+  For example, H = 16 and H = 32 differ by about one doubling.
   """
   numbers = [
     (value, getattr(other, field))
