@@ -114,7 +114,7 @@ def write_page(
 
 
 def _summary(run: LoadedRun) -> str:
-  """Returns the first paragraph: what was trained, and how it ended."""
+  """Returns the first paragraph: what was trained, and which loss it has."""
   record = run.record
   replicas = "one replica"
   if record["num_replicas"] != 1:

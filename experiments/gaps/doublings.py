@@ -1,15 +1,14 @@
 """Measures how many doublings of the batch several replicas lose.
 
-Letters: M replicas, B sequences in a step of all replicas together. L(B) is the
-loss of AllReduce with B sequences in a step, after the same number of steps. It
-falls as B grows. The *doublings lost* by M replicas say how many times
-AllReduce's batch may be halved until its loss is theirs.
+With B sequences in a step of all replicas together, the *doublings lost* say
+how many times AllReduce's batch may be halved until its loss, after the same
+number of steps, is that of the replicas.
 
 For example, AllReduce ends at loss 1.86 with 4 sequences, at 1.69 with 8 and at
 1.59 with 16. Four replicas of four sequences end at 1.71. This lies a little
 above the loss of 8 sequences, so they lose a little more than one doubling. In
 logarithms ln(1.71 / 1.69) / ln(1.86 / 1.69) = 0.12 of the doubling from 4 to 8
-is lost too, so D = 1.12.
+is lost too: 1.12 doublings.
 """
 
 import math

@@ -158,7 +158,7 @@ def _by_kind(
 
 
 def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
-  """Fits "field `doublings` of a cost = a log2 M - b"; returns a and b."""
+  """Fits a log2 M - b to the field `doublings` of costs; returns a and b."""
   log_replicas = [math.log2(cost.setting.replicas) for cost in points]
   lost = [getattr(cost, doublings) for cost in points]
   slope, intercept = np.polyfit(log_replicas, lost, deg=1)
