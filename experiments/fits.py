@@ -72,8 +72,8 @@ def main(argv: Sequence[str]) -> None:
 def _estimate(config: RunConfig, memory_bytes: float) -> None:
   """Prints what a run needs by arithmetic.
 
-  Raises StoppedError if this is more than `memory_bytes` of a device; infinity:
-  the memory is not known.
+  Raises StoppedError if this is more than `memory_bytes`, the memory of a
+  device, which is infinity if it is not known.
   """
   from dilocox_jax.api.memory_advice import memory_advice
   from dilocox_jax.config.device_memory import LEAST_SPARE, device_memory

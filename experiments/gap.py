@@ -144,9 +144,8 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
   s is the share by which AllReduce's loss falls when its batch doubles.
 
   Raises:
-    UsageError: If the batch is odd, if --minutes are too few for the planned
-      model and for two smaller ones, or if the larger batch does not lower the
-      loss.
+    UsageError: If the batch is odd, if --minutes are too few for any models, or
+      if the larger batch does not lower the loss.
     StoppedError: If a run failed, if all rates of a batch diverged, or if the
       program was interrupted.
   """

@@ -103,8 +103,8 @@ def _run_processes(
 ) -> None:
   """Starts the processes of a run of `experiments.train`, and waits for them.
 
-  They inherit the file descriptor `lock`. With a network, each gets a node of
-  it. Raises StoppedError if a process fails.
+  The processes inherit the file descriptor `lock`. With `network`, each has a
+  node of the network. Raises StoppedError if a process fails.
   """
   environment = process_group.environment(count)
   if network:

@@ -133,9 +133,10 @@ def _prepare(workdir: pathlib.Path) -> None:
 
 
 def _training_documents() -> list[bytes]:
-  """Returns the first --bpe_mb megabytes of documents that are not held out.
+  """Returns documents from which a tokenizer is trained.
 
-  A tokenizer is trained on them. Empty unless --tokenizer is bpe.
+  They are the first --bpe_mb megabytes that are not held out; there are none
+  unless --tokenizer is bpe.
   """
   contents: list[bytes] = []
   if _TOKENIZER.value != tokenizers.BPE:

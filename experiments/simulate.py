@@ -178,9 +178,9 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
 
 
 def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
-  """Prints schedules that exchange more at the start, in no more time.
+  """Prints schedules that exchange more often early in a run.
 
-  They are compared with the run of `config`, whose rounds have one length.
+  They take no more time than the run of `config`, whose rounds have one length.
   """
   from dilocox_jax.api import growing_plans
   from experiments import growing_page

@@ -50,7 +50,7 @@ def _speed(speed: float) -> str:
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
-  """Returns the costs of a planned run that the terminal and the page show."""
+  """Returns the costs of a run that both the terminal and the page show."""
   base_speed = _speed(plan.allreduce_tokens_per_s)
   speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {base_speed})"
   speed = _speed(plan.tokens_per_s)
@@ -310,7 +310,7 @@ def _assumptions(plan: MethodPlan) -> list[str]:
 def _advice(plans: Sequence[MethodPlan]) -> str:
   """Returns a text that recommends the first plan, and states its gaps.
 
-  If no run has memory to spare, the text says what would help.
+  If the first plan has no memory to spare, the text says what would help.
   """
   best = plans[0]
   if not best.has_room:
@@ -357,8 +357,9 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
   """Returns the plan with the lowest expected loss at equal time.
 
-  Only plans count that have memory to spare and a measured gap; without any, it
-  is the first plan. Of losses that are equal to 0.1 %, the first counts.
+  Only plans count that have memory to spare and whose gap was measured, or is 0
+  (AllReduce); without any, the result is the first plan. Of plans whose losses
+  are equal to 0.1 %, the first counts.
   """
   ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
   return min(
@@ -460,7 +461,7 @@ def _start(plan: MethodPlan, config: str) -> str:
 def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
   """Returns the cells of a planned run in the table of methods, by column.
 
-  If `is_short`, only the columns for which a terminal has room.
+  With `is_short`, there are only the columns for which a terminal has room.
   """
   config = plan.config
   schedule = config.sync.named.schedule
@@ -509,8 +510,9 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
 def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
   """Returns the gap that the law expects, e.g. "+1.9 % (-0.4 to +4.8)".
 
-  Methods that average gradients have their measured gap, AllReduce "baseline".
-  The range is left out if `is_short`.
+  The text is "baseline" for AllReduce. For other methods that average
+  gradients, it is the measured gap, or "not known". The range is left out if
+  `is_short`.
   """
   if plan.is_baseline:
     return "baseline"

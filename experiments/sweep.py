@@ -159,8 +159,8 @@ def _clocks_and_times(
 ) -> "tuple[dict[str, SweepClock], dict[str, dict[str, Times]]]":
   """Returns a sweep's clocks by name, and the times of its runs on them.
 
-  The times are by setting of a run, and then by name of a clock. Raises
-  UsageError if a clock is wrong, or does not fit a run.
+  A clock is a simulated cluster. The times are by setting of a run, and then by
+  name of a clock. Raises UsageError if a clock is wrong, or does not fit a run.
   """
   from experiments.sweeps import page
   from experiments.sweeps.clocks import clock_of

@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _default_population() -> int | None:
-  """Returns 3 on CPUs, and None on other devices: all that a setting needs."""
+  """Returns the most runs of one program: 3 on CPUs, else None (no limit)."""
   from dilocox_jax.training import build
 
   return _LARGEST_POPULATION if build.platform_name() == "cpu" else None

@@ -45,10 +45,14 @@ def growing_plans(
 ) -> list[GrowingPlan]:
   """Proposes schedules that average more often early in a run, and times them.
 
-  A proposal has rounds that grow (`sync.first_interval`), or begins with
-  data-parallel steps (`sync.warm_start_steps`). Its last rounds have H, 2 H or
-  4 H steps. Within the allowed time, rounds grow as slowly as possible, or the
-  data-parallel start is as long as possible. The losses are not predicted.
+  With H the steps of the config's rounds, the last rounds of a proposal have H,
+  2 H or 4 H steps. There are two kinds of proposals:
+
+  - Rounds grow (`sync.first_interval`), as slowly as the allowed time permits.
+  - The run begins with data-parallel steps (`sync.warm_start_steps`), with as
+    many as the time permits.
+
+  The losses are not predicted.
 
   Args:
     config: Config of the run, whose rounds have one length, without a
@@ -80,6 +84,7 @@ def growing_plans(
   constant = constant_rounds(*run)
   most_s = constant.outcome.total_s
   if utilization is not None:
+    # Inner steps take the same time in every schedule.
     most_s = float(np.mean(constant.outcome.compute_s)) / utilization
 
   def method_of(
@@ -104,7 +109,7 @@ def _plan(config: RunConfig, schedule: TimedSchedule) -> GrowingPlan:
 
 
 def _with_schedule(config: RunConfig, schedule: TimedSchedule) -> RunConfig:
-  """Returns a config with the rounds and the start of another schedule."""
+  """Returns a config with a schedule's rounds and data-parallel start."""
   with_rounds = _with_rounds(
     config,
     schedule.sync_interval,
@@ -121,7 +126,7 @@ def _with_rounds(
   first_interval: int | None,
   steps_per_doubling: int | None,
 ) -> RunConfig:
-  """Returns a config with rounds of other lengths and as many fragments.
+  """Returns a config with rounds of given lengths, and no other changes.
 
   Args:
     config: Config of the run.

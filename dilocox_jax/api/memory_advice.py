@@ -13,11 +13,11 @@ from dilocox_jax.report.units import human_bytes
 
 
 def memory_advice(config: RunConfig, device_bytes: float) -> str:
-  """Returns a change of the config with which a run fits into its devices.
+  """Returns words for a change of the config that saves memory on a device.
 
-  Example: "mesh.gather='layer' needs 24.9 GB". It is the first change with
-  which the run fits into `device_bytes`, else the one that needs the least
-  memory. If no change helps, it is a smaller model or batch.
+  They name the first change with which the run fits into `device_bytes`, or
+  else the one that needs the least memory: "mesh.gather='layer' needs 24.9 GB".
+  If no change saves memory, they suggest a smaller model, batch or rank.
   """
   needed_before = device_memory(config, device_bytes).total
   best = (needed_before, "a smaller model or batch, or a smaller rank")

@@ -39,14 +39,16 @@ def check_memory(
 ) -> None:
   """Refuses a run that needs more than 1.1 times the available memory.
 
-  The available memory is what this host has free (on CPUs), or the limit of a
-  device, even if a part of it is in use. If it is not known, no run is refused.
-  The needed memory is partly an estimate, which may be too high.
+  On CPUs the available memory is what this host has free, and else the limit of
+  a device, even if a part of it is in use. If the available memory is not
+  known, no run is refused. The needed memory is partly an estimate, which may
+  be too high.
 
   Args:
     config: Config of the run.
     overrides: Objects of the user in place of parts that the config names. Of a
-      user's model, only the state between steps is counted.
+      user's model, only the state between steps is counted, without that of the
+      inner optimizer.
     go_on: What a user can set to start the run all the same, for the message.
 
   Raises:
@@ -110,10 +112,10 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns the least memory of a replica with a user's model (bytes).
+  """Returns the least bytes on a device for a replica of a user's model.
 
-  It is the state on a device between steps, without that of the inner
-  optimizer. If only a part of the model is trained, it is only the parameters.
+  It counts the state between steps without that of the inner optimizer, or only
+  the parameters if not all of them are trained.
   """
   assert overrides.model is not None
   params = jax.eval_shape(overrides.model.init, jax.random.key(0))

@@ -1,6 +1,6 @@
 """Builds a method's rounds around a user's inner step, without a config.
 
-While inner steps of a round run, the messages of a method with a delay travel.
+If the method applies means with a delay, messages travel while inner steps run.
 An optax transform (`step_methods`) cannot do this: it ends each step before the
 next one starts.
 """
@@ -44,11 +44,13 @@ def make_rounds(
 ) -> Rounds:
   """Builds a method's rounds from a user's inner step.
 
-  The method only decides the schedule and the apply rule. Codec, error feedback
-  and outer optimizer come from the other arguments, not from a recipe.
+  A round is H inner steps, in which each fragment (a part of the parameters) is
+  sent once. Codec, error feedback and outer optimizer come from the arguments,
+  not from a recipe.
 
   Args:
-    method: Schedule and apply rule, e.g. `plan.schedule.methods.dilocox(20)`.
+    method: When a fragment is sent and its mean applied, and how a replica goes
+      on with the mean, e.g. `plan.schedule.methods.dilocox(20)`.
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
       state, (loss, gradient norm)) of one replica. Loss and norm are float32
       scalars. It may use collectives over the axis "replica", unless `exchange`
@@ -68,7 +70,7 @@ def make_rounds(
       the keyword argument `frozen`. None: there are no such parameters.
 
   Returns:
-    The rounds. `init`, `run` and `flush` train with them.
+    The rounds. `init`, `run` and `flush` (the last exchanges) train with them.
 
   Raises:
     TypeError: If `method` is not a method, `outer` is not an optimizer, or

@@ -55,7 +55,7 @@ from dilocox_jax.trees import Tree
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run that was trained, read from its directory.
+  """A run, finished or not, read from its directory.
 
   Attributes:
     workdir: The run directory.
@@ -117,9 +117,9 @@ class Run:
   def params(self) -> Tree:
     """Outer parameters of the newest checkpoint, without a replica axis.
 
-    If the run keeps an average of them (`outer.average_power`), it is this
-    average. If only a part of the model was trained, it is only the trained
-    part.
+    If the run keeps an average of the outer parameters (`outer.average_power`),
+    this average takes their place. If only a part of the model was trained,
+    they are that part.
 
     Raises:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
@@ -181,7 +181,7 @@ class Run:
     return family
 
   def _leaves_to_export(self) -> Tree:
-    """Returns the parameters of the whole model, as `export` writes them.
+    """Returns the parameters of the whole model for `export` to write.
 
     If all of them were trained, each is read only when it is written.
     """
@@ -192,7 +192,7 @@ class Run:
 
   @property
   def model(self) -> Any:
-    """The trained model, with LoRA adapters added to its kernels.
+    """The trained model; LoRA adapters, if any, are added to its kernels.
 
     It is the module that the user passed to `train`, with the trained
     parameters, or else a nested dict of the whole model's parameters.
@@ -253,7 +253,8 @@ def train(
     replicas: Number of replicas, M; None uses the number in the config.
     steps: Number of inner steps of each replica; None uses the config's.
     config: Sections of a config, e.g. {"inner": {"learning_rate": 1e-3}}, or a
-      whole `RunConfig`; `method`, `replicas` and `steps` must then be None.
+      whole `RunConfig`. With a `RunConfig`, `method`, `replicas` and `steps`
+      must be None, and `trainable` no `Lora`.
     workdir: The run directory. It is created if it is missing.
     loss: Function (model, batch) -> scalar for a `model` that is passed in.
       With a third argument `key`, it gets a random key of JAX for each
@@ -261,9 +262,9 @@ def train(
       ids, and the loss is the mean negative log-likelihood of each next token.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec` that
       divides a parameter of a `model` that is passed in over the mesh axes
-      "data" and "tensor". Without it, partitioning metadata of flax decide, if
-      the module has any. Otherwise, or if it returns None, data shards divide
-      the largest dimension.
+      "data" and "tensor". If it returns None, data shards divide the
+      parameter's largest dimension. Without a function, the flax partitioning
+      metadata of the module, if any, take its place.
     trainable: The part of the model that is trained: a `dilocox_jax.Lora`, or a
       function from the path of a leaf to whether it is trained. The rest keeps
       the values of `checkpoint.init_from`, or of a new model. None trains all
@@ -302,7 +303,7 @@ def train(
     ValueError: One line, if an argument or the config is wrong, if the
       directory holds another run, or if the run needs more memory than there
       is.
-    BusyError: If another run is using the directory.
+    BusyError: If another program is using the directory.
     TrainingStoppedError: If a loss, a gradient or a parameter is not finite, if
       the replicas' copies of the outer state differ, or if a replica with a
       mailbox cannot go on.
@@ -419,7 +420,7 @@ def _overrides(
 ) -> Overrides:
   """Checks the objects that were passed to `train` or `load`, and wraps them.
 
-  The arguments mean the same as in `train`; None was not given.
+  The arguments mean the same as in `train`. None: not given.
   """
   optimizers = {
     "inner_optimizer": inner_optimizer,

@@ -60,9 +60,9 @@ class Setup:
     bubble_fraction: Share of a step in which a pipeline stage is idle (0 to 1);
       NaN if the duration of a step is given and there are several stages.
     work: Durations of a step and of encoding for every replica (seconds).
-    script: Turns segments of the plan, such as rounds, into the operations of
-      every replica.
-    plan: Plan of the run: its segments and rounds.
+    script: Turns segments of the plan, such as rounds, into inner steps,
+      exchanges and waits of every replica.
+    plan: Plan of the run: its rounds, and steps outside of rounds.
   """
 
   link_costs: LinkCosts
@@ -80,7 +80,8 @@ def cluster_of(config: RunConfig, name: str) -> Cluster:
     name: Name of a cluster preset, or path of a cluster file.
 
   Raises:
-    ValueError: One line, if there is no such cluster, or if it is too small.
+    ValueError: One line, if there is no such cluster, or if it has another
+      number of replicas than the run.
   """
   return load_cluster(name, config.mesh.num_replicas)
 
@@ -112,9 +113,9 @@ def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
 def _step_times(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
-  """Returns each replica's seconds of an inner step, and the bubble fraction.
+  """Returns each replica's seconds of an inner step, and a stage's idle share.
 
-  `Setup.bubble_fraction` says what it is.
+  `Setup.bubble_fraction` is this share.
   """
   has_stages = config.mesh.num_stages > 1
   if options.step_s is not None:
@@ -131,6 +132,7 @@ def _step_times(
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
   # If the config leaves the dtype to the devices, accelerators take bfloat16.
   value_bytes = 4 if config.model.compute_dtype == "float32" else 2
+  # What a pipeline stage sends to the next one for a micro-batch.
   hop_bytes = value_bytes * shape.model_dim * tokens / num_micro_batches
   # A config without a mesh does not say how many devices a replica has. None
   # means all devices that the cluster gives to a replica.
@@ -151,7 +153,8 @@ def _step_times(
 def least_memory(cluster: Cluster) -> float:
   """Returns the memory of a cluster's smallest device (bytes).
 
-  Sites that do not state it do not count; infinity if none states it.
+  Sites (places with devices) that do not state it do not count; infinity if
+  none states it.
   """
   known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
   return min(known, default=math.inf)
@@ -164,8 +167,8 @@ class ClusterClock:
   round.
 
   Attributes:
-    description: Name of the cluster for reports, e.g. "cluster 1gbit", perhaps
-      with the size of the model whose time is simulated.
+    description: Name of the cluster for reports, e.g. "cluster 1gbit"; if
+      another model is timed than the run's, also the size of that model.
     digest: Hash of what the times depend on besides the config, 12 hexadecimal
       digits: cluster, options, step durations, and the shape of another model.
   """
@@ -220,7 +223,7 @@ class ClusterClock:
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the last exchanges, and returns the seconds of the run.
+    """Adds the time of exchanges that are still due; returns the total (s).
 
     `traffic` computes the bytes of exchanges; with `timed`, it is not read.
     """

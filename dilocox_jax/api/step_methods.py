@@ -49,7 +49,8 @@ def step_transform(
   steps.
 
   Args:
-    method: Schedule and apply rule, e.g. `plan.schedule.methods.diloco(32)`.
+    method: When replicas exchange, and how they go on with a mean, e.g.
+      `plan.schedule.methods.diloco(32)`.
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
       pseudo-gradient of one fragment. All methods need it, except those that
@@ -70,9 +71,9 @@ def step_transform(
   Returns:
     A transform. `init` takes the parameters of one replica, a tree of arrays.
     `update(grads, state, params)` returns the updates for
-    `optax.apply_updates`, and the new state. Integers and booleans do not
-    change. Outer parameters and updates in flight have the dtypes of the
-    parameters.
+    `optax.apply_updates`, and the new state. Leaves of integers or booleans do
+    not change. Outer parameters, and pseudo-gradients whose mean is not applied
+    yet, have the dtypes of the parameters.
 
   Raises:
     TypeError: If `method` is not a method, `inner` or `outer` is not an
@@ -115,7 +116,7 @@ def check_kind(
 def check_method(method: Any) -> None:
   """Raises TypeError unless an argument `method` is a `Method`.
 
-  The name "diloco" and the transform `dilocox_jax.diloco` are not.
+  The name "diloco" and the function `dilocox_jax.diloco` are no `Method`.
   """
   check_kind(
     is_right=isinstance(method, Method),
@@ -254,10 +255,10 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     name: Name of a method in `plan.schedule.methods.METHODS`.
 
   Returns:
-    A function that returns an optax transform of the method. Its docstring is
-    the method's, followed by the defaults of the method's recipe. It raises
-    TypeError for an unknown argument or a wrong type, and ValueError for a
-    wrong value.
+    A function that returns an optax transform of the method, with the defaults
+    of the method's recipe. It has the method's docstring with its own
+    arguments. It raises TypeError for an unknown argument or a wrong type, and
+    ValueError for a wrong value.
   """
   build: Any = METHODS[name]
   recipe = unflat({**DEFAULTS, **RECIPES.get(name, {})})
@@ -357,7 +358,7 @@ def _exchange(
 ) -> Aggregator:
   """Builds the aggregator of a recipe; `codec` takes the place of its codec.
 
-  None keeps the recipe's codec. Float32 has no error feedback.
+  With None, the recipe's codec stays. Float32 has no error feedback.
   """
   settings = dict(recipe)
   if codec is not None:
@@ -371,8 +372,8 @@ def _exchange(
 def _check_order(order: str | None) -> None:
   """Refuses the fragment orders "sequential" and "strided".
 
-  These divide stacked layers into groups, but a transform divides whole leaves.
-  An unknown order is refused by `Method`.
+  Both divide stacked layers into groups, but a transform divides whole leaves.
+  An unknown order is left to `Method`, which refuses it.
   """
   require(
     order is None or order in SLICED or order not in ORDERS,
@@ -386,7 +387,7 @@ def _check_order(order: str | None) -> None:
 def _outer_optimizer(
   learning_rate: float, momentum: float, average_power: float
 ) -> optax.GradientTransformation:
-  """Builds the outer optimizer of a recipe: SGD with Nesterov momentum.
+  """Builds the outer optimizer of a recipe: SGD, with Nesterov momentum if any.
 
   `average_power` is the power of a running mean of the outer parameters
   (`dilocox_jax.averaged`); 0 means no mean.

@@ -46,7 +46,8 @@ class DeviceMemory:
     state: State that is kept between steps.
     step: What a step or an exchange needs besides, whichever is more
       (estimated).
-    frozen: Parameters that are not trained. Replicas on one device share them.
+    frozen: Parameters that are not trained, and the copies of their layers in
+      the compute dtype. Replicas on one device share both.
   """
 
   state: int
@@ -79,8 +80,8 @@ def chosen_gather(
 ) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
-  It is `mesh.gather`, or if that is "auto": "stage" if a tenth of the memory
-  then stays free (`LEAST_SPARE`), else "layer".
+  It is `mesh.gather`, or if that is "auto": "stage" if at least a tenth of a
+  device's memory then stays free (`LEAST_SPARE`), else "layer".
 
   Args:
     config: Config of the run.
@@ -132,12 +133,15 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 
 
 def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
-  """Returns the bytes that an exchange needs on a device besides the state.
+  """Returns the bytes that an exchange adds to a device's state between steps.
 
-  The result counts values in float32; other codecs need less. Example: with 3.4
-  GB of the parameters on a TPU, an exchange of all of them needs 10.1 GB. It is
-  0 if inner steps go on during the exchange, if gradients are averaged, or if
-  there is one replica or one device for all.
+  Messages count as float32, whatever the codec is. Example: with 3.4 GB of the
+  parameters on a TPU, an exchange of all of them needs 10.1 GB. The result is 0
+  in these cases:
+
+  - Inner steps go on during the exchange.
+  - The method averages gradients.
+  - There is one replica, or one device holds all replicas.
   """
   method = config.sync.named
   has_own_devices = config.mesh.layout == "mesh"
@@ -153,13 +157,13 @@ def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
 
 
 def num_copies(config: RunConfig) -> float:
-  """Returns how many copies of the trained parameters a replica keeps.
+  """Returns the size of a replica's state, in copies of trained parameters.
 
-  Where the run has them, these are the parameters, the states of the
+  Where the run has them, these count: the parameters, the states of the
   optimizers, the residual of error feedback, the average of the parameters, the
-  outer parameters, and pseudo-gradients that are sent and not applied yet.
-  Example: of P = 16 fragments (parts of the parameters) with H = 16 and tau =
-  1, one at a time is sent and not applied: 1/16 of a copy.
+  outer parameters, and pseudo-gradients whose mean is not applied yet. Example:
+  of P = 16 fragments (parts of the parameters) with H = 16 and tau = 1, one
+  pseudo-gradient at a time waits for its mean: 1/16 of a copy.
   """
   copies = 1 + optimizer_copies(config)
   if config.exchange.feedback > 0:
@@ -182,11 +186,11 @@ def num_copies(config: RunConfig) -> float:
 
 
 def optimizer_copies(config: RunConfig) -> float:
-  """Returns how many copies of the parameters the inner optimizer keeps.
+  """Returns how many values the inner optimizer keeps for a parameter.
 
-  Adam keeps two, Lion one, SGD one with momentum and none without. Muon keeps
-  one of layers and two of other leaves, so the result is a mean. Any other
-  optimizer counts as Adam.
+  It is 2 for Adam, 1 for Lion, and for SGD 1 with momentum and 0 without. Muon
+  keeps one value for each parameter of a layer and two for any other, so the
+  result is a mean. Any other optimizer counts as Adam.
   """
   if config.inner.optimizer == "sgd":
     return 1.0 if config.inner.momentum > 0 else 0.0
@@ -197,12 +201,13 @@ def optimizer_copies(config: RunConfig) -> float:
 
 
 def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
-  """Returns a device's part of the factors that `low_rank` keeps (bytes).
+  """Returns the bytes of low-rank factors that the codec keeps on a device.
 
   Args:
     shapes: Shapes of the exchanged leaves, by path.
     division: How a replica is divided among its devices.
-    codec: Codec of the exchange. For other codecs the result is 0.
+    codec: Codec of the exchange. Only a `low_rank` codec keeps factors; for any
+      other, the result is 0.
   """
   if not isinstance(codec, LowRank):
     return 0

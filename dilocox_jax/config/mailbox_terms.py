@@ -31,16 +31,16 @@ _FIELD_OF_RULE = {
 
 @dataclasses.dataclass(frozen=True)
 class MailboxTerms:
-  """What the replicas of a run must have in common to exchange by a mailbox.
+  """What replicas must have in common to exchange through a folder or bucket.
 
   Attributes:
     fields: All fields of the run's config, by dotted name.
     config: The settings that must be equal in all replicas, by dotted name, and
-      under "overrides" the names of what the user has replaced: the argument
-      `config` of `dilocox_jax.Mailbox`.
-    rules: Rules of the exchange, such as how long to wait for a replica: the
-      argument `rules` of `dilocox_jax.Mailbox`.
-    method: Schedule and apply rule of the run's method.
+      under "overrides" the parts that the user has replaced, e.g. "model". It
+      is the argument `config` of `dilocox_jax.Mailbox`.
+    rules: Rules of the exchange, such as how long to wait for a replica. They
+      are the argument `rules` of `dilocox_jax.Mailbox`.
+    method: When the replicas exchange, and how they go on with a mean.
   """
 
   fields: dict[str, Any]

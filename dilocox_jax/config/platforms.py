@@ -65,9 +65,9 @@ class Computation:
   """The config fields that decide how a device computes, with their values.
 
   `stacked_by` is a field of the section `mesh`, the others of `model`. Fields
-  of `model` may still be "auto" or None if the user supplies the model. If
-  several devices divide a replica, so may `remat`: `mesh.remat` is then read
-  instead.
+  of `model` may still be "auto" or None if the user supplies the model. `remat`
+  may also be "auto" if several devices divide a replica, because `mesh.remat`
+  is read then.
   """
 
   attention: str
@@ -104,6 +104,8 @@ def chosen_values(
 ) -> dict[str, Any]:
   """Chooses values for the fields that a config leaves to the devices.
 
+  `mesh.gather` is not among them: it depends on the devices' memory.
+
   Args:
     config: Config of a run.
     platform: Kind of the devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm" (AMD).
@@ -112,7 +114,7 @@ def chosen_values(
 
   Returns:
     The chosen values by dotted name, without fields that the user has set, and
-    without `model.remat` if devices divide a replica.
+    without `model.remat` if several devices divide a replica.
   """
   config_values = flat(config.to_mapping())
   chosen = {}

@@ -119,20 +119,20 @@ _NUM_CHECKPOINTS = 4
 def resolved(
   settings: Mapping[str, Any], facts: Mapping[str, Facts]
 ) -> dict[str, Any]:
-  """Fills in the fields that a config leaves to its method.
+  """Replaces None in fields that the recipe or the number of steps decides.
 
-  They get the values of the method's recipe. But a field that the run would not
-  read gets its default: with `exchange.codec=int`, DiLoCoX has no rank to
-  adapt.
+  A value of the recipe that the run would not read is replaced by the default.
+  Example: with `exchange.codec=int` there is no low rank to adapt, so DiLoCoX
+  gets `adaptive.mode="off"`.
 
   Args:
-    settings: All fields of a run by dotted name; None if not set by the user.
-    facts: Facts about each section's fields, by dotted name.
+    settings: All fields of a run by dotted name. None: not set by the user.
+    facts: What each field declares, e.g. when a run reads it, by dotted name.
 
   Returns:
-    All fields by dotted name. None is replaced in the fields of `DEFAULTS`, in
-    fields that follow from `total_steps`, such as the warm-up, and, if adapters
-    are trained, in `sync.fragment_order`.
+    All fields by dotted name, without None in the fields of `DEFAULTS` and in
+    those that follow from `total_steps`, such as the warm-up. If adapters are
+    trained and the method has fragments, `sync.fragment_order` is set, too.
   """
   name, _ = method_parts(settings["sync.method"])
   recipe = {
@@ -185,12 +185,13 @@ def _interval(total_steps: int, num_parts: int) -> int:
 def unread_fields(
   values: Values, defaults: Values, facts: Mapping[str, Facts]
 ) -> dict[str, str]:
-  """Finds fields that the user has changed and that the run would ignore.
+  """Finds fields that differ from their defaults and that a run would ignore.
 
   Args:
-    values: All fields of a run by dotted name; fields of recipes are not None.
+    values: All fields of a run by dotted name, without None in the fields that
+      recipes may set.
     defaults: Defaults of the fields to check, by dotted name.
-    facts: Facts about each section's fields, by dotted name.
+    facts: What each field declares, e.g. when a run reads it, by dotted name.
 
   Returns:
     An error message for each such field, by its dotted name.

@@ -36,10 +36,10 @@ LARGEST_SEED = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """All settings on which a run depends, in sections.
+  """All settings of a run, in sections.
 
   A field that is None and that recipes may set, such as the codec, gets the
-  value of the method's recipe (`config.recipes`).
+  value of the method's recipe, or without one a default (`config.recipes`).
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
@@ -51,7 +51,7 @@ class RunConfig:
     inner: Optimizer of the inner steps.
     sync: Method, and its schedule of exchanges.
     exchange: Codec, error feedback and collective of exchanges.
-    mailbox: Rules for replicas that exchange through a mailbox.
+    mailbox: Rules for replicas that exchange through a folder or bucket.
     adaptive: How the low rank and H adapt during the run.
     outer: Optimizer of the outer parameters.
     mesh: Number of replicas, and how each is divided among devices.
@@ -60,8 +60,8 @@ class RunConfig:
     checkpoint: When the state is saved, and from what the run starts.
 
   Raises:
-    ValueError: One line, if fields contradict each other, or if a field was
-      changed that the run would not read.
+    ValueError: One line, if a field is outside its limits, if fields contradict
+      each other, or if a field was changed that the run would not read.
   """
 
   seed: int = 0
@@ -90,7 +90,7 @@ class RunConfig:
     )
 
   def __post_init__(self):
-    """Fills in fields that are left to the method, and checks all fields."""
+    """Replaces None where the method decides, and checks all fields."""
     self._resolve()
     self._check_sizes()
     require(
@@ -158,7 +158,7 @@ class RunConfig:
         object.__setattr__(self, name, section_class(**filled))
 
   def _check_rank(self) -> None:
-    """Refuses a codec whose rank exceeds the rank of every matrix."""
+    """Refuses a low rank above the shorter side of every trained matrix."""
     rank = getattr(self.exchange.named_codec, "rank", 0)
     shapes = self.trained_shapes.items()
     layers = [stacked_shape(path, shape)[1:] for path, shape in shapes]
@@ -190,7 +190,7 @@ class RunConfig:
     )
 
   def _check_mesh(self) -> None:
-    """Refuses a division among devices that the batch or model rules out."""
+    """Refuses a division of a replica that batch, model or LoRA rule out."""
     divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
     require(
       self.data.batch_size % divisor == 0,
@@ -266,24 +266,24 @@ class RunConfig:
 
   @property
   def uses_mailbox(self) -> bool:
-    """Whether replicas are separate programs that exchange through a store."""
+    """Whether replicas are programs that meet in a mailbox (folder, bucket)."""
     return self.exchange.collective == MAILBOX
 
   @property
   def num_local_replicas(self) -> int:
-    """Number of replicas in this program: M, or 1 with a mailbox."""
+    """Number of replicas in all processes of this program; 1 with a mailbox."""
     return 1 if self.uses_mailbox else self.mesh.num_replicas
 
   @property
   def num_devices(self) -> int:
-    """Number of devices that this program uses; 1 if replicas are stacked."""
+    """Number of devices in all processes; 1 if replicas are stacked."""
     if self.mesh.layout != "mesh":
       return 1
     return self.num_local_replicas * self.division.num_devices
 
   @functools.cached_property
   def trained_shapes(self) -> Shapes:
-    """Shapes of the trained parameters by path: LoRA's, or else the model's."""
+    """Shapes of what the config trains, by path: adapters or the model."""
     model_shapes = self.model.shape.parameter_shapes
     if not self.lora.rank:
       return model_shapes
@@ -408,7 +408,8 @@ def _reason_against_changing_replicas(config: RunConfig) -> str:
 def _reason_against_absences(config: RunConfig) -> str:
   """Returns which field forbids absent and slow replicas; "" if none does.
 
-  It checks only fields that `_reason_against_changing_replicas` does not.
+  The text has the form of `_reason_against_changing_replicas`, whose fields are
+  not checked again.
   """
   mode = config.adaptive.mode
   if mode == "rank_and_interval":
@@ -424,7 +425,8 @@ def _reason_against_absences(config: RunConfig) -> str:
 def _reason_against_a_mailbox(config: RunConfig) -> str:
   """Returns which field forbids a mailbox; "" if none does.
 
-  It checks only fields that `_reason_against_changing_replicas` does not.
+  The text has the form of `_reason_against_changing_replicas`, whose fields are
+  not checked again.
   """
   mode = config.adaptive.mode
   warm_start_steps = config.sync.warm_start_steps
@@ -456,15 +458,16 @@ def _defaults() -> dict[str, Any]:
 
 @functools.cache
 def field_facts() -> dict[str, Facts]:
-  """Returns the declared facts about each section's fields, by dotted name."""
+  """Returns what each field declares, e.g. when it is read, by dotted name."""
   return {path: facts_of(field) for path, field in _fields()}
 
 
 def changed_settings(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Returns the settings of a run that differ from its method's defaults.
 
-  The defaults are those of a run with this method and number of steps. These
-  two settings are compared with the defaults of `RunConfig`.
+  The defaults are those of a run with this method and number of steps, or those
+  of `RunConfig` if this program cannot build such a run. The method and the
+  number of steps are compared with the defaults of `RunConfig`.
 
   Args:
     values: All fields of the run's config, nested by section. Unknown fields

@@ -265,7 +265,7 @@ class ModelConfig(Section):
   def label(self) -> str:
     """Words for the model in logs, e.g. "tiny" or "tiny with 512 tokens".
 
-    They are "of own sizes" if more than the preset's vocabulary is changed.
+    They are "of own sizes" if more than the vocabulary differs from the preset.
     """
     preset = MODEL_PRESETS[self.preset]
     changed = [
@@ -281,7 +281,7 @@ class ModelConfig(Section):
 
   @functools.cached_property
   def shape(self) -> ModelShape:
-    """Sizes of the model: those of the preset, changed by the fields set."""
+    """Shape of the model: the preset's, changed by the fields that are set."""
     preset = MODEL_PRESETS[self.preset]
     values = dict(vars(preset))
     for name in values:
@@ -517,7 +517,7 @@ class SyncConfig(Section):
     )
 
   def _move_settings(self) -> None:
-    """Moves settings from the text `method` to the fields of the same names."""
+    """Moves settings in the text `method` to fields that have their names."""
     name, settings = method_parts(self.method)
     for field in _SCHEDULE_FIELDS:
       if field not in settings:
@@ -602,7 +602,7 @@ class ExchangeConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class MailboxConfig(Section):
-  """Rules for replicas that exchange messages through a mailbox.
+  """Rules for replicas that exchange messages through a folder or bucket.
 
   They are read only if `exchange.collective` is "mailbox".
   """

@@ -75,7 +75,7 @@ def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
 
 
 def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
-  """Returns the bytes that a device's copies in the compute dtype take.
+  """Returns the bytes of a device's copies of leaves in the compute dtype.
 
   Args:
     shapes: Shapes of the copied leaves in one replica, by path.
@@ -89,12 +89,12 @@ def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
 
 
 def trained_sizes(config: RunConfig) -> tuple[int, int]:
-  """Returns the number of trained parameters in layers, and of all others."""
+  """Returns how many parameters are trained in layers, and outside of them."""
   return sizes_by_place(config.trained_shapes)
 
 
 def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
-  """Returns the number of values in layers ("blocks..."), and of all others."""
+  """Returns how many values are in layers ("blocks..."), and how many not."""
   layers_size = 0
   other_size = 0
   for path, shape in shapes.items():
@@ -169,10 +169,7 @@ def _bytes_of_stage(
   tables_size += divided_size // mesh.num_data_shards
   value_bytes = _BYTES[computation.compute_dtype]
   # Compiled programs hold one more share of the gradient, on its way into the
-  # optimizer or an exchange. If gradients are summed layer by layer, the sum
-  # already is this share. Muon swaps the share for whole layers of the
-  # gradient, which `_or_muon` counts. So in its update the share counts as
-  # freed.
+  # optimizer or an exchange.
   share = share_bytes(config.trained_shapes, config.division)
   activations = _activations(config, computation, layers_per_stage)
   if gather == "stage":
@@ -185,8 +182,12 @@ def _bytes_of_stage(
     # The last stage computes the logits before it collects a layer.
     work = max(activations.layer + layers, activations.logits)
   if gather == "layer" and config.division.layers_on_stages:
+    # Gradients are summed layer by layer, and the sum already is this share.
     share = 0
+  # The sum of the gradient is in fp32, and a copy of the parameters is in the
+  # compute dtype.
   held = held_size * (FP32_BYTES + value_bytes)
+  # Muon swaps the share for whole layers, so in its update the share is free.
   return held + _or_muon(config, share + activations.saved + work)
 
 
@@ -219,7 +220,7 @@ def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
 
 
 def _divided_tables_size(config: RunConfig) -> int:
-  """Returns the number of trained values in tables divided by token."""
+  """Returns the trained values of embedding or head that data shards divide."""
   return sum(
     math.prod(config.trained_shapes[path])
     for path in config.division.divided_tables(config.model.shape)
@@ -230,7 +231,7 @@ def _divided_tables_size(config: RunConfig) -> int:
 def _collected_tables_size(config: RunConfig) -> int:
   """Returns how many values outside of layers a data shard collects.
 
-  Tables that are divided by token are not among them.
+  An embedding or a head that data shards divide by token is not among them.
   """
   division = config.division
   divided = division.divided_tables(config.model.shape)
@@ -250,9 +251,11 @@ class _Activations:
   Attributes:
     saved: What the forward of all layers saves for the backward, for every
       micro-batch that waits for its backward.
-    layer: What the backward of one layer reads.
+    layer: What the backward of one layer reads; twice as much if the backward
+      computes a part of the forward again.
     logits: Logits of a chunk of tokens and their gradient, in fp32. If data
-      shards divide the vocabulary, also the streams of all shards' tokens.
+      shards divide the vocabulary, also the residual streams of all shards'
+      tokens.
   """
 
   saved: int
@@ -280,7 +283,9 @@ def _activations(
   # stream of its tokens.
   inner_values = _inner_values(shape) + attention_scores
   product_values = shape.model_dim + inner_values // mesh.num_tensor_shards
-  # The values for each token that the backward of a layer reads.
+  # The values for each token that the backward of a layer reads. Besides the
+  # outputs of matrix products, they are three as wide as the stream, and the
+  # activation inside the feed-forward.
   layer_values = (
     3 * shape.model_dim
     + shape.ff_dim // mesh.num_tensor_shards

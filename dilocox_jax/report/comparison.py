@@ -2,7 +2,7 @@
 
 `side_by_side` refuses runs that were evaluated on different texts or sequences,
 because their losses cannot be compared. A sweep may be incomplete: its page
-names the missing runs.
+counts the missing seeds.
 """
 
 import collections
@@ -70,8 +70,8 @@ class Page:
   def equal(self) -> Frame:
     """The settings that were trained on equally many tokens.
 
-    The number of tokens is the one that most settings have. Settings without a
-    run, or that diverged before that number, are included.
+    The number of tokens is the one that most settings have. Settings that have
+    no run, or that diverged before this number of tokens, are included.
     """
     num_settings = collections.Counter(
       setting.tokens for setting in self.frame.settings if setting.tokens
@@ -245,10 +245,10 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 
 
 def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
-  """Returns runs by label, e.g. "diloco", or "diloco (run2)".
+  """Returns runs by their names on the page: "diloco" or "diloco (run2)".
 
-  If several runs have one method, the label also has the name of the directory,
-  or its path if the name was taken.
+  If several runs have one method, the name also has that of the directory, or
+  the directory's path if another run has this name.
   """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}
@@ -266,7 +266,8 @@ def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
 def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
   """Yields sentences about differences that a reader would not expect.
 
-  They are other numbers of parameters or replicas, and averaged parameters.
+  They are about numbers of parameters or replicas, and about runs that were
+  evaluated on an average of the parameters.
   """
   fields = {"parameters": "parameter_count", "replicas": "num_replicas"}
   for noun, field in fields.items():
@@ -289,8 +290,8 @@ def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
 def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
   """Draws the pictures of a page, and yields the lines that show them.
 
-  It removes pictures that an earlier page has left. If no setting was evaluated
-  more than once, the only picture is loss against bytes.
+  Pictures of an earlier page are removed. If no setting was evaluated more than
+  once, the only picture is loss against bytes.
   """
   titles = {}
   has_curves = any(
@@ -316,8 +317,8 @@ def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
 def _picture_names(frame: Frame) -> dict[str, str]:
   """Returns the file names of the pictures, without suffix, by horizontal axis.
 
-  The axis is `panels.TOKENS`, `panels.BYTES` or the name of a clock. All file
-  names differ.
+  The axis is `panels.TOKENS`, `panels.BYTES` or the name of a clock (simulated
+  cluster). All file names differ.
   """
   names = {panels.TOKENS: panels.TOKENS, panels.BYTES: panels.BYTES}
   for clock in frame.clocks:
@@ -340,7 +341,7 @@ def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
 
 
 def _time_title(frame: Frame, clock: str) -> str:
-  """Returns the title of the picture of loss against a clock's simulated time.
+  """Returns the title of the picture of loss against simulated time.
 
   It names the setting that first reaches the target loss, and its baseline, if
   there are both.

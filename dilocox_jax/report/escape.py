@@ -70,7 +70,7 @@ def terminal(text: str) -> Text:
 
 
 def picture(name: str, longest: int = _LONGEST) -> str:
-  """Returns a name for a picture, on one line and not too long.
+  """Returns a name to write into a picture, on one line and not too long.
 
   A square replaces characters that the font lacks. A leading "_" gets a blank
   in front, because matplotlib would leave the name out of the legend.

@@ -28,13 +28,16 @@ _ENDS = ("value", "low", "high")  # Fields of an `Estimate`.
 def section(run: LoadedRun) -> dict[str, list[str]]:
   """Returns the section of a run's page about the expected gap to AllReduce.
 
+  The gap is the loss of the run divided by AllReduce's, minus 1.
+
   Returns:
     A dict from the title of the section to its lines in Markdown. It is empty
-    for a run that has not ended or has diverged, that has no rounds or only one
-    replica, or whose config this program cannot read.
+    if no gap can be expected, e.g. for a run that has not ended or that has one
+    replica.
 
   Raises:
-    RecordError: If `gap.json` is damaged, or is that of another model.
+    RecordError: If `gap.json` is damaged, or is for another number of
+      parameters.
   """
   try:
     config = from_saved(run.config)
@@ -107,7 +110,7 @@ def _measured_gain(run: LoadedRun) -> Estimate | None:
   s is the share by which AllReduce's loss falls when its batch doubles.
 
   Raises:
-    RecordError: If the file is damaged, or was measured for another model.
+    RecordError: If the file is damaged, or is for another number of parameters.
   """
   path = run.workdir / GAIN_FILE
   if not path.exists():

@@ -124,7 +124,7 @@ def drift_figure(run: LoadedRun) -> Figure | None:
   One panel has the mean pairwise cosine, the other the norm of the
   disagreement. Gray lines are fragments (parts of the parameters), and the line
   in front is their mean in each round. The result is None if the run has
-  recorded no drift.
+  recorded neither value.
   """
   drifts_of_rounds = [row.drift for row in run.rounds if row.drift]
   if not drifts_of_rounds:

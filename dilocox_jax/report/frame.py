@@ -1,8 +1,7 @@
-"""The frame of a report: evaluations of runs, by setting and seed.
+"""Frames: a report's settings (methods with hyper-parameters) and their runs.
 
-A *setting* is a method with all its hyper-parameters; it has one run for every
-seed. A *frame* has all settings of a report. A *clock* is a simulated cluster
-on which the time of a run is computed.
+A setting has one run for every seed. A *clock* is a simulated cluster on which
+the time of a run is computed.
 """
 
 import dataclasses
@@ -39,14 +38,15 @@ def mean(values: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """One evaluation.
+  """One evaluation of a run.
 
   Attributes:
-    tokens: Tokens that all replicas together have seen.
+    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
-    seconds: Simulated time since the start (s), by the clock's name.
+    seconds: Simulated time since the start (s), by the name of the simulated
+      cluster (clock).
   """
 
   tokens: int
@@ -65,7 +65,7 @@ class SeedRun:
       NaN before its first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
-    tokens: Tokens that all replicas together have seen.
+    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -88,7 +88,8 @@ class Setting:
     seed_runs: Runs of the setting, one for each seed; may be empty.
     baseline: Name of the setting with which this one is compared: its own name
       for a baseline, "" for none.
-    seconds: Simulated time of the whole run (s), by the clock's name.
+    seconds: Simulated time of the run so far (s), by the name of the simulated
+      cluster (clock).
     utilization: Share of this time in which replicas take inner steps, from 0
       to 1, by the clock's name; empty if it is not known.
     fp32_bytes: Bytes that a replica would send in the whole run if it sent fp32
@@ -126,7 +127,7 @@ class Setting:
 
   @property
   def tokens(self) -> int:
-    """Tokens that all replicas have seen, in the run with most; 0: no run."""
+    """Tokens of the run that has seen most (`SeedRun.tokens`); 0: no run."""
     return max((seed_run.tokens for seed_run in self.seed_runs), default=0)
 
   @property
@@ -138,7 +139,7 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    Diverged seeds are left out if there are others, because they end early.
+    Seeds that diverged end early, so they are left out if others did not.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [
@@ -151,7 +152,7 @@ class Setting:
 
     Both are interpolated between evaluations. The loss is NaN before the first
     evaluation. After the last one, both are those at the end of the run.
-    `clock` is the name of a clock.
+    `clock` is the name of a simulated cluster.
     """
     seed_run = self.seed_runs[0]
     points = [Point(0, 0, math.nan, {clock: 0.0}), *seed_run.points]
@@ -167,7 +168,8 @@ class Setting:
   def seconds_to(self, clock: str, target: float) -> list[float]:
     """Returns the simulated times at which the seeds first reached a loss (s).
 
-    There is one for each seed that has evaluations; infinity if never reached.
+    There is one for each seed that has evaluations; infinity: the seed never
+    reached it. `clock` is the name of a simulated cluster.
     """
     return [
       _seconds_to(seed_run.points, clock, target)
@@ -183,7 +185,7 @@ class Frame:
   Attributes:
     settings: Settings in the order of the tables.
     num_seeds: Number of runs that each setting should have.
-    clocks: Description of each clock, by its name.
+    clocks: Description of each clock (simulated cluster), by its name.
     target: Loss (nats a token) for which times to reach it are shown; 0: none.
     front: Names of settings that pictures show in color, the most important
       first. The settings with the lowest losses follow after them.
@@ -231,9 +233,9 @@ class Frame:
     the gaps of the seeds.
 
     Returns:
-      The gap (infinity if the setting diverged) and its error (NaN then, and
-      with fewer than two common seeds). Both are NaN without a baseline or a
-      common seed, and if the baseline diverged.
+      The gap (infinity if a loss of the setting is not finite) and its error
+      (NaN then, and with fewer than two common seeds). Both are NaN without a
+      baseline or a common seed, and if a loss of the baseline is not finite.
     """
     pairs = self.pairs(setting)
     mean_loss = mean([loss for loss, _ in pairs])
@@ -259,7 +261,7 @@ class Frame:
     return base_bytes / setting.sent_bytes
 
   def cheapest(self) -> Setting | None:
-    """Returns the setting that sends fewest bytes at about the same loss.
+    """Returns the setting that sends fewest bytes at about its baseline's loss.
 
     Only settings with all seeds and a finite gap count: those with a gap of at
     most 10 % if there are some, or else all. The result is None if none counts.
@@ -297,8 +299,8 @@ class Frame:
   def records(self) -> list[dict[str, Any]]:
     """Returns a row of numbers for each setting, at full precision, for CSV.
 
-    Losses are in nats a token, times in seconds. Columns of a clock end with
-    ":" and its name.
+    Losses are in nats a token, times in seconds. Columns of a clock (simulated
+    cluster) end with ":" and its name.
     """
     return [self._record(setting) for setting in self.settings]
 
@@ -337,10 +339,10 @@ class Frame:
 
 
 def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
-  """Returns when a run first reached a loss (s); infinity if it never did.
+  """Returns the simulated time at which a run first reached a loss (s).
 
-  The loss is interpolated between evaluations: if it is 2 at 10 s and 1 at 20
-  s, it reaches 1.5 at 15 s.
+  The result is infinity if the run never did. The loss is interpolated between
+  evaluations: if it is 2 at 10 s and 1 at 20 s, it reaches 1.5 at 15 s.
   """
   before = points[0]
   for point in points:
@@ -357,11 +359,11 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
 
 
 def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
-  """Returns a frame with one setting for each run, by label, finished or not.
+  """Returns a frame in which each run is a setting, named by its label.
 
-  The frame has a clock only if all runs have the same clock, and each of their
-  evaluations has a simulated time. `baseline` is the label of the run with
-  which the others are compared; "" means none.
+  The frame has a clock (simulated cluster) only if all runs have the same
+  clock, and each of their evaluations has a simulated time. `baseline` is the
+  label of the run with which the others are compared; "" means none.
   """
   # Two clocks of one cluster may differ, for example in the duration of a step.
   # Their digests differ then.

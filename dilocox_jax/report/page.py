@@ -114,7 +114,7 @@ def write_page(
 
 
 def _summary(run: LoadedRun) -> str:
-  """Returns the first paragraph: what was trained, and how it ended."""
+  """Returns the first paragraph: what was trained, and which loss it has."""
   record = run.record
   replicas = "one replica"
   if record["num_replicas"] != 1:
@@ -190,7 +190,7 @@ def _cost(run: LoadedRun) -> Iterator[str]:
 
 
 def _link(run: LoadedRun) -> Iterator[str]:
-  """Yields sentences about the bytes on the link, and about hidden exchanges.
+  """Yields sentences about bytes on the link, and about waiting for exchanges.
 
   There are none for a run that has measured neither.
   """
@@ -218,8 +218,8 @@ def _link(run: LoadedRun) -> Iterator[str]:
 def _mailbox_members(workdir: pathlib.Path) -> list[str]:
   """Returns lines about the events (exchanges) of a mailbox, if there are any.
 
-  They name the members that each event averaged or left out, and count requests
-  to the store. The last of several rows of an event counts.
+  They name the replicas whose messages each event averaged or left out, and
+  count requests to the mailbox. If an event has several rows, the last counts.
 
   Raises:
     RecordError: If a row is damaged.
@@ -303,7 +303,8 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
   """Yields Markdown lines that tell how to repeat a run.
 
   They are the command, the versions, and what the config does not contain:
-  overrides, values chosen for the device, and earlier starts.
+  overrides, values chosen for the device, and starts with another command or
+  platform.
   """
   record = run.record
   method = record["method"]
@@ -378,7 +379,7 @@ def _all_settings(run: LoadedRun) -> list[str]:
 def _draw(run: LoadedRun) -> Iterator[str]:
   """Draws the figures of a run, and yields the lines that show them.
 
-  If the run has no values for a figure, an earlier report's is removed.
+  If the run has no values for a figure, that of an earlier report is removed.
   """
   for name, (draw, caption) in _FIGURES.items():
     figure = draw(run)

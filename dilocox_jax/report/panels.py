@@ -157,7 +157,8 @@ def loss_panel(
 
   Args:
     frame: All settings, at least one.
-    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
+    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock
+      (simulated cluster).
     title: Title of the figure.
     size: Width and height (inches); None: the size of `style.frame`.
 
@@ -221,7 +222,7 @@ def _points(frame: Frame) -> list[Point]:
 def _view(
   frame: Frame, axis: str
 ) -> tuple[tuple[float, float] | None, str, list[str]]:
-  """Chooses the range of losses that a picture shows, and its front.
+  """Chooses the range of losses in view, and the curves in color (the front).
 
   Returns:
     The lowest and the highest loss of the axis (None if at most six settings
@@ -269,6 +270,7 @@ def _loss_limits(
   far_above = middle + _FAR * usual_distance
   low = min(losses)
   high = max(loss for loss in last_losses if loss <= far_above)
+  # Room above for the starts of the curves, even if all end at nearly one loss.
   top = high + 0.6 * max(high - low, 0.05 * low)
   return low - 0.04 * (top - low), top
 
@@ -276,12 +278,17 @@ def _loss_limits(
 def _front_names(
   frame: Frame, axis: str, visible: Mapping[str, float]
 ) -> list[str]:
-  """Returns the names of the front, at most six, the most important first.
+  """Returns the names of the curves in color, at most six.
 
-  They are: the baseline; the first to reach the target, if the axis is a clock;
-  the one that sends fewest bytes at about the baseline's loss; `frame.front`;
-  the lowest last losses. Only settings in `visible` (last losses by name) are
-  chosen.
+  They come in this order:
+
+  - The baseline.
+  - If the axis is simulated time, the first to reach the target loss.
+  - The setting that sends fewest bytes at about the baseline's loss.
+  - `frame.front`.
+  - The settings with the lowest last losses.
+
+  Only settings in `visible` (last losses by name) are chosen.
   """
   names = [setting.baseline for setting in frame.settings if setting.baseline]
   names = names[:1]
@@ -299,11 +306,11 @@ def _front_names(
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
-  """Returns the setting that reaches the frame's target loss first on a clock.
+  """Returns the setting that reaches the frame's target loss first.
 
-  The mean time over seeds counts. Baselines, and settings without a baseline at
-  equal tokens, do not count. The result is None without a target, or if no
-  setting reaches it with all evaluated seeds.
+  The mean time over seeds on a clock (simulated cluster) counts. Baselines, and
+  settings without a baseline at equal tokens, do not count. The result is None
+  without a target, or if no setting reaches it with all evaluated seeds.
   """
   if not frame.target:
     return None
@@ -321,9 +328,9 @@ def first_to(frame: Frame, clock: str) -> Setting | None:
 
 
 def _cost(point: Point, axis: str) -> float:
-  """Returns the cost of an evaluation: tokens, bytes or seconds of a clock.
+  """Returns the cost of an evaluation: tokens, bytes or simulated seconds.
 
-  It is 0 for a clock that the evaluation lacks.
+  It is 0 if the evaluation has no time on the clock (simulated cluster) `axis`.
   """
   if axis == TOKENS:
     return float(point.tokens)
@@ -358,6 +365,7 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
     style.cost_axis(ax, costs, "sent by one replica", EngFormatter("B"))
   else:
     is_log = max(last_costs, default=0) > _WIDE * shortest
+    # The unit suits the earliest point, or on a linear axis the shortest curve.
     divisor, unit = units.time_unit(
       min(costs if is_log else last_costs, default=0.0)
     )
@@ -379,12 +387,12 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
 def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
   """Returns the curve of a setting: mean, lowest and highest loss over seeds.
 
-  It has a point for every evaluation that all seeds have, except at no cost.
-  The cost of a point is that of the first seed.
+  It has a point for every evaluation that all seeds have and that has a cost
+  above 0. The cost of a point is that of the first seed.
 
   Args:
     setting: The setting.
-    axis: As in `loss_panel`.
+    axis: Cost: `TOKENS`, `BYTES` or the name of a clock (simulated cluster).
     divisor: Number by which the costs are divided.
     seeds: Number of seeds that there should be, for the label of the curve.
   """

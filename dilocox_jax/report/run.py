@@ -186,7 +186,7 @@ class LoadedRun:
 
   @property
   def tokens(self) -> int:
-    """Tokens that all replicas together have seen."""
+    """Tokens that all replicas have seen; with a mailbox, this one replica."""
     return _furthest(self, "tokens")
 
   @property
@@ -217,14 +217,14 @@ class LoadedRun:
 
   @property
   def corpus(self) -> str:
-    """Name and digests of the text. Compare losses only if they are equal."""
+    """Name and digests of the text. Equal digests make losses comparable."""
     held_out = self.record.get("held_out_digest", "unknown windows")
     digest = self.record["corpus_digest"]
     return f"{self.record['corpus_name']} ({digest}, evaluated on {held_out})"
 
 
 def _furthest(run: LoadedRun, field: str) -> int:
-  """Returns the largest value of a field that grows during a run; 0 at first.
+  """Returns the last value of a field that grows during a run; 0 without rows.
 
   Both rounds and evaluations have the field.
   """
@@ -283,7 +283,7 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-  """Raises ValueError unless a record has the fields that reports read."""
+  """Raises ValueError unless run.json has the fields that reports read."""
   for name, kind in _RECORD.items():
     if name in _OPTIONAL and name not in record:
       continue

@@ -62,12 +62,12 @@ def _sent_bytes(frame: Frame, setting: Setting) -> str:
 
 
 def _fewer_bytes(frame: Frame, setting: Setting) -> str:
-  """Returns how many times fewer bytes a setting sends than its baseline."""
+  """Returns the bytes of the baseline, or else of fp32, over a setting's."""
   return units.human_ratio(frame.fewer_bytes(setting))
 
 
 def _steps(frame: Frame, setting: Setting) -> str:
-  """Returns the inner steps of the first run of a setting."""
+  """Returns how many inner steps the first run of a setting took."""
   del frame
   if not setting.seed_runs:
     return "-"
@@ -112,10 +112,11 @@ def table(
 
 
 def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
-  """Returns the cells of a setting in the columns of a clock.
+  """Returns the cells of a setting in the columns of a simulated cluster.
 
   The last column is the time to the target loss. Without a target, it is the
-  loss when the fastest setting has ended, if several settings all have runs.
+  loss at the time at which the fastest setting ends, if there are several
+  settings and all have runs.
   """
   cells = {}
   if setting.utilization:
@@ -158,7 +159,7 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 
   Args:
     setting: The setting.
-    clock: Name of the clock.
+    clock: Name of the simulated cluster.
     target: The loss (nats a token).
   """
   times_s = setting.seconds_to(clock, target)
@@ -177,9 +178,9 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 def price(frame: Frame) -> str:
   """Returns a sentence about the setting that sends fewest bytes, or "".
 
-  It compares bytes, time (if the frame has one clock) and loss of
-  `Frame.cheapest` with its baseline. It is "" if there is nothing to compare,
-  or if the baseline sends less than 1.05 times as much.
+  The sentence compares bytes, simulated time (if there is one simulated
+  cluster) and loss of `Frame.cheapest` with its baseline. It is "" if there is
+  nothing to compare, or if the baseline sends less than 1.05 times as much.
   """
   cheapest = frame.cheapest()
   if cheapest is None:

@@ -131,8 +131,8 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
   """Computes the content of `law.json`: the constants by name, as JSON values.
 
   Args:
-    rows: Finished runs of the study. Those that are held out (`design`) are not
-      fitted.
+    rows: Finished runs of the study. The lines are not fitted to those that are
+      held out (`design`).
     field: Name of the loss that is compared, a field of `GapRow`.
   """
   values = dict(ELSEWHERE)
@@ -158,10 +158,12 @@ def write(rows: Sequence[GapRow], field: str) -> None:
 def _fitted_lines(
   rows: Sequence[GapRow], field: str
 ) -> Iterator[dict[str, Any]]:
-  """Yields the entries of "lines" in `law.json` that are fitted to runs.
+  """Yields lines "doublings lost = a log2 M - b" that are fitted to runs.
 
-  There is one for each model, number of steps, number of sequences a step and
-  measure of the doublings lost. Only plain DiLoCo with H = 16 counts.
+  The doublings lost say how many times AllReduce's batch may be halved until
+  its loss is that of M replicas. There is a line for each model, number of
+  steps, number of sequences a step and measure of the doublings lost. Only
+  DiLoCo with default options and H = 16 counts.
   """
   for name, doublings in _DOUBLINGS.items():
     for line in law.lines(rows, field, doublings):
@@ -206,12 +208,13 @@ def _is_plain(setting: Setting) -> bool:
 def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   """Computes the power p of "doublings lost are proportional to H^p".
 
-  Each setting with another H than 16 gives a value of p, by comparison with the
-  same setting at H = 16. Both must lose more than 0 doublings.
+  The doublings lost say how many times AllReduce's batch may be halved until
+  its loss is that of the replicas. Each DiLoCo setting with another H than 16
+  gives a value of p, by comparison with the same setting at H = 16, if both
+  lose more than 0 doublings.
 
   Returns:
-    The entry "interval_power" of `law.json`, with the mean of p and its range;
-    None if no setting gives a value.
+    The entry "interval_power" of `law.json`; None if no setting gives a value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling
@@ -242,9 +245,10 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
 def _factors(power: float) -> dict[str, Any]:
   """Computes how many times more doublings each method loses than DiLoCo.
 
-  A gap g with d doublings lost fulfills ln(1 + g) = -d ln(1 - s), where
-  AllReduce gains s from a doubled batch. So the ratio of two numbers of
-  doublings is that of the two ln(1 + g).
+  Replicas lose d doublings if AllReduce with a batch that is d times halved
+  ends at their loss. Their gap g fulfills ln(1 + g) = -d ln(1 - s), where
+  AllReduce's loss falls by the share s if its batch doubles. So the ratio of
+  two numbers of doublings is that of the two ln(1 + g).
 
   Args:
     power: Power p by which the gaps are converted to the same H: the doublings
@@ -265,6 +269,7 @@ def _factors(power: float) -> dict[str, Any]:
     ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
     intervals = gap.settings[name] / diloco.settings[name]
     value = ratio * intervals**-power
+    # DiLoCo's own factor is 1 and has no range.
     width = 1.0 if method == "diloco" else _FACTOR_RANGE
     factors[method] = {
       "value": round(value, 3),
@@ -281,9 +286,9 @@ def _source(gap: MeasuredGap) -> str:
 
 
 def _plain_muon(method: str) -> MeasuredGap | None:
-  """Returns a method's gap with four replicas and Muon's default momentum.
+  """Returns a method's gap with four replicas and Muon with its usual momentum.
 
-  None if no such gap was measured.
+  The result is None if no such gap was measured.
   """
   for gap in measured_gaps(method, num_replicas=4):
     settings = gap.settings

@@ -38,9 +38,9 @@ _LARGE = Setting("131k", replicas=4, batch=4, steps=640, interval=16)
 
 
 def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
-  """Yields a setting with other numbers of replicas and sequences.
+  """Yields a setting once for each division of a step among replicas.
 
-  "2x8" is two replicas with eight sequences in a step each.
+  The division "2x8" is two replicas with eight sequences in a step each.
   """
   for division in divisions:
     replicas, batch = division.split("x")
@@ -48,7 +48,7 @@ def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
 
 
 def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
-  """Yields a setting with other values of H, the inner steps of a round."""
+  """Yields a setting once for each H, the number of inner steps of a round."""
   for interval in intervals:
     yield dataclasses.replace(setting, interval=interval)
 
@@ -56,7 +56,7 @@ def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
 def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
   """Yields AllReduce with the model, the steps and the text of a setting.
 
-  Its numbers of sequences in a step are `batches`.
+  There is one for each of `batches`, the numbers of sequences in a step.
   """
   for batch in batches:
     yield Setting(

@@ -1,19 +1,14 @@
 """Measures how many doublings of the batch several replicas lose.
 
-Letters: M replicas, B sequences in a step of all replicas together. L(B) is the
-loss of AllReduce with B sequences in a step, after the same number of steps. It
-falls as B grows. The *doublings lost* by M replicas say how many times
-AllReduce's batch may be halved until its loss is theirs.
+With B sequences in a step of all replicas together, the *doublings lost* say
+how many times AllReduce's batch may be halved until its loss, after the same
+number of steps, is that of the replicas.
 
 For example, AllReduce ends at loss 1.86 with 4 sequences, at 1.69 with 8 and at
 1.59 with 16. Four replicas of four sequences end at 1.71. This lies a little
 above the loss of 8 sequences, so they lose a little more than one doubling. In
 logarithms ln(1.71 / 1.69) / ln(1.86 / 1.69) = 0.12 of the doubling from 4 to 8
-is lost too, so D = 1.12.
-
-`by_curve` reads AllReduce's losses at all batches, as in the example.
-`by_last_doubling` extends the last doubling, from B / 2 to B, to any loss, so
-it needs two losses of AllReduce only.
+is lost too: 1.12 doublings.
 """
 
 import math
@@ -40,7 +35,10 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """What several replicas cost beside AllReduce with as many sequences a step.
+  """What replicas cost beside AllReduce, both with B sequences a step in all.
+
+  The doublings lost say how many times AllReduce's batch may be halved until
+  its loss is that of the replicas.
 
   Attributes:
     setting: Setting of the replicas.
@@ -48,8 +46,8 @@ class Cost(NamedTuple):
       minus 1; the mean over seeds.
     gain: s, the share by which AllReduce's loss falls if its batch grows from
       B / 2 to B sequences.
-    by_last_doubling: Doublings lost (the module's docstring), if each doubling
-      of the batch lowers AllReduce's loss by the share s.
+    by_last_doubling: Doublings lost, if each doubling of the batch lowers
+      AllReduce's loss by the share s.
     by_curve: Doublings lost, by AllReduce's losses at all batches. NaN: the
       replicas' loss lies outside of these losses.
   """
@@ -68,8 +66,8 @@ def costs(
 ) -> list[Cost]:
   """Returns the costs of all settings whose runs are finished.
 
-  AllReduce itself is left out, and so are replicas whose AllReduce with B or
-  B / 2 sequences is not finished.
+  With B the sequences in a step of all replicas, the runs of AllReduce with B
+  and with B / 2 sequences must be finished, too. AllReduce itself is left out.
 
   Args:
     rows_by_setting: Finished runs of each setting.
@@ -101,7 +99,7 @@ def result_losses(
 ) -> dict[int, float]:
   """Returns the losses of a setting at its best rates, by seed.
 
-  They are empty if a run is missing, or if no rates were chosen yet.
+  The result is empty if a run is missing, or if no rates were chosen yet.
 
   Args:
     setting: A setting of the study.
@@ -134,9 +132,9 @@ def gap_of(doublings: float, gain: float) -> float:
 
 
 def _allreduce(setting: Setting, batch: int) -> Setting:
-  """Returns AllReduce with a batch and the model of some replicas.
+  """Returns the setting of AllReduce with `batch` sequences in a step.
 
-  The text, the steps and the momentum are the same, too.
+  Model, text, steps, momentum and sequence length are those of `setting`.
   """
   return Setting(
     setting.size,
@@ -152,7 +150,7 @@ def _allreduce(setting: Setting, batch: int) -> Setting:
 def _allreduce_curve(
   setting: Setting, losses_by_setting: Mapping[Setting, Mapping[int, float]]
 ) -> dict[int, float]:
-  """Returns the mean loss of the AllReduce of some replicas, by its batch."""
+  """Returns AllReduce's mean loss by its batch, to compare `setting` with."""
   return {
     candidate.batch: float(np.mean(list(losses.values())))
     for candidate, losses in losses_by_setting.items()
@@ -178,6 +176,7 @@ def _cost(
   batch = setting.global_batch
   gain = 1 - curve[batch] / curve[batch // 2]
   loss = float(np.mean(list(losses.values())))
+  # With d doublings lost, loss = (AllReduce's loss) * (1 - s)^-d.
   return Cost(
     setting=setting,
     gap=Estimate(mean=float(np.mean(gaps)), error=error),
@@ -190,8 +189,8 @@ def _cost(
 def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
   """Returns the sequences in a step with which AllReduce ends at a given loss.
 
-  The logarithm of the batch is interpolated in the logarithm of the loss,
-  between those of `curve`. The result is NaN outside of the curve.
+  `curve` has AllReduce's losses by batch. Between them, the logarithm of the
+  batch is linear in the logarithm of the loss. The result is NaN outside.
   """
   batches = sorted(curve, reverse=True)
   log_losses = [math.log(curve[batch]) for batch in batches]

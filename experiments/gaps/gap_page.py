@@ -87,14 +87,14 @@ def answer(
     config: Config of the planned run.
     gain: The measured s, the share by which AllReduce's loss falls when its
       batch doubles.
-    cluster: Name of a preset or path of a cluster file; None: no times. If it
-      has a fixed size, times are only computed for this number of replicas.
+    cluster: Name of a preset or path of a cluster file; None: no times. If the
+      cluster has a fixed number of replicas, only this number has times.
     step_s: Duration of an inner step of the planned run (seconds); None: it
       follows from the operations of a step and the cluster's devices.
 
   Raises:
     ValueError: One line, if the planned run does not fit on the cluster, or if
-      none of these numbers of replicas divides its sequences.
+      none of `NUMBERS_OF_REPLICAS` divides its sequences in a step.
   """
   planned_method = config.sync.method_name
   other_methods = [name for name in METHODS if name != planned_method]
@@ -280,10 +280,10 @@ def _rate_table(pairs: Sequence[TunedPair]) -> Table:
 
 
 def _verdict(found: Answer) -> str:
-  """Returns a sentence that says whether more clusters are worth it.
+  """Returns a sentence that says whether several clusters are worth it.
 
-  It is about the fewest clusters whose times were computed; "" without times,
-  or if AllReduce's loss is not known.
+  It is about the fewest clusters, each with one replica, whose times were
+  computed; "" without times, or if AllReduce's loss is not known.
   """
   words = {
     "yes": "are worth it",

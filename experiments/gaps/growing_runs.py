@@ -84,7 +84,7 @@ class GrowingRuns:
   deadline: float
 
   def choose_rates(self, name: str) -> None:
-    """Trains a setting with each pair of its rates and on each of `seeds`.
+    """Trains a setting with each pair of its rates on each of `seeds`.
 
     Runs that are finished already are not trained again.
     """
@@ -101,9 +101,10 @@ class GrowingRuns:
       self._train(name, best, self.result_seeds)
 
   def _train(self, name: str, rates: Rates, seeds: Sequence[int]) -> None:
-    """Trains the seeds that are not finished, as one JAX program.
+    """Trains a setting on those of `seeds` that are not finished.
 
-    It adds a line for each run to the file. After the deadline it does nothing.
+    The runs are one JAX program. Each becomes a line of the file. After the
+    deadline nothing is trained.
     """
     done = {row.seed for row in self._rows(name) if row.rates == rates}
     runs = [Run(rates, seed) for seed in seeds if seed not in done]
@@ -164,8 +165,8 @@ class GrowingRuns:
   def table(self, names: Sequence[str]) -> str:
     """Returns a Markdown table of losses on the judge text.
 
-    Each setting's change from the setting `constant` is the mean over common
-    seeds, with its standard error.
+    It also has each setting's change of the loss from the setting `constant`,
+    the mean over common seeds with its standard error.
 
     Args:
       names: Names of the settings. Settings without results are left out.

@@ -1,14 +1,9 @@
-"""Fits what M replicas lose to a line in log2 M, and makes lines of the page.
+"""Fits straight lines in log2 M to what M replicas lose, and describes them.
 
-The *doublings lost* say how many times AllReduce's batch may be halved until
-its loss is that of the replicas (`experiments.gaps.doublings`). Settings that
-differ in M alone, with the same number of sequences in a step of all replicas
-together, have a common line
-
-  doublings lost = a log2 M - b
-
-Source: the form is that of this project's earlier probes
-(docs/results/predictions.md).
+Settings that differ in M alone, with the same number of sequences in a step of
+all replicas together, have a common line "doublings lost = a log2 M - b"
+(`experiments.gaps.doublings`). Source: the form is that of this project's
+earlier probes (docs/results/predictions.md).
 """
 
 import dataclasses
@@ -29,7 +24,11 @@ _FEWEST_POINTS = 3  # Numbers of replicas that a line needs.
 
 
 class Line(NamedTuple):
-  """The line "doublings lost = a log2 M - b" of settings that differ only in M.
+  """A straight line "doublings lost = a log2 M - b", fitted to some settings.
+
+  The settings differ only in the number of replicas, M. The doublings lost say
+  how many times AllReduce's batch may be halved until its loss is that of the
+  replicas.
 
   Attributes:
     setting: One of the settings.
@@ -54,11 +53,12 @@ def lines(
 ) -> list[Line]:
   """Fits "doublings lost = a log2 M - b" to groups of settings.
 
-  The settings of a group differ only in the number of replicas, M. A group with
-  fewer than three numbers of replicas is left out.
+  The doublings lost say how many times AllReduce's batch may be halved until
+  its loss is that of M replicas. The settings of a group differ only in M. A
+  group with fewer than three values of M is left out.
 
   Args:
-    rows: Finished runs. Those that are held out are not read.
+    rows: Finished runs. Those that are held out (`design`) are not read.
     field: Name of the loss that is compared, a field of `GapRow`.
     doublings: Which measure of the doublings lost is fitted, "by_curve" or
       "by_last_doubling" (fields of `Cost`).
@@ -99,7 +99,7 @@ def lines(
 
 
 def page_lines(rows: Sequence[GapRow], field: str) -> list[str]:
-  """Returns the text of the page, line by line, in Markdown.
+  """Returns the text of the page of `experiments.fit_gaps`, in Markdown.
 
   Args:
     rows: Finished runs.
@@ -135,14 +135,14 @@ def page_lines(rows: Sequence[GapRow], field: str) -> list[str]:
 
 
 def _is_held_out(row: GapRow) -> bool:
-  """Returns whether a run is held out from the fit."""
+  """Returns whether a run is left out of the fit, to test its predictions."""
   return row.size == HELD_OUT_SIZE or row.replicas == HELD_OUT_REPLICAS
 
 
 def _by_kind(
   all_costs: Sequence[Cost], doublings: str
 ) -> dict[Setting, list[Cost]]:
-  """Groups costs by everything but the number of replicas.
+  """Groups costs whose settings differ only in the number of replicas.
 
   Costs of one replica are left out, and costs whose field `doublings` is NaN.
   The key is the group's setting with one replica that takes all sequences.
@@ -158,7 +158,7 @@ def _by_kind(
 
 
 def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
-  """Fits "doublings lost = a log2 M - b", and returns a and b."""
+  """Fits a log2 M - b to the field `doublings` of costs; returns a and b."""
   log_replicas = [math.log2(cost.setting.replicas) for cost in points]
   lost = [getattr(cost, doublings) for cost in points]
   slope, intercept = np.polyfit(log_replicas, lost, deg=1)
@@ -176,10 +176,10 @@ def _correlation(seed_fits: np.ndarray) -> float:
 
 
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
-  """Returns the gap that a line gives for the replicas of a measured cost.
+  """Returns the gap that a fitted line gives for the replicas of a cost.
 
-  Each doubling lost raises the loss by the mean factor of the doublings that
-  the measured replicas lost.
+  The line gives the doublings lost. Each of them raises the loss by the factor
+  by which a doubling that the replicas lost raised it on average.
   """
   lost = slope * math.log2(cost.setting.replicas) - offset
   mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / getattr(cost, doublings))

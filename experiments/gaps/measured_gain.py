@@ -72,14 +72,14 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 
 
 def usual_processes() -> int:
-  """Returns how many runs train at once: one a core; on accelerators one."""
+  """Returns how many runs train at once: one a core, or one on accelerators."""
   return 1 if _has_accelerator() else usable_cores()
 
 
 def measured(
   config: RunConfig, pairs: PairTraining, minutes: float
 ) -> MeasuredGain:
-  """Trains AllReduce with B / 2 and B sequences in a step; computes its gain.
+  """Trains AllReduce with B / 2 and B sequences in a step; compares the losses.
 
   If the planned model would take too long, smaller models are trained.
 
@@ -90,9 +90,8 @@ def measured(
     minutes: Most minutes that the training may take, by an estimate.
 
   Raises:
-    ValueError: One line, if B is odd, if the planned model takes too long and
-      fewer than two smaller models do not, or if the larger batch does not
-      lower the loss.
+    ValueError: One line, if B is odd, if `minutes` are too few for any models,
+      or if the larger batch does not lower the loss.
     StoppedError: If a run failed, or if all rates of a batch diverged.
   """
   own = allreduce_config(config)

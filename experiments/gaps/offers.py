@@ -24,7 +24,7 @@ _COUNTED_ROUNDS = 3  # Rounds whose bytes are counted; the others send the same.
 
 @dataclasses.dataclass(frozen=True)
 class Hours:
-  """Times and losses of a planned run on a cluster.
+  """Times and losses of a planned run whose replicas are clusters.
 
   Replicas are assumed to be equally fast. A step with half of the sequences is
   assumed to take half of the time, and so on.
@@ -67,7 +67,7 @@ class Offer:
 
   Attributes:
     config: Config of the run.
-    expected: Expected gap of the run to AllReduce.
+    expected: Expected gap: the loss divided by AllReduce's, minus 1.
     sent_bytes: Bytes that one replica sends in the run (derived).
     hours: Times and losses on a cluster; None: there is no cluster, or the
       cluster places another number of replicas.
@@ -126,7 +126,8 @@ def offer(
 def sent_bytes(config: RunConfig) -> int:
   """Returns the bytes that one replica sends in a run.
 
-  They include exchanges that are still due after the last inner step.
+  They include exchanges that are still due after the last inner step. All
+  rounds must have one length.
   """
   # Rounds in the middle of a run send equally many bytes. So a run of few
   # rounds is counted, and one round is added for each other round.
@@ -233,5 +234,6 @@ def _alone_factor(share: float, gain: float) -> float:
   fewer_steps = share_of_more_steps(share)
   if share >= 1:
     return fewer_steps
+  # Each halving of the batch divides the loss by 1 - s.
   smaller_batch = (1 - gain) ** math.log2(share)
   return min(fewer_steps, smaller_batch)

@@ -47,6 +47,8 @@ _EVALUATION_BATCH = 16  # Sequences that an evaluation reads at a time.
 class Losses(NamedTuple):
   """Losses of a run after its last step, in nats a token.
 
+  AllReduce's parameters count as outer parameters.
+
   Attributes:
     newest: Loss of the newest outer parameters on the validation text.
     average: Loss of the average of the outer parameters on the validation text,
@@ -63,7 +65,7 @@ class Losses(NamedTuple):
 
 
 class Models(NamedTuple):
-  """Trained parameters of all runs.
+  """Trained parameters of R runs.
 
   Attributes:
     newest: The newest outer parameters, leaves [R, ...].
@@ -78,7 +80,7 @@ class Carry(NamedTuple):
   """The values of one run that a step changes.
 
   Attributes:
-    params: Parameters of all replicas, leaves [M, ...].
+    params: Parameters of the M replicas, leaves [M, ...].
     state: State of the transform of each replica, leaves [M, ...].
   """
 
@@ -89,7 +91,8 @@ class Carry(NamedTuple):
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
-  Without a judge text, the validation text takes its place.
+  A text without a judge part, on which nothing is chosen, has the validation
+  part in its place.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])
@@ -116,11 +119,11 @@ def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
 def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
   """Returns the tokens that the replicas of a run read, in the text's dtype.
 
-  Settings with the same number of sequences a step (M B) read the same
-  sequences in each step.
+  Settings that take the same number of sequences in a step, all replicas
+  together, read the same sequences in each step.
 
   Returns:
-    Tokens [steps, M, B, L + 1].
+    Tokens [steps, M, B, L + 1]: in a step, M replicas take B sequences each.
   """
   stream = ReplicaStreams(
     text.train,
@@ -144,7 +147,7 @@ def train_on(
   Args:
     setting: Setting of the runs.
     runs: Rates and seed of each of the R runs.
-    tokens: Tokens of several texts, [texts, steps, M, B, L + 1].
+    tokens: Results of `training_tokens`, [texts, steps, M, B, L + 1].
     text_indices: Index in `tokens` of the text of each run, [R].
   """
   program = _programs(setting)
@@ -163,7 +166,7 @@ def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
   Args:
     setting: Setting of the runs.
     params: Parameters of the runs, leaves [R, ...].
-    batches: Held-out tokens, [N, sequences, L + 1].
+    batches: Held-out tokens in N batches, [N, sequences, L + 1].
   """
   return np.asarray(_programs(setting).evaluate(params, batches))
 
@@ -262,7 +265,7 @@ class _OneRun:
         it.
       seed: Seed of the first parameters, a uint32 scalar.
       text_index: Index in `tokens` of the text of this run, an int32 scalar.
-      tokens: Tokens of several texts, [texts, steps, M, B, L + 1].
+      tokens: Results of `training_tokens`, [texts, steps, M, B, L + 1].
     """
     setting = self.setting
     params = self._copies(self.init(jax.random.key(seed)))

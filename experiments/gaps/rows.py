@@ -52,7 +52,8 @@ class GapRow(Row):
     batch: Sequences in a step of one replica.
     steps: Inner steps of the run.
     interval: Inner steps of a round, H; 0 for AllReduce.
-    delay: Inner steps from a send to its apply; 0: the replicas wait.
+    delay: Inner steps from when a pseudo-gradient is sent to when its mean is
+      applied; 0: the replicas wait for the mean.
     bits: Bits of a value that is sent, 32 or 1.
     warm_start: Data-parallel steps at the beginning.
     optimizer: Name of the inner optimizer.

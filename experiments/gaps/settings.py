@@ -1,6 +1,7 @@
 """What a run of the study of the gap is: a setting, two rates and a seed.
 
-Runs of one setting differ in rates and seed alone, so they are one program.
+Runs of one setting differ in rates and seed alone, so one JAX program can train
+several of them.
 """
 
 import dataclasses
@@ -71,9 +72,9 @@ class Setting:
     batch: Sequences in a step of one replica.
     steps: Inner steps of the run.
     interval: Number of inner steps of a round, H; 0: the method is AllReduce.
-    delay: Number of inner steps from a send to its apply. It divides H, and the
-      parameters are sent in H / delay slices. 0: replicas wait for the
-      exchange.
+    delay: Number of inner steps from when a pseudo-gradient is sent to when its
+      mean is applied. It divides H, and the parameters are sent in H / delay
+      slices. 0: replicas wait for the mean.
     bits: Bits of a value that is sent: 32 (float32), or 1 (signs, with error
       feedback).
     warm_start: Data-parallel steps at the beginning.

@@ -46,8 +46,8 @@ def pair_flops(config: RunConfig) -> float:
 def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
   """Chooses up to `NUM_SIZES` smaller models to train in place of a large one.
 
-  Larger models are tried first. Each may take half of the operations that are
-  left, so that smaller ones can follow.
+  Larger models are tried first. Each may take at most half of the operations
+  that are left, so that smaller ones can follow.
 
   Args:
     config: Config of AllReduce with the planned model.
@@ -73,7 +73,7 @@ def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
 
 
 def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
-  """Returns a run of AllReduce with a smaller model of the same shape.
+  """Returns a config of AllReduce with a smaller model of the same shape.
 
   `divisor` divides the width, the layers and the heads. None if that cannot be,
   for example because the model is too small or trains adapters.

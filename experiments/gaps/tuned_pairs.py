@@ -124,7 +124,7 @@ class PairTraining:
     )
 
   def _tuned(self, configs: Sequence[RunConfig]) -> list[Tuned]:
-    """Tries inner rates until both neighbors of the best rate were tried.
+    """Tries inner rates until both neighbors of each config's best were tried.
 
     At most `most_rates` rates are tried for each config.
     """
@@ -161,10 +161,12 @@ class PairTraining:
     """Computes s, the share by which the loss falls from B / 2 to B sequences.
 
     With one seed, s compares the vertices of the parabolas (`Tuned.refined`).
-    With several seeds, both best rates are trained on each, and s is the mean.
+    With several seeds, each batch is trained at its best rate on each seed, and
+    s is the mean.
     """
     measured = 1 - full.loss / half.loss
     refined = 1 - full.refined / half.refined
+    # The true best rates lie between the rates that were tried.
     rate_error = abs(refined - measured)
     if self.num_seeds == 1:
       error = math.hypot(seed_error(max(refined, 0.0)), rate_error)

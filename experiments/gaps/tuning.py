@@ -50,8 +50,9 @@ class Point(NamedTuple):
   """A point of the grid of rates.
 
   Attributes:
-    inner: Number of factors `_RATIO` between `_FIRST_INNER` and the inner rate.
-    outer: Number of factors `_RATIO` between 1 and the outer rate.
+    inner: Number of factors of the root of 2 between `_FIRST_INNER` and the
+      inner rate.
+    outer: Number of factors of the root of 2 between 1 and the outer rate.
   """
 
   inner: int
@@ -75,9 +76,9 @@ def missing_runs(
 ) -> Missing:
   """Returns the runs that a setting needs next.
 
-  First the tuning seeds are trained at the best rates so far and at their
-  neighbors on the grid. If all of these runs are finished, the result seeds are
-  trained at the best rates.
+  At first these are runs of the tuning seeds, by which rates are chosen, at the
+  best rates so far and at their neighbors on the grid. If all of them are
+  finished, they are runs of other seeds, the result seeds, at the best rates.
 
   Args:
     setting: Setting whose rates are searched.
@@ -93,7 +94,7 @@ def missing_runs(
     for seed in TUNING_SEEDS
   ]
   missing = [run for run in tuning_runs if run not in done]
-  num_left = _usual_number(setting) - len(done)
+  num_left = _usual_number(setting) - len(done)  # While rates are searched.
   if not missing:
     result_runs = [(center, seed) for seed in RESULT_SEEDS]
     missing = [run for run in result_runs if run not in done]
@@ -127,10 +128,10 @@ def start_point(
 
 
 def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
-  """Returns the point with the lowest mean loss over the tuning seeds.
+  """Returns the point of the grid of rates with the lowest mean loss.
 
-  Only points count at which all tuning seeds are finished and none diverged;
-  None if there are none.
+  The mean is over the tuning seeds. Only points count at which all tuning seeds
+  are finished and none diverged; None if there are none.
   """
   return lowest_mean(
     (
@@ -173,7 +174,7 @@ def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
 
 
 def _distance(setting: Setting, other: Setting) -> float:
-  """Returns the sum of doublings by which the numbers of two settings differ.
+  """Returns by how many doublings the numbers of two settings differ, summed.
 
   For example, H = 16 and H = 32 differ by about one doubling.
   """
@@ -194,7 +195,7 @@ def _usual_number(setting: Setting) -> int:
 
 
 def _first_point(setting: Setting) -> Point:
-  """Returns the point at which the search begins if no setting is finished.
+  """Returns where the search begins if no similar setting is finished.
 
   The outer rate is 1 for one replica with an outer step, otherwise a grid step
   higher.
@@ -208,7 +209,7 @@ def _first_point(setting: Setting) -> Point:
 def _neighborhood(setting: Setting, center: Point) -> list[Point]:
   """Returns a point of the grid and its neighbors.
 
-  AllReduce has neighbors in its inner rate only.
+  For AllReduce, the neighbors differ in the inner rate only.
   """
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [

@@ -1,4 +1,4 @@
-"""Trains the runs that a list of settings still needs, and writes their lines.
+"""Trains the runs that a list of settings still needs, and adds them to a file.
 
 The *line* of a finished run is its line in a CSV file (`rows.GapRow`).
 """
@@ -29,7 +29,7 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """The training of a list of settings.
+  """Trains the runs that a list of settings still needs.
 
   Attributes:
     path: CSV file of finished runs.
@@ -100,7 +100,7 @@ class Work:
   ) -> list[GapRow]:
     """Trains the first `largest_population` of some runs as one program.
 
-    Returns the line of each run that was trained.
+    Returns the line of the CSV file for each run that was trained.
     """
     population_runs = list(runs[: self.largest_population])
     begin = time.monotonic()
