@@ -1,4 +1,4 @@
-"""The flag --losses: two losses of AllReduce that the user has."""
+"""The flag --losses: two losses of AllReduce that the user has measured."""
 
 from absl import flags
 
