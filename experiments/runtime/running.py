@@ -1,4 +1,4 @@
-"""Trains a run for a program, and turns errors into the program's exit codes."""
+"""Trains a run for a program, and turns its errors into exit codes."""
 
 import contextlib
 import ctypes
