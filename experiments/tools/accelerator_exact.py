@@ -100,7 +100,7 @@ def _leaf_error(result: Array, expected: Array) -> float:
 
 
 def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
-  """Returns the error of a function's result on the device against the CPU's."""
+  """Returns the error of a function on the device against that on the CPU."""
   program = jax.jit(function)
   cpu_argument = jax.device_put(argument, jax.devices("cpu")[0])
   return _error(program(argument), program(cpu_argument))

@@ -213,6 +213,7 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
     few_steps_s = timing.seconds(
       lambda: _trained_loss(sizes, "allreduce", _FEW_STEPS)
     )
+    # `few_steps_s` includes compiling, so fewer steps are taken than would fit.
     time_of_each_s = (deadline - time.monotonic()) / 2
     affordable_steps = time_of_each_s / few_steps_s * _FEW_STEPS
     num_steps = int(np.clip(affordable_steps, _FEW_STEPS, sizes.most_steps))

@@ -1,9 +1,9 @@
 """Compiles a run for TPUs or GPUs that need not exist, and reports its needs.
 
 One program of the run is compiled, without allocating any array, and the
-compiler counts its memory. The program has the inner steps of a *window*: until
-a fragment (part of the parameters) is next sent or applied. For a method that
-averages gradients, it has the first steps of the run.
+compiler counts its memory. The program has the inner steps up to an update of a
+fragment (part of the parameters), and the exchange for this update. For a
+method that averages gradients, it has the first steps of the run.
 
 The bytes that are sent between slices (groups of devices with fast links) are
 read from the program's text. For GPUs they are not known, because the text does
@@ -44,7 +44,8 @@ class Program(NamedTuple):
     num_steps: Number of inner steps of the program.
     planned_bytes: Bytes that one replica sends in the program, by the plan.
     idle_bytes: Bytes of the training state that a device keeps although the
-      program does not read them: fragments that it neither applies nor sends.
+      program does not read them. They are of fragments (parts of the
+      parameters) that it neither updates nor measures for an exchange.
     lowered: The program, traced but not compiled yet.
   """
 
@@ -57,19 +58,20 @@ class Program(NamedTuple):
 def steady_program(
   config: RunConfig, devices: Sequence[Any] | None = None
 ) -> Program:
-  """Traces one program of a run in its steady state.
+  """Traces one program of a run as it is in the middle of the run.
 
-  For a method with rounds, the program has the window that sends most, in a
-  round of the final length in which results of earlier rounds arrive. If that
-  window's exchange is a separate program, only the steps are traced. For a
-  method that averages gradients, it is the program of the first steps.
+  For a method with rounds, the program has some inner steps and the exchange of
+  a fragment (part of the parameters) that is updated after them. Of all
+  fragments, the one with the most bytes is taken. If exchanges are programs of
+  their own, as on one device, only the steps are traced. For a method that
+  averages gradients, it is the program of the first steps.
 
   Args:
     config: Config of a run.
     devices: Devices to compile for; None: the devices of this machine.
 
   Raises:
-    ValueError: If the run is too short to have such a window.
+    ValueError: If the run is too short to have such a program.
   """
   programs = build.programs(config, _overrides(config), devices=devices)
   if config.sync.named.exchanged == "gradient":
@@ -142,10 +144,13 @@ def _overrides(config: RunConfig) -> Overrides:
 
 
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
-  """Finds the window that sends most, in a round in the middle of a run.
+  """Finds the window whose exchange has the most bytes, in the middle of a run.
+
+  A *window* is the inner steps up to an update of a fragment or the measurement
+  of a pseudo-gradient.
 
   Returns:
-    The step of the schedule before the window, and the window.
+    The number of the schedule's inner steps before the window, and the window.
 
   Raises:
     ValueError: If the run is too short to have such a round.
@@ -178,7 +183,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 
 
 def _idle_bytes(state: RoundState, window: Window) -> int:
-  """Returns the bytes of fragments that a window neither applies nor sends.
+  """Returns the bytes of fragments that a window neither updates nor measures.
 
   Only bytes in the memory of one device are counted.
   """
@@ -209,7 +214,7 @@ class Compiled:
     state_bytes: Memory of the program's arguments, and of the state that the
       program does not read (bytes).
     temporaries_bytes: Memory that only the running program needs (bytes).
-    needed_bytes: Memory that the run needs in all (bytes).
+    needed_bytes: Memory that the run needs on the device in all (bytes).
     planned_bytes: Bytes that the device sends to other slices, by the plan.
     sent_bytes: Bytes that the device sends to other slices, by the program's
       text; None for GPUs.

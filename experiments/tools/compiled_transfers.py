@@ -26,7 +26,7 @@ _KINDS = ("all_reduce", "all_gather", "all_to_all")
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """A transfer between slices.
+  """A transfer between slices (groups of TPUs with fast links among them).
 
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all" or "permute".
@@ -40,7 +40,10 @@ class Transfer:
   loops: tuple[int, ...]
 
   def sent_bytes(self, num_replicas: int) -> float:
-    """Returns the bytes that one device sends to all other slices."""
+    """Returns the bytes that one device sends to other slices.
+
+    Each of `num_replicas` replicas is on a slice of its own.
+    """
     # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 

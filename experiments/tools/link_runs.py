@@ -180,8 +180,8 @@ def run_cases(
 ) -> Iterator[Row]:
   """Times collectives over throttled links, and yields a row for each.
 
-  Each is measured `repeats` times. `transport` is that of the predictions.
-  Files in `folder` are temporary.
+  Each is measured `repeats` times. The simulator predicts its time with
+  `transport`. The files that are left in `folder` are not needed afterwards.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -237,6 +237,7 @@ def _measured(
 
   Raises:
     StoppedError: If a process fails.
+    UsageError: If this machine cannot throttle the links.
   """
   request_path = folder / "asked.json"
   result_path = folder / "measured.json"
@@ -294,8 +295,9 @@ def calibrated(
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
   """Trains methods over links of two rates, and yields the times of a step.
 
-  The times include exchanges. There is a row for each rate and setting. The
-  runs are in `folder`.
+  There is a row for each rate and setting, with the measured time and the time
+  that the simulator predicts with `transport`. Both times include exchanges.
+  The runs are in `folder`.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
