@@ -52,7 +52,7 @@ _SUFFIXES = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns what each setting is compared with, by the name of the setting."""
+  """Maps the name of each setting to the AllReduce with which it is compared."""
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":

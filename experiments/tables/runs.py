@@ -88,7 +88,7 @@ def collective_s(
 
   Args:
     cluster: Cluster in which all replicas take part.
-    transport: How messages are sent.
+    transport: How a library such as gloo or NCCL sends messages.
     collective: The collective, with the size of its operand.
   """
   no_work_s = np.zeros(cluster.num_replicas)
@@ -117,7 +117,7 @@ def pace(
       takes twice as long.
     codec_s: Duration of encoding and decoding in each exchange (seconds).
       Nothing hides it.
-    transport: How messages are sent.
+    transport: How a library such as gloo or NCCL sends messages.
   """
   interval = traffic.method.schedule.sync_interval
   steps_s = steps.stated_seconds(cluster, step_s)
