@@ -124,11 +124,11 @@ class SweepClock:
 
 
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:
-  """Returns the clock that an entry of `clocks` in a sweep's config describes.
+  """Returns what an entry of `clocks` in a sweep's config describes.
 
   The entry has `name`, `cluster`, and perhaps `step_s`. All other keys are
-  fields of a run's config (dotted or nested) that the clock changes, with their
-  values.
+  fields of a run's config (dotted or nested) that are changed for the
+  simulation, with their values.
 
   Raises:
     ValueError: If a config has no field of such a name.

@@ -59,8 +59,9 @@ def collected() -> dict[str, Any]:
   """Computes the content of `measured_gaps.json` from docs/results/runs.csv.
 
   Returns:
-    "gaps": the gaps to AllReduce, sorted by method, number of replicas and
-    name. "exponent": how fast AllReduce's loss falls with the number of steps.
+    "gaps": for each setting of a method, by which share its loss exceeds
+    AllReduce's, sorted by method, number of replicas and name. "exponent": how
+    fast AllReduce's loss falls with the number of steps.
   """
   main = _rows(_MAIN)
   # Of this study only the method eager is collected.
@@ -145,7 +146,8 @@ def _gaps(
 def _exponent(main: RowsBySetting) -> dict[str, Any]:
   """Computes e in loss ~ steps^-e, which says how fast AllReduce's loss falls.
 
-  It follows from a short and a long run, with means over the seeds of both:
+  It follows from a short and a long run, with means over the seeds that both
+  have:
 
     e = ln(short run's loss / long run's loss) / ln(long steps / short steps)
 

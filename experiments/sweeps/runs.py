@@ -166,8 +166,9 @@ def runs_of(
 ) -> list[SweepRun]:
   """Lists the runs of a sweep in the order in which they should start.
 
-  If two settings give configs with the same digest, the list has one run for
-  both, under the name of the first.
+  A *setting* is a name with the values of some fields, and becomes a run for
+  each seed. If two settings give configs with the same digest, the list has one
+  run for both, under the name of the first.
 
   Args:
     sweep: Mapping with some of `FIELDS`:
@@ -246,10 +247,9 @@ def _with_schedule(config: RunConfig) -> RunConfig:
 
 
 def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
-  """Returns the name of the setting with which a setting is compared.
+  """Returns the name of the runs with which the runs `name` are compared.
 
-  The result is "" if the sweep names none. A baseline may be compared with
-  itself.
+  The result is "" if the sweep names none. It may be `name` itself.
   """
   baselines = sweep.get("baselines") or {}
   return baselines.get(name, sweep.get("baseline", ""))

@@ -40,6 +40,7 @@ def gaps(runs: pd.DataFrame) -> pd.Series:
   losses = runs["judge_loss"].where(is_judged, runs["loss"])
   common = ["study", "seed", "corpus", "tokens"]
   bases = runs[common].assign(baseline=runs["setting"], base_loss=losses)
+  # With two bases, the merge would make two lines of a run.
   bases = bases.drop_duplicates([*common, "baseline"])
   paired = runs[[*common, "baseline"]].merge(bases, how="left")
   base_losses = paired["base_loss"].set_axis(runs.index)

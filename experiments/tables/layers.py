@@ -94,8 +94,9 @@ class LayerRun:
 def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   """Returns the methods of the five rows of Table 4, by name.
 
-  Data-parallel training sends at every step, the others every H = 100 steps.
-  The streaming methods send fragments of three layers, of `num_layers` in all.
+  Data-parallel training sends a layer at every step, the others every H = 100
+  steps. The streaming methods send fragments of three layers, of `num_layers`
+  in all.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
@@ -164,6 +165,7 @@ def simulate_layers(
       # so that this pass starts at the arrival. In fact lower layers compute
       # earlier, but no other time depends on that.
       now_s = np.maximum(now_s, arrival_s - forward_starts_s[layer])
+    # The first step whose forward pass needs what this step sends.
     due_step = step + 1 + method.schedule.overlap_steps
     due_arrivals_s = arrivals_s.setdefault(due_step, {})
     for layer in layers_by_step.get(step, ()):
@@ -201,6 +203,7 @@ def needed_bandwidth_bps(
   """
   run = simulate_layers(model, method, GRID_BPS)
   reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]
+  # `argmax` finds the first True, which is the least bandwidth.
   return GRID_BPS[reaches.argmax(axis=0)]
 
 

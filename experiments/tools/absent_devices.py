@@ -184,8 +184,8 @@ def _tpus(topology: str, num_slices: int) -> AbsentDevices:
 def _gpus(topology: str, num_slices: int) -> AbsentDevices:
   """Returns the devices of slices of GPUs, e.g. of "h100:8" or "h100:4x8".
 
-  Raises ValueError if the text has another form, the compiler is missing, or it
-  knows no such slice.
+  Raises ValueError if `topology` has another form, or if the compiler is
+  missing or knows no such slice.
   """
   match = _GPU_PATTERN.fullmatch(topology)
   require(

@@ -103,7 +103,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _print_losses() -> None:
-  """Trains with and without shares for each seed; prints held-out losses."""
+  """Prints held-out losses of training with and without shares, for each seed.
+
+  With shares, each replica computes a part of the mean of all messages.
+  """
   from experiments.tools.mailbox_losses import LossRun
 
   differences = []

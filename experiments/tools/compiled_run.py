@@ -42,10 +42,11 @@ class Program(NamedTuple):
 
   Attributes:
     num_steps: Number of inner steps of the program.
-    planned_bytes: Bytes that one replica sends in the program, by the plan.
+    planned_bytes: Bytes that one replica should send in the program, computed
+      from the config.
     idle_bytes: Bytes of the training state that a device keeps although the
       program does not read them. They are of fragments (parts of the
-      parameters) that it neither updates nor measures for an exchange.
+      parameters) whose pseudo-gradients it neither measures nor applies.
     lowered: The program, traced but not compiled yet.
   """
 
@@ -146,14 +147,14 @@ def _overrides(config: RunConfig) -> Overrides:
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   """Finds the window whose exchange has the most bytes, in the middle of a run.
 
-  A *window* is the inner steps up to an update of a fragment or the measurement
-  of a pseudo-gradient.
+  A *window* is the inner steps up to the update of a fragment (part of the
+  parameters) or the measurement of its pseudo-gradient.
 
   Returns:
     The number of the schedule's inner steps before the window, and the window.
 
   Raises:
-    ValueError: If the run is too short to have such a round.
+    ValueError: If the run is too short to have such a window.
   """
   plan = to_plan.run_plan(config)
   traffic = to_plan.traffic(config)
@@ -183,9 +184,11 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 
 
 def _idle_bytes(state: RoundState, window: Window) -> int:
-  """Returns the bytes of fragments that a window neither updates nor measures.
+  """Returns the bytes of state that the program of a window does not read.
 
-  Only bytes in the memory of one device are counted.
+  They are of fragments (parts of the parameters) whose pseudo-gradients the
+  window neither measures nor applies. Only bytes in the memory of one device
+  are counted.
   """
   events = (window.applied, window.sent)
   busy = {event.fragment for event in events if event}
@@ -215,7 +218,8 @@ class Compiled:
       program does not read (bytes).
     temporaries_bytes: Memory that only the running program needs (bytes).
     needed_bytes: Memory that the run needs on the device in all (bytes).
-    planned_bytes: Bytes that the device sends to other slices, by the plan.
+    planned_bytes: Bytes that the device should send to other slices, computed
+      from the config.
     sent_bytes: Bytes that the device sends to other slices, by the program's
       text; None for GPUs.
     transfers: Transfers between slices; None for GPUs.
@@ -261,7 +265,7 @@ class Compiled:
 
 
 def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
-  """Compiles a run for slices that need not exist; returns what a device needs.
+  """Compiles a run for absent devices, and returns what one device needs.
 
   The run must use all devices of the slices, or one device if its replicas are
   stacked.
@@ -270,11 +274,12 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     config: Config of the run.
     topology: Kind and size of a slice, e.g. "v5p:4x4x8" or "h100:8"
       (`absent_devices`).
-    num_slices: Number of slices.
+    num_slices: Number of slices (groups of devices with fast links).
 
   Raises:
-    ValueError: If there are no such slices, the run does not use all devices,
-      or the compiler cannot fit the program into a device.
+    ValueError: If the compiler is missing or knows no such slice, if the run
+      does not use all devices or is too short, or if the program cannot be
+      compiled without a GPU or does not fit into a device.
   """
   absent = absent_devices(topology, num_slices)
   devices = absent.devices
@@ -419,7 +424,10 @@ def write_compiled(
 
 
 def _transfer_lines(slice_transfers: Sequence[Transfer] | None) -> list[str]:
-  """Returns the page's lines about the transfers; None: they are not known."""
+  """Returns the report's lines about transfers between slices.
+
+  If `slice_transfers` is None, they say that the transfers are not known.
+  """
   if slice_transfers is None:
     return [
       "They are not listed: a program for GPUs does not say which of its"

@@ -31,8 +31,8 @@ class Transfer:
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all" or "permute".
     operand_bytes: Size of the operand on one device (bytes).
-    loops: Line numbers of the loops over inner steps that hide the transfer;
-      empty: it is not hidden.
+    loops: Line numbers of the loops over inner steps that run during the
+      transfer; empty: nothing hides it.
   """
 
   kind: str
@@ -79,6 +79,7 @@ def transfers(text: str) -> list[Transfer]:
     if opcode == "while" and f'/{INNER_STEPS}/while"' in line:
       loops.append(number)
     elif opcode == "send" and channel and kind:
+      # A type without a number of bits is `pred`, with a byte for each value.
       num_values = math.prod(int(n) for n in sizes.split(",") if n)
       sends[channel[1]] = _Send(
         kind=kind[1].lower() if kind[1].lower() in _KINDS else "permute",

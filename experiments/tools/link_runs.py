@@ -132,7 +132,7 @@ class Row:
     predicted_s: Time of the collective, or of a step with its exchanges, by the
       simulator (seconds).
     measured_s: The same time as measured (seconds).
-    bytes_ratio: Bytes that the kernel counted divided by the bytes of the plan.
+    bytes_ratio: Bytes that the kernel counted divided by the predicted bytes.
     cpu_s: CPU time of all processes together (seconds); None for a method.
     open_s: Time of the collective over links that are not throttled (seconds);
       None if it was not measured.
@@ -352,11 +352,12 @@ def _train(
 def measured_step(run: LoadedRun) -> tuple[float, float]:
   """Reads the time of a step and the bytes on the link from a run's metrics.
 
-  The first three segments, which compiled programs, are left out.
+  The first three segments (rounds, or several data-parallel steps each), which
+  compiled programs, are left out.
 
   Returns:
     Median time of a step with its exchanges (seconds), and the bytes that
-    passed the link divided by the bytes of the plan.
+    passed the link divided by the predicted bytes.
   """
   timings = [row for row in run.timings if row.event == "round"][_COMPILING:]
   ends = [row.step for row in run.rounds]
@@ -378,7 +379,7 @@ def predicted_step_s(
   Args:
     config: Config of a run of two replicas, as its config.json has it.
     rate_bps: Rate of each replica's link (bit/s).
-    transport: Transport of the prediction.
+    transport: How the communication library sends messages.
     step_s: Time of an inner step alone (seconds).
   """
   traffic = to_plan.traffic(from_mapping(config))

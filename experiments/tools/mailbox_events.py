@@ -239,7 +239,7 @@ def _run_events(
 
 
 def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
-  """Returns the arrays of a message of random values, and their encoding."""
+  """Returns a message of random values, and how the rows in it are encoded."""
   num_values = exchanges.message_bytes * 8 // exchanges.bits
   codec = FloatRows() if exchanges.bits == 32 else IntRows(exchanges.bits)
   tables = Tables(codec, widths=(_WIDTH,), has_residual=not codec.is_exact)

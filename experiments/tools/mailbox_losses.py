@@ -53,7 +53,7 @@ class LossRun:
     shares: Whether each replica computes a share of the mean, and not all of
       it: "on", "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value in messages; 32: float32.
-    seed: Seed of the parameters and of the order of the text.
+    seed: Seed of the first parameters and of the draws from the text.
     num_events: Number of exchanges. Eight inner steps lead to each.
   """
 
