@@ -262,9 +262,8 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 def _cause(members: Sequence[Member]) -> Member:
   """Returns a failed process that did not fail only because another one did.
 
-  Waits up to `_SETTLE_S` seconds for such a process. If none comes, or all
-  processes have failed without one, returns the failed process of lowest
-  number.
+  Waits for one up to `_SETTLE_S` seconds. If none comes, returns another failed
+  process.
   """
   deadline = time.monotonic() + _SETTLE_S
   while True:

@@ -104,8 +104,7 @@ def _drawn_tokens(
 ) -> "np.ndarray":
   """Draws `num_tokens` tokens that follow the tokens of a prompt [L].
 
-  Other arguments are as in `add_sample`. Raises ValueError if an argument is
-  wrong, or if the model cannot decode or has diverged.
+  Other arguments, and ValueErrors, are as in `add_sample`.
   """
   import jax
   import numpy as np

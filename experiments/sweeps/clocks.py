@@ -1,9 +1,7 @@
 """Computes the simulated times of a run from its config, without training it.
 
 A *clock* is a simulated cluster on which runs are timed, perhaps with a larger
-model than the one that was trained. The *flush* of a run is the exchanges that
-are still due after its last inner step. A *segment* is a round, or several
-data-parallel steps.
+model than the one that was trained.
 """
 
 import dataclasses
@@ -38,10 +36,9 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the end of the last round that is over by a step (seconds).
+    """Returns the largest time in `at_s` up to a step (seconds), else 0.
 
-    The result is 0 if there is none. `step` is a number of inner steps. If the
-    method has no rounds, a segment of several steps counts as one (`at_s`).
+    `step` is a number of inner steps.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)

@@ -116,11 +116,10 @@ class Rows:
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
     """Returns the lines of runs that were trained on one version of their text.
 
-    Losses on two versions of a text do not compare. Example: Python's library
-    has a version for each version of Python. The version with the most lines is
-    chosen; of two with equally many, the version of the later line. If configs
-    name several texts, a version of each is chosen. A run without a line on the
-    chosen version gets None.
+    Losses on two versions of a text, e.g. of Python's library, do not compare.
+    The version with the most lines is chosen; of two with equally many, the
+    version of the later line. If configs name several texts, a version of each
+    is chosen. A run without a line on the chosen version gets None.
     """
     corpora_by_config: dict[str, list[str]] = {}
     last_line: dict[str, int] = {}
@@ -145,10 +144,9 @@ class Rows:
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Counts the lines of `runs` that are not in `lines`.
+    """Counts the lines of `runs` that are not in `lines`: those on other texts.
 
-    They are on other texts. `lines` has the line of each run that a report
-    shows, or None.
+    `lines` has a line, or None, for each run.
     """
     configs = {
       _without_text(run_id(self.study, run.digest, "")) for run in runs

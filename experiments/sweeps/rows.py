@@ -2,9 +2,6 @@
 
 A finished run is one line of runs.csv, and each of its evaluations is a line of
 evaluations.csv beside it. `docs/results/README.md` describes the columns.
-
-The *flush* of a run is the exchanges that are still due after its last inner
-step.
 """
 
 import dataclasses

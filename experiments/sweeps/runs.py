@@ -229,7 +229,7 @@ def _run(
 
 
 def _with_schedule(config: RunConfig) -> RunConfig:
-  """Fills in the H, P and tau of the method (`SCHEDULE`) that a config lacks.
+  """Returns a config in which H, P and tau of its method are filled in.
 
   Values that the method does not take, or that its name has, as in
   "diloco(sync_interval=8)", stay None.

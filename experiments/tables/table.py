@@ -334,8 +334,8 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
   """Yields the lines of a short table of predictions for the terminal.
 
   `summary.csv`, beside this module, lists the published numbers and ranges that
-  are shown. One more line counts the exact cells of Table 4 of Streaming
-  DiLoCo. Numbers of tables that `tables` lacks are left out.
+  are shown, except for the exact cells of Table 4 of Streaming DiLoCo. Numbers
+  of tables that `tables` lacks are left out.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS

@@ -60,10 +60,7 @@ def steps_program(programs: build.Programs) -> Any:
 
 
 def first_carry(programs: build.Programs) -> Tree:
-  """Returns first parameters and inner optimizer states of the M replicas.
-
-  The leaves are [M, ...].
-  """
+  """Returns first parameters and inner optimizer states, [replicas, ...]."""
   replicas = programs.rounds.replicas
   params = states.first_params(programs, 0)
 

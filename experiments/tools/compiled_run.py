@@ -184,12 +184,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 
 
 def _idle_bytes(state: RoundState, window: Window) -> int:
-  """Returns the bytes of state that the program of a window does not read.
-
-  They are of fragments (parts of the parameters) whose pseudo-gradients the
-  window neither measures nor applies. Only bytes in the memory of one device
-  are counted.
-  """
+  """Computes `Program.idle_bytes`; bytes in the host's memory do not count."""
   events = (window.applied, window.sent)
   busy = {event.fragment for event in events if event}
   idle_fragments = [

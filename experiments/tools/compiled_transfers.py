@@ -40,10 +40,7 @@ class Transfer:
   loops: tuple[int, ...]
 
   def sent_bytes(self, num_replicas: int) -> float:
-    """Returns the bytes that one device sends to other slices.
-
-    Each of `num_replicas` replicas is on a slice of its own.
-    """
+    """Returns the bytes that one device sends to slices of other replicas."""
     # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 

@@ -181,7 +181,7 @@ def run_cases(
   """Times collectives over throttled links, and yields a row for each.
 
   Each is measured `repeats` times. The simulator predicts its time with
-  `transport`. The files that are left in `folder` are not needed afterwards.
+  `transport`. `folder` is for intermediate files.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)

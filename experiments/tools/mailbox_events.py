@@ -165,10 +165,7 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
 
 
 def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
-  """Returns the median time, and mean or largest counts, of several exchanges.
-
-  `measured` has the exchanges of one replica, or of several.
-  """
+  """Returns the median time, and mean or largest counts, of some exchanges."""
   return Cost(
     event_s=statistics.median(event.duration_s for event in measured),
     requests=statistics.mean(event.requests for event in measured),
