@@ -89,7 +89,7 @@ COMPILED = {
 
 
 def get_config(name="tiny_dilocox"):
-  """Returns the config of one of `COMPILED`; such a run fills two slices."""
+  """Returns the config of one of `COMPILED`, for two slices (TPU groups)."""
   if name not in COMPILED:
     raise ValueError(f"{name!r} must be one of {', '.join(COMPILED)}")
   config = default.get_config()

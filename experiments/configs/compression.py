@@ -59,7 +59,7 @@ def get_config():
 def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
   """Returns a run of the sweep with a codec for its messages.
 
-  `feedback` is the fraction of the codec's loss that is added to the next
+  `feedback` is the fraction of the codec's error that is added to the next
   message; 0 means none.
   """
   run: dict[str, Any] = {"name": name, "exchange.codec": codec}

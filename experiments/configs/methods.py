@@ -82,7 +82,7 @@ METHODS = {
 
 
 def get_config(name: str = "diloco"):
-  """Returns the default run with one of `METHODS`, and with short rounds."""
+  """Returns the default run, changed to one of `METHODS`."""
   known("method", name, METHODS)
   config = default.get_config()
   config.sync.method = name

@@ -52,7 +52,7 @@ _SUFFIXES = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns what each setting is compared with, by the name of the setting."""
+  """Returns the name of the AllReduce to compare with each setting, by name."""
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":

@@ -1,4 +1,4 @@
-"""Reads the command line of a program, and ends the program with one line.
+"""Reads a program's command line, and reports expected errors as one line.
 
 Every program in `experiments` has this form:
 
@@ -185,10 +185,10 @@ def _quiet_libraries() -> None:
 
 def _open_closed_streams() -> None:
   """Opens the null device for each standard stream that is closed."""
+  # A file that a library opens could get the number of a closed stream, say of
+  # standard error, and warnings would be written into it.
   # `os.open` returns the lowest number that is free. The standard streams have
   # the numbers 0 to 2.
-  # Otherwise a file that a library opens could get the number of, say, standard
-  # error, and warnings would be written into it.
   while True:
     number = os.open(os.devnull, os.O_RDWR)
     if number > 2:

@@ -19,7 +19,8 @@ _PR_SET_PDEATHSIG = 1  # Of <linux/prctl.h>.
 def ending_with_this_process(command: Sequence[str]) -> list[str]:
   """Returns a command line that runs a command until this process ends.
 
-  On Linux, the kernel kills the command when the thread that started it ends.
+  More exactly, the kernel of Linux kills the command when the thread that
+  started it ends. Other systems do not kill it.
   """
   # Without the site's packages Python starts in a hundredth of a second.
   python = [sys.executable, "-I", "-S", __file__]

@@ -26,11 +26,12 @@ _GOODPUT = 1448 / 1514
 def check(network: ThrottledNetwork) -> list[float]:
   """Measures the link from every node to the next one, and prints a summary.
 
-  The node after the last one is the first one. Returns the ratio of each node
-  (`checked_ratio`).
+  The node after the last one is the first one. Returns, for each node, the
+  measured rate divided by the expected one (`checked_ratio`).
 
   Raises:
-    UsageError: If a rate is wrong by more than 3 % three times in a row.
+    UsageError: If a rate is wrong by more than 3 % three times in a row, or if
+      a transfer fails.
   """
   count = len(network.links)
   ratios = [checked_ratio(network, node) for node in range(count)]
@@ -45,13 +46,16 @@ def check(network: ThrottledNetwork) -> list[float]:
 def checked_ratio(network: ThrottledNetwork, node: int) -> float:
   """Measures the link from one node to the next, and checks its rate.
 
-  Returns the measured payload rate divided by the rate that TCP should reach.
-  The nodes are numbered from 0.
+  Returns the measured payload rate divided by the payload rate that TCP should
+  reach on this link. The nodes are numbered from 0.
 
   Raises:
-    UsageError: If the rate is wrong by more than 3 % three times in a row.
+    UsageError: If the rate is wrong by more than 3 % three times in a row, or
+      if a transfer fails.
   """
   peer = (node + 1) % len(network.links)
+  # A transfer leaves the node by its uplink, and reaches the peer by the peer's
+  # downlink.
   slower = min(network.links[node].up_bps, network.links[peer].down_bps)
   expected_bps = _GOODPUT * slower
   ratio = 0.0
@@ -77,8 +81,8 @@ def transfer_bps(
     network: Network whose links throttle.
     sender: Number of the node that sends.
     receiver: Number of the node that receives.
-    expected_bps: Expected payload rate (bit/s). So many bytes are sent that
-      they take about 0.6 s at this rate.
+    expected_bps: Expected payload rate (bit/s), at which the transfer takes
+      0.6 s, or longer on a slow link.
 
   Raises:
     UsageError: If the sender fails, e.g. because it cannot connect.

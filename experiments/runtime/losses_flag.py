@@ -1,4 +1,4 @@
-"""The flag --losses: two losses of AllReduce that the user has."""
+"""The flag --losses: two losses of AllReduce that the user has measured."""
 
 from absl import flags
 
@@ -42,7 +42,7 @@ def losses() -> tuple[float, float] | None:
 
 
 def gain() -> Estimate | None:
-  """Returns by which share AllReduce's loss falls from B / 2 to B sequences.
+  """Returns by which share AllReduce's loss falls if its batch doubles.
 
   The share and its range follow from --losses; None if the flag is not given.
 

@@ -21,7 +21,8 @@ class ProcessSettings:
     num_processes: Number of processes.
     process_id: Number of this process, from 0.
     local_devices: Number of devices into which JAX divides the CPU of this
-      process; None: an equal share of the devices that the run needs.
+      process; None: an equal share of the devices that the run needs, if
+      `num_processes` is given.
     start_timeout_s: How long the processes wait for each other at the start
       (seconds).
   """
@@ -35,7 +36,8 @@ class ProcessSettings:
   def num_devices(self, config: RunConfig) -> int:
     """Returns into how many devices JAX divides the CPU of this process.
 
-    The result is 0 if neither `local_devices` nor `num_processes` is known.
+    It is `local_devices`, or else an equal share of the devices that the run
+    needs. If `num_processes` is None too, it is 0: the number is left to JAX.
 
     Raises:
       UsageError: If the devices cannot be divided evenly among the processes.

@@ -128,7 +128,7 @@ class Member:
     return self._process.poll() if self._process else None
 
   def failure(self) -> Failure:
-    """Returns why the process failed. Call it only after a failure."""
+    """Returns why the process ended. Call it only if its exit code is not 0."""
     self.new_lines()
     code = self.exit_code or 0
     return Failure(
@@ -237,7 +237,7 @@ def run_together(members: Sequence[Member]) -> Failure | None:
 
 
 def _first_failed(members: Sequence[Member]) -> Member | None:
-  """Waits until a process has failed or all have ended.
+  """Waits until a process has failed or all have ended, and prints their lines.
 
   Returns the failed process, or else one that a signal stopped, or else None.
   """
@@ -262,7 +262,7 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 def _cause(members: Sequence[Member]) -> Member:
   """Returns a failed process that did not fail only because another one did.
 
-  Waits up to `_SETTLE_S` seconds for one; after that returns any failed
+  Waits for one up to `_SETTLE_S` seconds. If none comes, returns another failed
   process.
   """
   deadline = time.monotonic() + _SETTLE_S
@@ -279,7 +279,7 @@ def thread_limits(count: int) -> dict[str, str]:
   """Returns environment variables that limit the threads of a process.
 
   Each of `count` processes gets an equal share of the cores, but at least one
-  thread. If there are several, JAX does not reserve GPU memory at its start.
+  thread. If `count` is above 1, JAX does not reserve GPU memory at its start.
   """
   # XLA starts a thread for each core, and two processes with two threads each
   # on two cores mostly wait for each other: training `tiny` twice at once is
@@ -294,9 +294,9 @@ def thread_limits(count: int) -> dict[str, str]:
 def environment(count: int) -> dict[str, str]:
   """Returns the environment of CPU processes that exchange while they compute.
 
-  It is a copy of this process's environment that gives each of `count`
-  processes an equal share of the cores, and at least two threads. If the user
-  has set NPROC, the threads stay as they are.
+  It is a copy of this process's environment, in which each of `count` processes
+  gets an equal share of the cores, but at least two threads. If NPROC is set
+  already, the numbers of threads stay as they are.
   """
   variables = dict(os.environ)
   variables[COMMAND_VARIABLE] = typed_command()

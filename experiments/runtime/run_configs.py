@@ -21,7 +21,7 @@ def run_config(values: config_dict.ConfigDict) -> RunConfig:
 
 
 def check_files(config: RunConfig) -> None:
-  """Checks that the files that a run reads exist, without loading JAX.
+  """Checks that a run's text files and first checkpoint exist, without JAX.
 
   Raises:
     UsageError: If no file matches a pattern of data.glob, or if

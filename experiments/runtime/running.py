@@ -1,4 +1,4 @@
-"""Runs a trainer for a program with the program's flags and exit codes."""
+"""Trains a run for a program, and turns its errors into exit codes."""
 
 import contextlib
 import ctypes
@@ -60,7 +60,8 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
   ~/.cache/dilocox_jax. If the variable is set to "", there is no cache.
 
   Args:
-    num_cpu_devices: Number of devices into which JAX divides the CPU.
+    num_cpu_devices: Number of devices into which JAX divides the CPU; 0 or 1:
+      the number is left to JAX.
   """
   cache = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
   _keep_memory()
@@ -111,8 +112,8 @@ def train(
 ) -> None:
   """Trains a run to its end, prints a table, and adds a sample to its report.
 
-  With several processes an error ends this process instead of being raised: an
-  orderly end would wait for the other processes.
+  With `process`, an error in training ends this process instead of being
+  raised: an orderly end would wait for the other processes.
 
   Args:
     config: Config of the run.
@@ -123,10 +124,12 @@ def train(
       run has one process.
     address: Mailbox where the replica of this program meets those of other
       programs; None: the run has no mailbox.
-    num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
-      of several processes has none.
-    check_memory: Whether a run is refused that needs more memory than there is.
-    log: Gets every row that the run writes; None: the rows go to files alone.
+    num_sample_tokens: Tokens of the sample in the report; 0: no sample. If
+      `process` joins several processes, there is none.
+    check_memory: Whether a run that needs more memory than a device has is
+      refused.
+    log: Gets every row of metrics that the run writes into files; None: the
+      rows go to the files alone.
 
   Raises:
     UsageError: If the run cannot be set up as asked.
@@ -258,7 +261,7 @@ def check_optimizers(config: RunConfig) -> None:
 
 
 def _check_directory(workdir: pathlib.Path) -> None:
-  """Raises UsageError if processes of a run see different directories."""
+  """Raises UsageError unless all processes of a run see one `workdir`."""
   if not processes.share_directory(workdir):
     raise UsageError(
       f"processes do not see one directory at --workdir={workdir}: take one on "
@@ -271,8 +274,8 @@ def _check_directory(workdir: pathlib.Path) -> None:
 def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
   """Connects this process with the others of its run while the block runs.
 
-  An error in the block ends this process with the exit code of the error, and
-  is not raised.
+  An error of the connection or in the block ends this process with an exit code
+  for the error, and is not raised.
   """
   where = (
     "" if process.process_id is None else f"process {process.process_id}: "

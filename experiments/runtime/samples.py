@@ -26,7 +26,7 @@ def add_sample(
   seed: int = 0,
   text: "Corpus | None" = None,
 ) -> str:
-  """Continues a text with the model of a run, and adds it to the run's report.
+  """Continues a text with the model of a run; adds the result to its report.
 
   Args:
     workdir: The run directory.
@@ -104,8 +104,7 @@ def _drawn_tokens(
 ) -> "np.ndarray":
   """Draws `num_tokens` tokens that follow the tokens of a prompt [L].
 
-  Other arguments are as in `add_sample`. Raises ValueError if the model or the
-  arguments do not allow it.
+  Other arguments, and ValueErrors, are as in `add_sample`.
   """
   import jax
   import numpy as np

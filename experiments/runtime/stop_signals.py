@@ -25,8 +25,8 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
 
   The function gets the number of the signal, and is called in another thread. A
   second signal, more than a second later, ends the process at once with exit
-  code 128 + its number. In a thread that is not the main thread, the block runs
-  without all this.
+  code 128 + its number. If this is not called in the main thread, signals act
+  as before.
   """
   if threading.current_thread() is not threading.main_thread():
     yield  # Only the main thread may handle signals.

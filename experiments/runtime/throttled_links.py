@@ -1,4 +1,4 @@
-"""Throttled links between processes of one machine.
+"""Links with limited rates, delays and losses between processes of one machine.
 
 Every node is a network namespace with one link to a switch, which is a
 namespace too. The kernel limits the rate on the node's side for what leaves the
@@ -51,7 +51,7 @@ signal.pause()
 
 @contextlib.contextmanager
 def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
-  """Makes a network of throttled links that exists as long as the context.
+  """Makes a network of throttled links, which ends with the context.
 
   Delays and losses begin only with `ThrottledNetwork.impair`, so that the rates
   can be checked before. There must be at least two links, one for each node.

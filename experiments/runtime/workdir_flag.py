@@ -19,15 +19,14 @@ def writable(workdir: str | None, program: str) -> pathlib.Path:
 
   Args:
     workdir: Value of --workdir; None if the flag is not given.
-    program: Name of the program. A directory that another program has used is
-      refused.
+    program: Name of the program. A directory with files that this program did
+      not make is refused.
 
   Returns:
     Path of the work directory.
 
   Raises:
-    UsageError: If --workdir is missing, cannot be written or belongs to another
-      program.
+    UsageError: If --workdir is missing, refused or cannot be written.
   """
   if not workdir:
     raise UsageError("--workdir is missing: say where the results should go")

@@ -1,9 +1,7 @@
 """Computes the simulated times of a run from its config, without training it.
 
 A *clock* is a simulated cluster on which runs are timed, perhaps with a larger
-model than the one that was trained. The *flush* of a run is the exchanges that
-are still due after its last inner step. A *segment* is a round, or several
-data-parallel steps.
+model than the one that was trained.
 """
 
 import dataclasses
@@ -22,12 +20,14 @@ from dilocox_jax.simulate.transfer import Transport
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """Simulated times of a run on a clock.
+  """Simulated times of a run on a clock (a simulated cluster).
 
   Attributes:
     at_s: Time from the start of the run to the end of each segment (seconds),
-      by the number of inner steps up to there. The flush is not included.
-    end_s: Time of the whole run with its flush (seconds).
+      by the number of inner steps up to there. A segment is a round, or several
+      data-parallel steps.
+    end_s: Time of the whole run (seconds), with the exchanges that are still
+      due after its last inner step.
     utilization: Share of `end_s` in which replicas took inner steps, 0 to 1.
   """
 
@@ -36,9 +36,9 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the end of the last segment that is over by a step (seconds).
+    """Returns the largest time in `at_s` up to a step (seconds), else 0.
 
-    The result is 0 if there is none. `step` is a number of inner steps.
+    `step` is a number of inner steps.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -46,7 +46,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class SweepClock:
-  """A cluster on which runs are timed, after changes to their configs.
+  """A simulated cluster that times runs, after changes to their configs.
 
   Attributes:
     cluster: Name of a preset, or path of a file, of the cluster.
@@ -67,7 +67,8 @@ class SweepClock:
   def timed(self, config: RunConfig) -> RunConfig:
     """Returns the config of the run that is timed in place of a trained run.
 
-    The codec is changed only if both codecs have the same parts.
+    The codec in `changed` replaces that of the trained run only if both consist
+    of the same parts.
 
     Example: `changed` has the model `qwen_107b` and the codec
     "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with
@@ -120,11 +121,11 @@ class SweepClock:
 
 
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:
-  """Returns the clock that an entry of `clocks` in a sweep's config describes.
+  """Returns what an entry of `clocks` in a sweep's config describes.
 
   The entry has `name`, `cluster`, and perhaps `step_s`. All other keys are
-  fields of a run's config (dotted or nested) that the clock changes, with their
-  values.
+  fields of a run's config (dotted or nested) that are changed for the
+  simulation, with their values.
 
   Raises:
     ValueError: If a config has no field of such a name.

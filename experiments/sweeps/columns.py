@@ -42,9 +42,9 @@ _COLUMNS = {field: column for column, field in FIELDS.items()}
 def cells_of(run: SweepRun) -> dict[str, Any]:
   """Returns the cells of a run's config, by column.
 
-  The columns are `FIELDS` and other fields that the run sets. H, P and tau are
-  those of the method's schedule, e.g. 1, 1 and 0 for AllReduce.
-  `inner_momentum` is None if the optimizer has its own default.
+  The columns are `FIELDS` and other fields that the run sets. `sync_interval`,
+  `num_fragments` and `overlap_steps` are those of the method's schedule, e.g.
+  1, 1 and 0 for AllReduce. `inner_momentum` is None if the config sets none.
   """
   values = flat(run.config.to_mapping())
   cells = {column: values[field] for column, field in FIELDS.items()}
@@ -62,7 +62,7 @@ def cells_of(run: SweepRun) -> dict[str, Any]:
 def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that make the config of a run, by dotted name.
 
-  This is the inverse of `cells_of`; `from_mapping` takes the result.
+  They are computed from the result of `cells_of`; `from_mapping` takes them.
   """
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}

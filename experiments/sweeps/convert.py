@@ -81,8 +81,9 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  The evaluations are in NAME_curves.csv beside it, if this file exists. Returns
-  lines of runs.csv and of evaluations.csv.
+  The evaluations are in NAME_curves.csv beside it, if this file exists. Those
+  of NAME_others.csv are there, too. Returns lines of runs.csv and of
+  evaluations.csv.
   """
   study = path.stem
   sweep = _SWEEPS.get(study, {})
@@ -149,7 +150,7 @@ def _point(cells: Cells) -> Cells:
 
 
 def of_gpu(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
-  """Converts replicas_gpu.csv, whose two stages become two studies.
+  """Converts replicas_gpu.csv, whose two stages become two sweeps (studies).
 
   Returns lines of runs.csv, and no evaluations.
   """
@@ -169,10 +170,11 @@ def convert(
 ) -> Iterator[tuple[list[Cells], list[Cells]]]:
   """Yields the lines of runs.csv and of evaluations.csv for each old file.
 
-  A sweep's file of curves is skipped: it is read with the file of the sweep.
+  A sweep's file of curves (evaluations) is skipped: it is read with the file of
+  the sweep.
 
   Raises:
-    ValueError: If a file is of another kind.
+    ValueError: If a file has none of the columns by which its kind is known.
   """
   for path in paths:
     with path.open(newline="") as file:

@@ -36,7 +36,7 @@ from experiments.sweeps.tables import (
 
 
 class Rows:
-  """The finished runs of one sweep, and the two files that have them.
+  """The finished runs of one sweep, each a line of runs.csv.
 
   Attributes:
     path: Path of runs.csv, to which `add` writes. evaluations.csv is beside it.
@@ -92,9 +92,9 @@ class Rows:
 
   @property
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and overrides of each finished run, as `runs.runs_of` takes them.
+    """Name and changed values of each finished run, as `runs_of` takes them.
 
-    If a config has lines on several texts, only the last of them is listed.
+    If a config was trained on several texts, only the last line is listed.
     """
     by_config = {_without_text(row.run): row for row in self.runs.values()}
     return [
@@ -116,11 +116,10 @@ class Rows:
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
     """Returns the lines of runs that were trained on one version of their text.
 
-    Example: Python's library has a version for each version of Python. Losses
-    on different versions do not compare. The version with the most lines is
-    chosen; of two with equally many, the version of the later line. If configs
-    name several texts, a version of each is chosen. A run without a line on it
-    gets None.
+    Losses on two versions of a text, e.g. of Python's library, do not compare.
+    The version with the most lines is chosen; of two with equally many, the
+    version of the later line. If configs name several texts, a version of each
+    is chosen. A run without a line on the chosen version gets None.
     """
     corpora_by_config: dict[str, list[str]] = {}
     last_line: dict[str, int] = {}
@@ -145,10 +144,9 @@ class Rows:
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Counts the lines of `runs` that a page does not show.
+    """Counts the lines of `runs` that are not in `lines`: those on other texts.
 
-    They are on other texts. `lines` has the line of each run that the page
-    shows, or None.
+    `lines` has a line, or None, for each run.
     """
     configs = {
       _without_text(run_id(self.study, run.digest, "")) for run in runs

@@ -56,11 +56,12 @@ RowsBySetting = Mapping[str, list[RunRow]]  # A row for each seed.
 
 
 def collected() -> dict[str, Any]:
-  """Computes the content of `measured_gaps.json` from the committed rows.
+  """Computes the content of `measured_gaps.json` from docs/results/runs.csv.
 
   Returns:
-    "gaps": the gaps, sorted by method, number of replicas and name. "exponent":
-    how fast AllReduce's loss falls with the number of steps.
+    "gaps": for each setting of a method, by which share its loss exceeds
+    AllReduce's, sorted by method, number of replicas and name. "exponent": how
+    fast AllReduce's loss falls with the number of steps.
   """
   main = _rows(_MAIN)
   # Of this study only the method eager is collected.
@@ -72,12 +73,12 @@ def collected() -> dict[str, Any]:
 
 
 def write() -> None:
-  """Writes `measured_gaps.json` from the committed rows."""
+  """Writes `measured_gaps.json` from the runs in docs/results/runs.csv."""
   write_json(PATH, collected())
 
 
 def _rows(study: str) -> dict[str, list[RunRow]]:
-  """Returns the committed runs of a study, by name of the setting."""
+  """Returns the committed runs of a study (a sweep), by name of the setting."""
   rows: dict[str, list[RunRow]] = {}
   for row in Rows(COMMITTED, study).runs.values():
     rows.setdefault(row.setting, []).append(row)
@@ -102,10 +103,10 @@ def _gaps(
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
-  The gap compares the mean losses over the seeds that the setting in `rows` and
-  AllReduce in `base` share. The error is the standard error of the gaps of
-  single seeds. Settings whose names `_NAME` or `_SIZES` do not allow are left
-  out.
+  A setting is a name with a run for each seed. The gap is its loss in `rows`
+  divided by AllReduce's in `base`, minus 1. The losses are means over the seeds
+  that both have. The error is the standard error of the gaps of single seeds.
+  Settings whose names `_NAME` or `_SIZES` do not allow are left out.
   """
   for name, runs in rows.items():
     match = _NAME.fullmatch(name)
@@ -145,7 +146,8 @@ def _gaps(
 def _exponent(main: RowsBySetting) -> dict[str, Any]:
   """Computes e in loss ~ steps^-e, which says how fast AllReduce's loss falls.
 
-  It follows from a short and a long run, with means over the seeds of both:
+  It follows from a short and a long run, with means over the seeds that both
+  have:
 
     e = ln(short run's loss / long run's loss) / ln(long steps / short steps)
 

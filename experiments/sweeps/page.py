@@ -1,8 +1,9 @@
-"""Joins the finished runs of a sweep with clocks, for the page of the sweep.
+"""Joins the finished runs of a sweep with simulated times, for its report.
 
 A *setting* is a name with its runs, one for each seed. The *line* of a run is
-its line of runs.csv, with the losses; a run that has not ended has none.
-Simulated times are computed from configs, so an old sweep can get new clocks.
+its line of runs.csv, with the losses; a run that has not ended has none. A
+*clock* is a simulated cluster. Simulated times are computed from configs, so an
+old sweep can get new clocks.
 """
 
 import math
@@ -31,14 +32,15 @@ def frame(
 ) -> Frame:
   """Returns the settings of a sweep with losses, curves and simulated times.
 
-  A setting without finished runs has times, but no losses.
+  A setting is a name with its runs, one for each seed. A setting without
+  finished runs has times, but no losses.
 
   Args:
     sweep: The sweep's config.
     runs: The runs of the sweep.
     lines: Line of each run in runs.csv; None for a run that has not ended.
     rows: Content of runs.csv and evaluations.csv.
-    clocks: Clocks by name.
+    clocks: Simulated clusters by name.
     times: Result of `times_of`.
   """
   lines_by_name: dict[str, list[RunRow | None]] = {}
@@ -87,7 +89,7 @@ def frame(
 
 
 def _configs_by_name(runs: Sequence[SweepRun]) -> dict[str, RunConfig]:
-  """Returns the config of the first run of each setting, by its name."""
+  """Returns the config of the first run of each name, by name."""
   configs: dict[str, RunConfig] = {}
   for run in runs:
     configs.setdefault(run.name, run.config)
@@ -97,9 +99,9 @@ def _configs_by_name(runs: Sequence[SweepRun]) -> dict[str, RunConfig]:
 def times_of(
   runs: Sequence[SweepRun], clocks: Mapping[str, SweepClock]
 ) -> dict[str, dict[str, Times]]:
-  """Simulates each setting on each clock.
+  """Simulates the first run of each name on each clock (a simulated cluster).
 
-  The result has the times by name of the setting and of the clock. Raises
+  The result has the times by name of the run and of the clock. Raises
   ValueError, with one line, if a run does not fit the cluster of a clock.
   """
   times: dict[str, dict[str, Times]] = {}
@@ -113,10 +115,10 @@ def times_of(
 def _seed_run(
   row: RunRow, rows: Rows, times: Mapping[str, Times], uses_judge: bool
 ) -> SeedRun:
-  """Returns a finished run with its curve.
+  """Returns a finished run with its curve of validation losses.
 
-  If `uses_judge`, its loss is that on the judge text (held-out files by which
-  nothing is chosen), and else that on the validation text.
+  If `uses_judge`, the final loss is that on the judge text (held-out files by
+  which nothing is chosen), and else that on the validation text.
   """
   points = []
   for evaluation in rows.evaluations(row):
@@ -195,7 +197,7 @@ def _budget(configs: Sequence[RunConfig]) -> str:
 
 
 def _others(count: int) -> str:
-  """Returns a sentence about `count` lines on other texts; "" for 0 lines."""
+  """Returns a sentence about `count` runs on other texts; "" for 0 runs."""
   if not count:
     return ""
   lines = "One line of these runs is" if count == 1 else f"{count} lines are"
@@ -203,7 +205,7 @@ def _others(count: int) -> str:
 
 
 def _words(config: RunConfig, clock: SweepClock) -> str:
-  """Describes a clock: which model it times on which cluster, and how.
+  """Describes a simulated cluster: which model it times, and how.
 
   Example: "opt_1_3b on 1gbit (round trip 40 ms), 2.1 s a step (from
   operations), with the losses of tiny, which was trained; codecs take no time".

@@ -2,9 +2,6 @@
 
 A finished run is one line of runs.csv, and each of its evaluations is a line of
 evaluations.csv beside it. `docs/results/README.md` describes the columns.
-
-The *flush* of a run is the exchanges that are still due after its last inner
-step. The *judge text* consists of held-out files by which nothing is chosen.
 """
 
 import dataclasses
@@ -24,8 +21,10 @@ class RunRow:
   """A finished run: one line of runs.csv.
 
   The cells of `config` are cells of the line as well. Losses are in nats a
-  token, and NaN if the run diverged. `loss` and `judge_loss` are those of the
-  outer parameters, or of their average if the run keeps one.
+  token; all but `best_loss` are NaN if the run diverged. `loss` and
+  `judge_loss` are those of the outer parameters, or of their average if the run
+  keeps one. The *flush* is the exchanges that are still due after the last
+  inner step. The *judge text* is held-out files by which nothing is chosen.
 
   Attributes:
     study: Name of the sweep, e.g. "replicas_main".
@@ -43,8 +42,8 @@ class RunRow:
       a run that keeps an average; NaN if unknown.
     replica_mean_loss: Validation loss after the flush of the mean of the
       replicas' parameters.
-    best_loss: Lowest validation loss over all evaluations, of the parameters of
-      `loss`, also if the run diverged; NaN if there was no evaluation.
+    best_loss: Lowest validation loss over all evaluations, for the same
+      parameters as `loss`; NaN if there was no evaluation.
     baseline: Name of the setting with which the run is compared; empty if there
       is none, or if the run is a baseline itself.
     seconds: Wall time of the run (seconds).
@@ -108,7 +107,8 @@ class EvaluationRow:
     sent_bytes: Bytes that one replica had sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
-    flushed: Whether this is the last evaluation, after the flush.
+    flushed: Whether this is the last evaluation, after the exchanges that were
+      still due.
   """
 
   run: str
@@ -161,7 +161,8 @@ def row_of(
 ) -> RunRow:
   """Returns the results in a run directory as a line of runs.csv.
 
-  The last three arguments become fields of the line (`RunRow`).
+  `loaded_run` has the content of the directory. The last four arguments become
+  fields of the line (`RunRow`).
   """
   record = loaded_run.record
   losses = [evaluation.outer_loss for evaluation in loaded_run.evaluations]

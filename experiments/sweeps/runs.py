@@ -56,8 +56,9 @@ class SweepRun:
 
   Attributes:
     name: Name of the setting: runs that differ only in the seed share it.
-    config: The whole checked config, with its seed. It states H, P and tau if
-      the method takes them, also where they are the method's own.
+    config: The whole checked config, with its seed. If the method takes
+      `sync_interval`, `num_fragments` or `overlap_steps`, the config states its
+      value, also where it is the method's own.
   """
 
   name: str
@@ -165,8 +166,9 @@ def runs_of(
 ) -> list[SweepRun]:
   """Lists the runs of a sweep in the order in which they should start.
 
-  If two settings give configs with the same digest, the list has one run for
-  both, under the name of the first.
+  A *setting* is a name with the values of some fields, and becomes a run for
+  each seed. If two settings give configs with the same digest, the list has one
+  run for both, under the name of the first.
 
   Args:
     sweep: Mapping with some of `FIELDS`:
@@ -178,7 +180,7 @@ def runs_of(
         values. A setting may also have a `name` and a `seed`.
       - `seeds` are the seeds of all settings that have no `seed`. By default
         they have the seed of `base`.
-      - `baseline` must be the name of a run.
+      - `baseline` must be the name of a run, if there is a `grid` or `runs`.
 
     rows: Name and overrides of finished runs (`Rows.settings`). If the sweep
       has neither `grid` nor `runs`, these are its runs.
@@ -227,10 +229,10 @@ def _run(
 
 
 def _with_schedule(config: RunConfig) -> RunConfig:
-  """Returns a config that states the H, P and tau of its method.
+  """Returns a config in which H, P and tau of its method are filled in.
 
-  Left out are values that the method does not take, or that its name has, as in
-  "diloco(sync_interval=8)".
+  Values that the method does not take, or that its name has, as in
+  "diloco(sync_interval=8)", stay None.
   """
   method, settings_in_name = method_parts(config.sync.method)
   stated = {}
@@ -245,21 +247,20 @@ def _with_schedule(config: RunConfig) -> RunConfig:
 
 
 def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
-  """Returns the name of the setting with which a setting is compared.
+  """Returns the name of the runs with which the runs `name` are compared.
 
-  The result is "" if the sweep names none. A baseline may be compared with
-  itself.
+  The result is "" if the sweep names none. It may be `name` itself.
   """
   baselines = sweep.get("baselines") or {}
   return baselines.get(name, sweep.get("baseline", ""))
 
 
 def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
-  """Returns how each setting differs from the others, by its name.
+  """Returns how the runs of each name differ from the other runs, by name.
 
   Example: {"short rounds": "sync_interval=10 outer.momentum=0.6"}. The fields
-  are those in which any two settings differ. A field that a setting has at its
-  default is left out.
+  are those in which any two names differ, without the seed. A field that a run
+  has at its default is left out.
   """
   defaults = flat(RunConfig().to_mapping())
   values_by_name = {
@@ -284,7 +285,7 @@ _Setting = tuple[str, dict[str, Any]]
 
 
 def _product(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
-  """Yields a setting without a name for every combination in the grid.
+  """Yields the values of every combination in the grid, with "" as their name.
 
   Raises ValueError if a field does not exist, or its values are no list.
   """
@@ -301,7 +302,7 @@ def _product(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
 
 
 def _listed(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
-  """Yields every setting in the field `runs` of a sweep.
+  """Yields name and values of every entry in the field `runs` of a sweep.
 
   Raises ValueError if an entry is no mapping.
   """
@@ -323,9 +324,9 @@ def _is_filled_list(value: Any) -> bool:
 def _named(settings: list[_Setting]) -> list[_Setting]:
   """Names the settings that have no name, and leaves out repeated settings.
 
-  A name lists the fields, e.g. "sync_interval=30,inner.learning_rate=0.002", or
-  is "base" without any. Raises ValueError if two settings with the same name
-  and seed differ.
+  A name lists the changed fields without the seed, e.g.
+  "sync_interval=30,inner.learning_rate=0.002", or is "base" if there are none.
+  Raises ValueError if two settings with the same name and seed differ.
   """
   by_name: dict[tuple[str, Any], dict[str, Any]] = {}
   for name, changed in settings:

@@ -28,17 +28,19 @@ _DTYPES = {str: "str", int: "Int64", float: "float64", bool: "boolean"}
 
 
 def gaps(runs: pd.DataFrame) -> pd.Series:
-  """Returns the gap of each run to the run of its baseline with its seed.
+  """Returns the gap of each run to the run of its baseline with the same seed.
 
-  The gap is the loss of the run divided by the loss of the baseline, minus 1.
-  Both are losses on the judge text where the run has one, and else on the
-  validation text. The gap is NaN if the study has no run of the baseline with
-  this seed, text and number of tokens.
+  The gap is the loss of the run divided by the loss of the baseline's run,
+  minus 1. The loss of either is that on the judge text (held-out files by which
+  nothing is chosen) if it has one, and else that on the validation text. The
+  gap is NaN if the sweep has no run of the baseline with the same seed, text
+  and number of tokens.
   """
   is_judged = runs["judge_loss"].notna()
   losses = runs["judge_loss"].where(is_judged, runs["loss"])
   common = ["study", "seed", "corpus", "tokens"]
   bases = runs[common].assign(baseline=runs["setting"], base_loss=losses)
+  # With two bases, the merge would make two lines of a run.
   bases = bases.drop_duplicates([*common, "baseline"])
   paired = runs[[*common, "baseline"]].merge(bases, how="left")
   base_losses = paired["base_loss"].set_axis(runs.index)
@@ -120,8 +122,8 @@ def write_tables(
 ) -> None:
   """Writes evaluations.csv and runs.csv in place of earlier files.
 
-  The studies are in alphabetical order. The gaps are computed anew. `path` is
-  the path of runs.csv.
+  The sweeps (column `study`) are in alphabetical order. The gaps are computed
+  anew. `path` is the path of runs.csv.
 
   Raises:
     RecordError: If a file cannot be written.
@@ -139,10 +141,10 @@ def write_tables(
 def replace_studies(
   path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
 ) -> None:
-  """Replaces some studies in runs.csv and evaluations.csv; others stay.
+  """Replaces some sweeps in runs.csv and evaluations.csv; others stay.
 
-  The studies are those in `runs`. `path` is the path of runs.csv, which is made
-  if it is missing.
+  The sweeps are those in `runs` (column `study`). `path` is the path of
+  runs.csv, which is made if it is missing.
 
   Raises:
     RecordError: If a file cannot be read or written, or is damaged.
@@ -160,7 +162,7 @@ def replace_studies(
 
 
 def commit(path: str) -> None:
-  """Replaces the runs of a sweep in `COMMITTED` by those of a work directory.
+  """Replaces the runs of a sweep in docs/results by those of a work directory.
 
   `path` is the file runs.csv in the work directory.
 
@@ -172,7 +174,7 @@ def commit(path: str) -> None:
 
 
 def _write(path: pathlib.Path, table: pd.DataFrame, study: pd.Series) -> None:
-  """Writes a CSV file, sorted by the name of the study of each line."""
+  """Writes a CSV file, whose lines are sorted by their sweeps (`study`)."""
   order = np.argsort(study.to_numpy(), kind="stable")
   text = table.iloc[order].to_csv(index=False, lineterminator="\n")
   write_atomically(path, text)
@@ -184,8 +186,8 @@ def _read(
   """Reads a CSV file; a file that does not exist counts as empty.
 
   `kinds` has the types of the columns that the file must have. Other columns
-  must have a dot in their names; their cells are texts. `noun` is what the
-  lines are. Raises RecordError if the file cannot be read or is damaged.
+  must have a dot in their names; their cells are texts. `noun` names the lines
+  in messages. Raises RecordError if the file cannot be read or is damaged.
   """
   if not path.exists():
     return pd.DataFrame(

@@ -1,7 +1,8 @@
 """Trains the runs of a sweep that have not ended yet.
 
 A run that has ended, or that diverged, has a line in runs.csv. A run that
-failed for another reason has no line, so the next sweep trains it again.
+failed for another reason has no line, so the same command, started again,
+trains it again.
 """
 
 import contextlib
@@ -57,8 +58,8 @@ def check_names(runs: Iterable[SweepRun]) -> None:
   The check of a config (`from_mapping`) does not find these mistakes.
 
   Raises:
-    ValueError: If one of them does not exist. The message is one line, which
-      names the run and the section of the config.
+    ValueError: If an optimizer or a text does not exist. The message is one
+      line, which names the run and the section of the config.
   """
   for run in runs:
     with in_front(f"run {run.name!r}: "):
@@ -74,8 +75,8 @@ class Training:
     workdir: The work directory. Directories of runs are in WORKDIR/runs, and
       the output of their processes is in WORKDIR/logs.
     rows: Files with the lines of the runs that have ended.
-    failed: "run", "reason" and "log" of each run that has failed since this
-      object was made.
+    failed: "run", "reason" and "log" of each run that has failed without
+      diverging since this object was made.
   """
 
   def __init__(
@@ -148,8 +149,9 @@ class Training:
   ) -> None:
     """Trains the runs that have not ended yet, each once, in order.
 
-    Each run that ends is printed, and added to `rows`, or to `failed` if it
-    failed. `num_processes` runs train at once, in the pool.
+    A run that ends or diverges is added to `rows`, and a run that fails for
+    another reason to `failed`; each is printed. `num_processes` is the number
+    of runs that the pool trains at once.
     """
     num_cores = max(1, usable_cores() // num_processes)
     missing_runs = [run for run in runs if self.row(run) is None]

@@ -86,7 +86,7 @@ class PaperRuns:
     self._dense = "float32" if setting.value_bytes == 4 else "bfloat16"
 
   def published(self, method: str) -> float:
-    """Returns the published throughput of this model (tokens/s).
+    """Returns the published throughput of a method on this model (tokens/s).
 
     Args:
       method: Name of the method in the paper, e.g. "DiLoCoX".
@@ -183,8 +183,8 @@ class PaperRuns:
   def cocktail_ratio(self) -> float:
     """Returns the compression that CocktailSGD's published throughput implies.
 
-    It is the time of AllReduce's exchange, divided by the part of a published
-    step that is not compute (`step_s`).
+    It is the simulated time of AllReduce's exchange, divided by the part of
+    CocktailSGD's published step that is not compute (`step_s`).
     """
     step_s = self.setting.tokens / self.published("CocktailSGD")
     return self.allreduce().exchange_s / (step_s - self.step_s)
@@ -231,8 +231,8 @@ def build_tables() -> list[Table]:
 def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   """Yields the predictions of one model: throughputs, then speed-ups.
 
-  For 107B, the settings in `PICKED` add two more speed-ups. `paper` has the
-  setting `RECIPE`.
+  For 107B, two more speed-ups follow, one for each setting in `PICKED`. `paper`
+  has the setting `RECIPE`.
   """
 
   def throughput(

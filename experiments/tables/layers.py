@@ -59,7 +59,7 @@ class LayerModel:
 
 @dataclasses.dataclass(frozen=True)
 class LayerMethod:
-  """When each layer is sent, and with how many bits.
+  """When the update of each layer is sent, and with how many bits.
 
   Attributes:
     schedule: When each fragment (a group of layers) is sent. If there are
@@ -92,9 +92,11 @@ class LayerRun:
 
 
 def table_methods(num_layers: int) -> dict[str, LayerMethod]:
-  """Returns the methods of the five rows of Table 4, by name, with H = 100.
+  """Returns the methods of the five rows of Table 4, by name.
 
-  The streaming methods send fragments of three layers, of `num_layers` in all.
+  Data-parallel training sends a layer at every step, the others every H = 100
+  steps. The streaming methods send fragments of three layers, of `num_layers`
+  in all.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
@@ -112,7 +114,8 @@ def sends(
 ) -> dict[int, list[int]]:
   """Returns the layers that are sent in the backward pass of each inner step.
 
-  A layer is sent when the schedule sends its fragment, but never before step H.
+  A layer is sent when the schedule sends its fragment (a group of layers), but
+  never before step H, the end of the first round.
 
   Returns:
     Layers by inner step (from 1), the last layer first, as their gradients
@@ -162,6 +165,7 @@ def simulate_layers(
       # so that this pass starts at the arrival. In fact lower layers compute
       # earlier, but no other time depends on that.
       now_s = np.maximum(now_s, arrival_s - forward_starts_s[layer])
+    # The first step whose forward pass needs what this step sends.
     due_step = step + 1 + method.schedule.overlap_steps
     due_arrivals_s = arrivals_s.setdefault(due_step, {})
     for layer in layers_by_step.get(step, ()):
@@ -174,7 +178,7 @@ def simulate_layers(
 
 
 def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
-  """Returns starts of forward passes and ends of weight gradients, [L] each.
+  """Returns starts of forward passes and ends of weight gradients, by layer.
 
   They are seconds from the start of a step that waits for nothing (formulas: at
   the top of the module).
@@ -199,6 +203,7 @@ def needed_bandwidth_bps(
   """
   run = simulate_layers(model, method, GRID_BPS)
   reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]
+  # `argmax` finds the first True, which is the least bandwidth.
   return GRID_BPS[reaches.argmax(axis=0)]
 
 

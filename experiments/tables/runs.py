@@ -24,7 +24,7 @@ GOODPUT = Link.efficiency
 
 
 def config_of(method: str, **changes) -> RunConfig:
-  """Returns the config of a method's recipe, with some fields changed.
+  """Returns a method's own config (its recipe), with some fields changed.
 
   Rank and H stay fixed: `adaptive.mode` is "off" unless `changes` sets it.
 
@@ -62,7 +62,7 @@ def equal_links(
 def flat_traffic(
   method: Method, num_parameters: float, num_replicas: int, codec: Codec
 ) -> Traffic:
-  """Returns the traffic of a model whose parameters are sent as one tensor.
+  """Returns the byte counter of a run that sends its parameters as one tensor.
 
   Args:
     method: Method of the run.
@@ -88,7 +88,7 @@ def collective_s(
 
   Args:
     cluster: Cluster in which all replicas take part.
-    transport: How messages are sent.
+    transport: How a library such as gloo or NCCL sends messages.
     collective: The collective, with the size of its operand.
   """
   no_work_s = np.zeros(cluster.num_replicas)
@@ -117,7 +117,7 @@ def pace(
       takes twice as long.
     codec_s: Duration of encoding and decoding in each exchange (seconds).
       Nothing hides it.
-    transport: How messages are sent.
+    transport: How a library such as gloo or NCCL sends messages.
   """
   interval = traffic.method.schedule.sync_interval
   steps_s = steps.stated_seconds(cluster, step_s)

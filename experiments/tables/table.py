@@ -1,4 +1,4 @@
-"""Published numbers, and tables of predictions beside them.
+"""Published numbers (figures), and tables of predictions beside them.
 
 A *figure* is one published number, with its source, and its status: whether it
 was read in the paper (third_party/README.md). Every row of a table says on
@@ -334,7 +334,8 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
   """Yields the lines of a short table of predictions for the terminal.
 
   `summary.csv`, beside this module, lists the published numbers and ranges that
-  are shown. Numbers of tables that were not made are left out.
+  are shown, except for the exact cells of Table 4 of Streaming DiLoCo. Numbers
+  of tables that `tables` lacks are left out.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS

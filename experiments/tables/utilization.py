@@ -77,8 +77,8 @@ def open_diloco() -> list[Table]:
   """Builds the table of OpenDiLoCo: predicted and published numbers.
 
   The predicted utilization is compared with the lowest and with the highest
-  published value. The last row is only predicted: the rate of the slowest links
-  at which replicas compute for 90 % of the time.
+  published value. The last row is only predicted: the lowest rate of links at
+  which replicas compute for 90 % of the time.
   """
   run = _stated_run("open_diloco", "replicas")
   figures = run.figures
@@ -126,7 +126,7 @@ def intellect_1() -> list[Table]:
   """Builds the table of INTELLECT-1: its utilizations and all-reduces.
 
   All simulated rows are of a ring of as many nodes as ever took part at once.
-  The rate of its slowest link is fitted on the lowest utilization (the preset
+  The rate of its links is fitted on the lowest utilization (the preset
   "intellect_1"), and on the all-reduce of each of `_SETTINGS`. The last two
   rows use no fit.
   """

@@ -104,7 +104,7 @@ _GPU_PATTERN = re.compile(r"(\w+):(\d+)(?:x(\d+))?")
 
 
 class AbsentDevices(NamedTuple):
-  """Devices of some slices, which this machine need not have.
+  """Devices of slices (groups with fast links) that this machine need not have.
 
   Attributes:
     devices: The devices, slice by slice, as JAX describes devices that it can
@@ -129,7 +129,9 @@ def is_gpu_compiler_installed() -> bool:
 
 
 def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices that this machine need not have.
+  """Returns devices to compile for, which this machine need not have.
+
+  A *slice* is a group of devices that are joined by fast links.
 
   Args:
     topology: Kind and size of a slice. TPUs: the edges of the slice, e.g.
@@ -138,8 +140,8 @@ def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
     num_slices: Number of slices.
 
   Raises:
-    ValueError: If the compiler is missing or knows no such slice, or if
-      `topology` has another form.
+    ValueError: If the compiler is missing or knows no such slice, if `topology`
+      has another form, or if the memory of the TPUs is not known here.
   """
   kind = topology.partition(":")[0]
   if kind in GPUS:
@@ -182,8 +184,8 @@ def _tpus(topology: str, num_slices: int) -> AbsentDevices:
 def _gpus(topology: str, num_slices: int) -> AbsentDevices:
   """Returns the devices of slices of GPUs, e.g. of "h100:8" or "h100:4x8".
 
-  Raises ValueError if the text has another form, the compiler is missing, or it
-  knows no such slice.
+  Raises ValueError if `topology` has another form, or if the compiler is
+  missing or knows no such slice.
   """
   match = _GPU_PATTERN.fullmatch(topology)
   require(
@@ -230,10 +232,10 @@ def _gpus(topology: str, num_slices: int) -> AbsentDevices:
 def _known_topology(
   description: Callable[[], Any], topology: str, num_slices: int
 ) -> Any:
-  """Returns the compiler's description of slices.
+  """Returns the result of `description`, which asks the compiler about slices.
 
-  Raises ValueError, with the other arguments in its message, if the function
-  `description`, which asks the compiler, fails.
+  If `description` fails, raises ValueError, whose message names `topology` and
+  `num_slices`.
   """
   try:
     return description()

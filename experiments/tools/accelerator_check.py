@@ -36,7 +36,7 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs all steps of the check, and prints each figure on a line."""
+  """Runs all steps of the check, and prints each measurement on a line."""
   command_line.refuse_arguments(argv)
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))
@@ -57,8 +57,9 @@ def _steps(
 ) -> dict[str, Callable[[], Figures]]:
   """Returns the steps of the check by name, the most important first.
 
-  They should end by `deadline` on the monotonic clock. `rows` gets each figure
-  from the caller; the step "PyTorch" reads this project's rates from it.
+  The last step trains until about `deadline` (seconds of the monotonic clock).
+  The caller adds the results of each step to `rows`, in which the step
+  "PyTorch" finds this project's rates.
   """
   import jax
 

@@ -1,12 +1,10 @@
-"""Compares the results of a device with results of a CPU.
+"""Compares a device's results with numpy, with the CPU or with plain attention.
 
 Methods are compared with plain numpy (`reference.methods`), codecs and Muon
-with the same program on the CPU, and fused attention with plain attention. An
-error is the largest difference divided by the largest expected value. The
-check matters because GPUs round the factors of matrix products to TF32 unless a
-program asks for more.
-
-The *flush* of a run is the exchanges that are still due after its last step.
+with the same program on the CPU, and fused attention with plain attention on
+the device. An error is the largest difference divided by the largest expected
+value. The check matters because GPUs round the factors of matrix products to
+TF32 unless a program asks for more.
 """
 
 from collections.abc import Callable, Iterator
@@ -88,7 +86,7 @@ def errors(attention: str, length: int) -> Iterator[Error]:
 
 
 def _error(result: Tree, expected: Tree) -> float:
-  """Returns the largest error of the leaves of a tree (`_leaf_error`)."""
+  """Returns the largest error of a leaf of `result` (`_leaf_error`)."""
   errors = jax.tree.leaves(jax.tree.map(_leaf_error, result, expected))
   return max(errors)
 
@@ -102,7 +100,7 @@ def _leaf_error(result: Array, expected: Array) -> float:
 
 
 def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
-  """Returns the error of a function's result against that on the CPU."""
+  """Returns the error of a function on the device against that on the CPU."""
   program = jax.jit(function)
   cpu_argument = jax.device_put(argument, jax.devices("cpu")[0])
   return _error(program(argument), program(cpu_argument))
@@ -118,8 +116,8 @@ def _drawn(*shape: int, seed: int = 0) -> Array:
 def _method_error(name: str) -> float:
   """Returns the error of a method's training on the device against numpy's.
 
-  The replicas train toward random targets. Their parameters after the flush are
-  compared.
+  The replicas train toward random targets. Their parameters after all exchanges
+  are compared, including those that are still due after the last step.
   """
   method = _METHODS[name]
   interval = method.schedule.sync_interval
@@ -146,8 +144,8 @@ def _method_error(name: str) -> float:
 def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   """Trains with a method in numpy (`reference.methods`).
 
-  The targets are [M, steps, rows, columns]. Returns the parameters of the
-  replicas after the flush, [M, rows, columns].
+  The targets are [M, steps, rows, columns]. Returns the parameters of the M
+  replicas after all exchanges, [M, rows, columns].
   """
   schedule = method.schedule
   names = [str(p) for p in range(schedule.num_fragments)]
@@ -178,7 +176,7 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
 
 
 def _codec_error(name: str) -> float:
-  """Returns the error of two replicas' mean after a codec (CPU: expected)."""
+  """Returns the error, against the CPU, of the mean of two encoded messages."""
   aggregator = dx.exchange(name, collective="all_gather")
   values = {"w": _drawn(_REPLICAS, 64, 256)}
   outer = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), values)

@@ -1,4 +1,4 @@
-"""Writes each figure of an accelerator as soon as it is measured.
+"""Writes each figure (result) of an accelerator as soon as it is measured.
 
 A *figure* is a dict with the name and the results of one measurement.
 """
@@ -19,9 +19,10 @@ def run_step(
   rows: list[dict[str, Any]],
   path: pathlib.Path,
 ) -> None:
-  """Runs a step of a check, and writes and prints each of its figures at once.
+  """Runs a step of a check, and writes and prints each of its results at once.
 
-  If the step raises an error, the error becomes its last figure.
+  A result is a *figure*: a dict. If the step raises an error, the error becomes
+  its last figure.
 
   Args:
     name: Name of the step.

@@ -1,4 +1,4 @@
-"""Measures how fast inner steps and codecs are on a device, and their memory.
+"""Measures times of inner steps, rounds and codecs, and losses, on a device.
 
 A *figure* is a dict with the name of a measurement, its results, and the goal,
 if one was set before. The tiny sizes are for tests and CPUs.
@@ -37,10 +37,10 @@ class Sizes:
       SwiGLU.
     length: Number of tokens that are predicted in a sequence.
     rounds: Fields of the config of the timed rounds, by dotted names.
-    trained: Fields of `config.model` of the model that `trained` trains.
+    trained: Fields of `config.model` of the model that is trained for its loss.
     values: Shape [layers, rows, columns] of the array that codecs encode.
-    repeats: Number of measurements of each figure.
-    most_steps: Largest number of steps that `trained` takes.
+    repeats: Number of measurements of each time and ratio.
+    most_steps: Largest number of steps for which a model is trained.
   """
 
   models: Mapping[str, tuple[Mapping[str, Any], int]]
@@ -101,9 +101,10 @@ def config_of(sizes: Sizes, name: str) -> RunConfig:
 
 
 def inner_steps(sizes: Sizes) -> Figures:
-  """Yields two figures for each model: speed of inner steps, and memory.
+  """Yields two results for each model: speed of inner steps, and memory.
 
-  The memory is the estimate and what the compiler counts.
+  The memory is given as this project estimates it and as the compiler counts
+  it.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
@@ -124,7 +125,7 @@ def inner_steps(sizes: Sizes) -> Figures:
 
 
 def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
-  """Measures PyTorch on the same models, and yields a figure for each.
+  """Measures PyTorch on the same models, and yields a result for each.
 
   `ours` has this project's tokens a second, by the name of the model.
   """
@@ -142,7 +143,8 @@ def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
 def _torch_step_s(config: RunConfig, repeats: int) -> float:
   """Returns the median time of one step of PyTorch (seconds).
 
-  PyTorch computes in bf16, with flash attention and, on a GPU, fused AdamW.
+  PyTorch computes in bf16, with its own attention. On a GPU the loss is
+  compiled, and AdamW is fused.
   """
   torch = bench_torch.torch()
   device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -191,7 +193,7 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
 
 
 def ratios(sizes: Sizes) -> Figures:
-  """Yields a figure for each ratio of the benches `round` and `codecs`."""
+  """Yields a result for each comparison of the benches `round` and `codecs`."""
   for ratio in (
     *bench_programs.round_ratios(sizes.rounds),
     *bench_programs.codec_ratios(sizes.values),
@@ -202,14 +204,16 @@ def ratios(sizes: Sizes) -> Figures:
 def trained(sizes: Sizes, deadline: float) -> Figures:
   """Trains AllReduce and `overlap_loco`, and yields their validation losses.
 
-  Both take the same number of steps, so that both should have ended by the
-  deadline (seconds of the monotonic clock).
+  Both take equally many steps: as many as should fit before the deadline
+  (seconds of the monotonic clock), but at least 10 and at most
+  `sizes.most_steps`.
   """
   num_steps = _FEW_STEPS
   if sizes.most_steps > num_steps:
     few_steps_s = timing.seconds(
       lambda: _trained_loss(sizes, "allreduce", _FEW_STEPS)
     )
+    # `few_steps_s` includes compiling, so fewer steps are taken than would fit.
     time_of_each_s = (deadline - time.monotonic()) / 2
     affordable_steps = time_of_each_s / few_steps_s * _FEW_STEPS
     num_steps = int(np.clip(affordable_steps, _FEW_STEPS, sizes.most_steps))

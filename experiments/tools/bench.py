@@ -4,10 +4,10 @@
   python -m experiments.tools.bench codecs --workdir=runs/bench --repeats=21
   python -m experiments.tools.bench inner --workdir=runs/bench --config=...
 
-`round` and `codecs` compare two programs that run in turn, and report the
+`round` and `codecs` compare pairs of programs that run in turn, and report the
 median of the ratios of neighboring times. `inner` reports tokens a second,
-utilization and memory of the inner steps of --config. The other benches do not
-read --config. Results go to WORKDIR/bench_NAME.json and to the terminal.
+utilization and memory of the inner steps of --config, which the other benches
+do not read. Results go to WORKDIR/bench_NAME.json and to the terminal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def _inner_record() -> dict[str, Any]:
 
 
 def _ratios_record(bench: str) -> dict[str, Any]:
-  """Measures and prints the ratios of the bench "round" or "codecs".
+  """Measures and prints the ratios of times of the bench "round" or "codecs".
 
   Returns the results for the JSON file.
   """

@@ -35,7 +35,7 @@ DEVICE_PEAK_FLOPS = {
 
 
 def steps_program(programs: build.Programs) -> Any:
-  """Builds one jitted function that takes inner steps in all replicas.
+  """Builds one jitted function that takes inner steps in all M replicas.
 
   Returns:
     A function (carry, batches) -> (next carry, metrics). A carry is the
@@ -60,7 +60,7 @@ def steps_program(programs: build.Programs) -> Any:
 
 
 def first_carry(programs: build.Programs) -> Tree:
-  """Returns first parameters and inner optimizer states, leaves [M, ...]."""
+  """Returns first parameters and inner optimizer states, [replicas, ...]."""
   replicas = programs.rounds.replicas
   params = states.first_params(programs, 0)
 
@@ -73,7 +73,7 @@ def first_carry(programs: build.Programs) -> Tree:
 
 
 def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
-  """Puts random tokens on the devices, [M, num_steps, B, L + 1]."""
+  """Puts random tokens on the devices, [replicas, num_steps, B, L + 1]."""
   replicas = programs.rounds.replicas
   shape = (
     len(replicas.own),

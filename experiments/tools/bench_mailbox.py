@@ -1,4 +1,4 @@
-"""Measures what an exchange by mailbox costs, and how fast it is signed.
+"""Measures what an exchange by mailbox costs, and how fast messages are signed.
 
   python -m experiments.tools.bench_mailbox simulate --num_replicas=64
   python -m experiments.tools.bench_mailbox simulate --num_absent=64
@@ -8,12 +8,12 @@
   python -m experiments.tools.bench_mailbox loss --num_replicas=4 --bits=1
 
 An *event* is one exchange of all replicas through the store. `simulate` runs
-all replicas in one process, with a store whose requests take simulated time. It
-counts requests, and the latencies that follow each other. `processes` runs each
-replica as a process, with a folder as the store whose requests are delayed.
-`sign` prints how many GB of a message one CPU second signs and checks. `loss`
-trains a small model twice: each replica computes the whole mean, or each
-computes a share of it. It prints both losses for each seed.
+all replicas in one process, with a store whose requests take simulated time.
+`processes` runs each replica as a process, with a folder as the store whose
+requests are delayed. Both print the time, the requests and the bytes of an
+event. `sign` prints how many GB of a message one CPU second signs, and how many
+it checks. `loss` trains a small model twice for each seed: each replica
+computes the whole mean, or each computes a share of it. It prints both losses.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _print_losses() -> None:
-  """Trains with and without shares for each seed; prints held-out losses."""
+  """Prints held-out losses of training with and without shares, for each seed.
+
+  With shares, each replica computes a part of the mean of all messages.
+  """
   from experiments.tools.mailbox_losses import LossRun
 
   differences = []

@@ -1,9 +1,9 @@
 """Programs that the benches `round` and `codecs` compare.
 
-`round` measures the overhead of a delayed exchange and of stacked replicas.
-`codecs` compares encoding and decoding with copying the same bytes, and low
-rank with its matrix products. The bounds are goals that were set before the
-measurements.
+`round` measures the overhead of a delayed exchange (one that is under way
+during the next round), and of two replicas on one device. `codecs` compares
+encoding and decoding with copying the same bytes, and low rank with its matrix
+products. The bounds are goals that were set before the measurements.
 """
 
 from collections.abc import Callable, Mapping
@@ -133,7 +133,7 @@ ROUNDS = {
 
 
 def _delayed_round(config: RunConfig) -> TimedProgram:
-  """Returns a program that runs the next round of a delayed method.
+  """Returns a program that runs the next round of a method at every call.
 
   During the round, the exchange of the round before is under way.
   """

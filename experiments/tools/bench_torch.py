@@ -24,8 +24,9 @@ def torch() -> Any:
 def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
   """Copies this project's parameters, arrays by path, to PyTorch's tensors.
 
-  Stacked leaves become one tensor for each layer, e.g. "blocks/0/mlp/up/kernel"
-  and "blocks/1/mlp/up/kernel". Kernels become [outputs, inputs].
+  An array of all layers becomes one tensor for each layer, e.g.
+  "blocks/0/mlp/up/kernel" and "blocks/1/mlp/up/kernel". Kernels become
+  [outputs, inputs].
   """
   copies = {}
   for path, leaf in params.items():

@@ -1,9 +1,9 @@
 """Compiles a run for TPUs or GPUs that need not exist, and reports its needs.
 
 One program of the run is compiled, without allocating any array, and the
-compiler counts its memory. The program has the inner steps of a *window*: until
-a fragment (part of the parameters) is next sent or applied. For a method that
-averages gradients, it has the first steps of the run.
+compiler counts its memory. The program has the inner steps up to an update of a
+fragment (part of the parameters), and the exchange for this update. For a
+method that averages gradients, it has the first steps of the run.
 
 The bytes that are sent between slices (groups of devices with fast links) are
 read from the program's text. For GPUs they are not known, because the text does
@@ -42,9 +42,11 @@ class Program(NamedTuple):
 
   Attributes:
     num_steps: Number of inner steps of the program.
-    planned_bytes: Bytes that one replica sends in the program, by the plan.
+    planned_bytes: Bytes that one replica should send in the program, computed
+      from the config.
     idle_bytes: Bytes of the training state that a device keeps although the
-      program does not read them: fragments that it neither applies nor sends.
+      program does not read them. They are of fragments (parts of the
+      parameters) whose pseudo-gradients it neither measures nor applies.
     lowered: The program, traced but not compiled yet.
   """
 
@@ -57,19 +59,20 @@ class Program(NamedTuple):
 def steady_program(
   config: RunConfig, devices: Sequence[Any] | None = None
 ) -> Program:
-  """Traces one program of a run in its steady state.
+  """Traces one program of a run as it is in the middle of the run.
 
-  For a method with rounds, the program has the window that sends most, in a
-  round of the final length in which results of earlier rounds arrive. If that
-  window's exchange is a separate program, only the steps are traced. For a
-  method that averages gradients, it is the program of the first steps.
+  For a method with rounds, the program has some inner steps and the exchange of
+  a fragment (part of the parameters) that is updated after them. Of all
+  fragments, the one with the most bytes is taken. If exchanges are programs of
+  their own, as on one device, only the steps are traced. For a method that
+  averages gradients, it is the program of the first steps.
 
   Args:
     config: Config of a run.
     devices: Devices to compile for; None: the devices of this machine.
 
   Raises:
-    ValueError: If the run is too short to have such a window.
+    ValueError: If the run is too short to have such a program.
   """
   programs = build.programs(config, _overrides(config), devices=devices)
   if config.sync.named.exchanged == "gradient":
@@ -142,13 +145,16 @@ def _overrides(config: RunConfig) -> Overrides:
 
 
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
-  """Finds the window that sends most, in a round in the middle of a run.
+  """Finds the window whose exchange has the most bytes, in the middle of a run.
+
+  A *window* is the inner steps up to the update of a fragment (part of the
+  parameters) or the measurement of its pseudo-gradient.
 
   Returns:
-    The step of the schedule before the window, and the window.
+    The number of the schedule's inner steps before the window, and the window.
 
   Raises:
-    ValueError: If the run is too short to have such a round.
+    ValueError: If the run is too short to have such a window.
   """
   plan = to_plan.run_plan(config)
   traffic = to_plan.traffic(config)
@@ -178,10 +184,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 
 
 def _idle_bytes(state: RoundState, window: Window) -> int:
-  """Returns the bytes of fragments that a window neither applies nor sends.
-
-  Only bytes in the memory of one device are counted.
-  """
+  """Computes `Program.idle_bytes`; bytes in the host's memory do not count."""
   events = (window.applied, window.sent)
   busy = {event.fragment for event in events if event}
   idle_fragments = [
@@ -209,8 +212,9 @@ class Compiled:
     state_bytes: Memory of the program's arguments, and of the state that the
       program does not read (bytes).
     temporaries_bytes: Memory that only the running program needs (bytes).
-    needed_bytes: Memory that the run needs in all (bytes).
-    planned_bytes: Bytes that the device sends to other slices, by the plan.
+    needed_bytes: Memory that the run needs on the device in all (bytes).
+    planned_bytes: Bytes that the device should send to other slices, computed
+      from the config.
     sent_bytes: Bytes that the device sends to other slices, by the program's
       text; None for GPUs.
     transfers: Transfers between slices; None for GPUs.
@@ -256,7 +260,7 @@ class Compiled:
 
 
 def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
-  """Compiles a run for slices that need not exist; returns what a device needs.
+  """Compiles a run for absent devices, and returns what one device needs.
 
   The run must use all devices of the slices, or one device if its replicas are
   stacked.
@@ -265,11 +269,12 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     config: Config of the run.
     topology: Kind and size of a slice, e.g. "v5p:4x4x8" or "h100:8"
       (`absent_devices`).
-    num_slices: Number of slices.
+    num_slices: Number of slices (groups of devices with fast links).
 
   Raises:
-    ValueError: If there are no such slices, the run does not use all devices,
-      or the compiler cannot fit the program into a device.
+    ValueError: If the compiler is missing or knows no such slice, if the run
+      does not use all devices or is too short, or if the program cannot be
+      compiled without a GPU or does not fit into a device.
   """
   absent = absent_devices(topology, num_slices)
   devices = absent.devices
@@ -414,7 +419,10 @@ def write_compiled(
 
 
 def _transfer_lines(slice_transfers: Sequence[Transfer] | None) -> list[str]:
-  """Returns the page's lines about the transfers; None: they are not known."""
+  """Returns the report's lines about transfers between slices.
+
+  If `slice_transfers` is None, they say that the transfers are not known.
+  """
   if slice_transfers is None:
     return [
       "They are not listed: a program for GPUs does not say which of its"

@@ -26,13 +26,13 @@ _KINDS = ("all_reduce", "all_gather", "all_to_all")
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """A transfer between slices.
+  """A transfer between slices (groups of TPUs with fast links among them).
 
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all" or "permute".
     operand_bytes: Size of the operand on one device (bytes).
-    loops: Line numbers of the loops over inner steps that hide the transfer;
-      empty: it is not hidden.
+    loops: Line numbers of the loops over inner steps that run during the
+      transfer; empty: nothing hides it.
   """
 
   kind: str
@@ -40,7 +40,7 @@ class Transfer:
   loops: tuple[int, ...]
 
   def sent_bytes(self, num_replicas: int) -> float:
-    """Returns the bytes that one device sends to all other slices."""
+    """Returns the bytes that one device sends to slices of other replicas."""
     # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 
@@ -76,6 +76,7 @@ def transfers(text: str) -> list[Transfer]:
     if opcode == "while" and f'/{INNER_STEPS}/while"' in line:
       loops.append(number)
     elif opcode == "send" and channel and kind:
+      # A type without a number of bits is `pred`, with a byte for each value.
       num_values = math.prod(int(n) for n in sizes.split(",") if n)
       sends[channel[1]] = _Send(
         kind=kind[1].lower() if kind[1].lower() in _KINDS else "permute",

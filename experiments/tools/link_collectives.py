@@ -53,8 +53,9 @@ def measure(
   `collectives` are kinds and operand sizes (bytes).
 
   Returns:
-    For each collective: its duration (seconds), the bytes that left this
-    process, and the CPU time of this process (seconds).
+    For each collective, means of the middle half of the repeats: its duration
+    (seconds), the bytes that left this process, and the CPU time of this
+    process (seconds).
   """
   count = jax.process_count()
   late_s = _APART_S * jax.process_index() / max(1, count - 1)

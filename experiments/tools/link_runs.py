@@ -132,7 +132,7 @@ class Row:
     predicted_s: Time of the collective, or of a step with its exchanges, by the
       simulator (seconds).
     measured_s: The same time as measured (seconds).
-    bytes_ratio: Bytes that the kernel counted divided by the bytes of the plan.
+    bytes_ratio: Bytes that the kernel counted divided by the predicted bytes.
     cpu_s: CPU time of all processes together (seconds); None for a method.
     open_s: Time of the collective over links that are not throttled (seconds);
       None if it was not measured.
@@ -180,8 +180,8 @@ def run_cases(
 ) -> Iterator[Row]:
   """Times collectives over throttled links, and yields a row for each.
 
-  Each is measured `repeats` times. `transport` is that of the predictions.
-  Files in `folder` are temporary.
+  Each is measured `repeats` times. The simulator predicts its time with
+  `transport`. `folder` is for intermediate files.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -237,6 +237,7 @@ def _measured(
 
   Raises:
     StoppedError: If a process fails.
+    UsageError: If this machine cannot throttle the links.
   """
   request_path = folder / "asked.json"
   result_path = folder / "measured.json"
@@ -294,8 +295,9 @@ def calibrated(
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
   """Trains methods over links of two rates, and yields the times of a step.
 
-  The times include exchanges. There is a row for each rate and setting. The
-  runs are in `folder`.
+  There is a row for each rate and setting, with the measured time and the time
+  that the simulator predicts with `transport`. Both times include exchanges.
+  The runs are in `folder`.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
@@ -350,11 +352,12 @@ def _train(
 def measured_step(run: LoadedRun) -> tuple[float, float]:
   """Reads the time of a step and the bytes on the link from a run's metrics.
 
-  The first three segments, which compiled programs, are left out.
+  The first three segments (rounds, or several data-parallel steps each), which
+  compiled programs, are left out.
 
   Returns:
     Median time of a step with its exchanges (seconds), and the bytes that
-    passed the link divided by the bytes of the plan.
+    passed the link divided by the predicted bytes.
   """
   timings = [row for row in run.timings if row.event == "round"][_COMPILING:]
   ends = [row.step for row in run.rounds]
@@ -376,7 +379,7 @@ def predicted_step_s(
   Args:
     config: Config of a run of two replicas, as its config.json has it.
     rate_bps: Rate of each replica's link (bit/s).
-    transport: Transport of the prediction.
+    transport: How the communication library sends messages.
     step_s: Time of an inner step alone (seconds).
   """
   traffic = to_plan.traffic(from_mapping(config))

@@ -1,4 +1,4 @@
-"""Times exchanges over real throttled links, and compares the simulator.
+"""Times exchanges over real throttled links, beside the simulator's times.
 
   python -m experiments.tools.links --workdir=runs/links
   python -m experiments.tools.links --workdir=runs/links --cases=calibrate
@@ -63,9 +63,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _report_cases(cases: str, workdir: pathlib.Path) -> None:
-  """Calibrates the transport, and then times collectives and methods.
+  """Calibrates the transport, and then times the cases of --cases.
 
-  `cases` is the value of --cases.
+  `cases` is the value of --cases, any but "processes".
   """
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
@@ -86,7 +86,7 @@ def _report_cases(cases: str, workdir: pathlib.Path) -> None:
     if cases == "quick":
       collectives = link_runs.QUICK_CASES
     rows += link_runs.run_cases(collectives, transport, workdir)
-    # Training may fail, and takes minutes.
+    # Training may fail, and takes minutes. So these rows are written before.
     lines = links_page.report(rows, workdir)
   if cases in ("all", "methods"):
     # A run that is finished is not trained again.

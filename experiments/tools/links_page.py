@@ -48,10 +48,10 @@ def report(
 
 
 def cells_of(row: Row, allreduce: Row | None) -> dict[str, Any]:
-  """Returns the cells of a case, by name of the column.
+  """Returns the cells of the page for a row, by name of the column.
 
-  `allreduce` is AllReduce on the same links, with which methods are compared;
-  None if it was not run.
+  `allreduce` is the row of AllReduce on the same links, with which methods are
+  compared; None if it was not run.
   """
   speed_up = ""
   simulated_speed_up = ""

@@ -1,4 +1,4 @@
-"""Measures the time, requests and bytes that an event costs a replica.
+"""Measures the time, requests and bytes of an exchange through a mailbox.
 
 An *event* is one exchange of a fragment (part of the parameters) through the
 mailbox, in which replicas leave messages for each other. `simulated_cost` runs
@@ -49,8 +49,8 @@ class Exchanges:
     num_events: Number of events. The first half is not measured.
     latency_s: Time of a request (seconds).
     message_bytes: Bytes of a message without its scales.
-    shares: Whether the mean is computed in shares, each by another replica:
-      "on", "off" or "auto" (`MailboxRules.shares`).
+    shares: Whether each replica computes a share of the mean, and not all of
+      it: "on", "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value; 32: float32.
   """
 
@@ -83,8 +83,9 @@ class Cost:
   Attributes:
     event_s: Median time of an event (seconds).
     requests: Mean number of a replica's requests in an event.
-    entry_requests: Number of requests with which a replica joined, before its
-      first event: the last replica, or with processes the one that needed most.
+    entry_requests: Number of requests with which a replica joins the run,
+      before its first event. `simulated_cost` gives that of the replica that
+      joins last, and `processes_cost` the largest of any replica.
     most_requests: Largest number of a replica's requests in an event.
     messages_down: Mean number of bytes that a replica reads in an event,
       divided by the bytes of one message's arrays.
@@ -105,7 +106,7 @@ class Cost:
 
 
 class _EventCost(NamedTuple):
-  """Time (seconds), requests and bytes of one event for one replica.
+  """Time (seconds), requests and bytes of one exchange for one replica.
 
   `messages_down` and `messages_up` are bytes that the replica has read and
   written, divided by the bytes of one message's arrays.
@@ -164,7 +165,7 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
 
 
 def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
-  """Combines the costs of several events and replicas to medians and means."""
+  """Returns the median time, and mean or largest counts, of some exchanges."""
   return Cost(
     event_s=statistics.median(event.duration_s for event in measured),
     requests=statistics.mean(event.requests for event in measured),
@@ -211,7 +212,7 @@ def _run_events(
   exchanges: Exchanges,
   clock: Callable[[], float],
 ) -> list[_EventCost]:
-  """Lets a replica take part in events, and returns the cost of each."""
+  """Lets a replica take part in exchanges, and returns the cost of each."""
   arrays, tables = _message(exchanges)
   num_bytes = sum(array.nbytes for array in arrays)
   costs = []
@@ -235,7 +236,7 @@ def _run_events(
 
 
 def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
-  """Returns the arrays of a message of random values, and their encoding."""
+  """Returns a message of random values, and how the rows in it are encoded."""
   num_values = exchanges.message_bytes * 8 // exchanges.bits
   codec = FloatRows() if exchanges.bits == 32 else IntRows(exchanges.bits)
   tables = Tables(codec, widths=(_WIDTH,), has_residual=not codec.is_exact)

@@ -1,12 +1,13 @@
-"""Trains a small model in numpy through a mailbox, with and without shares.
+"""Trains a small model through a mailbox, to compare two ways to average.
 
 With shares each replica computes a part of the mean of all messages, and reads
 the other parts. Without shares each replica computes the whole mean.
 
-The model (about 37,000 parameters) guesses the next character of Python's own
-library from the eight before it. Each replica takes inner steps with Adam, and
-exchanges its pseudo-gradient by a codec with error feedback (DiLoCo). All
-replicas are threads that share a store in simulated time; no JAX is needed.
+The model (about 37,000 parameters, in numpy) guesses the next character of
+Python's own library from the eight before it. Each replica takes inner steps
+with Adam, and exchanges its pseudo-gradient by a codec with error feedback
+(DiLoCo). All replicas are threads that share a store in simulated time; no JAX
+is needed.
 """
 
 import dataclasses
@@ -49,10 +50,10 @@ class LossRun:
 
   Attributes:
     num_replicas: Number of replicas, M.
-    shares: Whether the mean is computed in shares, each by another replica:
-      "on", "off" or "auto" (`MailboxRules.shares`).
+    shares: Whether each replica computes a share of the mean, and not all of
+      it: "on", "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value in messages; 32: float32.
-    seed: Seed of the parameters and of the order of the text.
+    seed: Seed of the first parameters and of the draws from the text.
     num_events: Number of exchanges. Eight inner steps lead to each.
   """
 

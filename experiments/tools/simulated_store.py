@@ -58,8 +58,8 @@ class SimulatedTime:
   def wait_until(self, time_s: float, is_new: bool = False) -> None:
     """Lets the calling thread wait until a simulated time (seconds).
 
-    `is_new` says whether the thread calls this for the first time. All threads
-    must have done so before one of them runs.
+    `is_new` says whether this is the first call of the thread. No thread runs
+    before all threads have made their first call.
     """
     event = threading.Event()
     with self._lock:
@@ -130,7 +130,7 @@ class SimulatedStore:
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Calls functions whose requests begin together, and returns their results.
 
-    The simulated time is then that of the slowest call.
+    Afterwards `now_s` is the simulated time at which the slowest call ended.
     """
     start_s = self.now_s
     end_s = start_s
@@ -206,8 +206,8 @@ class SimulatedStore:
   def _request(self, kind: str) -> None:
     """Counts a request, and lets the replica wait until it takes effect.
 
-    That is after half of the latency. The other half, until the answer, is
-    added to the replica's time.
+    That is after half of the latency. Then `now_s` is set to the time of the
+    answer, after the whole latency.
     """
     self.requests[kind] += 1
     self._time.wait_until(self.now_s + self._latency_s / 2)

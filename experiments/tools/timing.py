@@ -16,7 +16,7 @@ TimedProgram = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-  """A comparison of two programs: how many times slower the first one is.
+  """Two programs to compare: how many times longer does the first one take?
 
   Attributes:
     name: Name of the comparison.
