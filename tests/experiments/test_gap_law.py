@@ -131,7 +131,12 @@ def test_the_pages_have_the_gaps_of_the_other_texts():
   }
   guide = (DOCS / "guides/what_replicas_cost.md").read_text()
   predictions = (DOCS / "results/predictions.md").read_text()
-  titles = {"c_headers": "C headers", "manual_pages": "manual pages"}
+  titles = {
+    "c_headers": "C headers",
+    "manual_pages": "manual pages",
+    "perl_modules": "Perl modules",
+    "javascript": "JavaScript",
+  }
   assert found.keys() == titles.keys()
   for source, cost in found.items():
     gap = f"{100 * cost.gap.mean:+.2f} ± {100 * cost.gap.error:.2f} %"
