@@ -96,6 +96,7 @@ def split_globs(globs: str) -> list[str]:
       prefix for prefix in reversed(prefixes) if os.path.exists(prefix.strip())
     )
     longest = next(existing, pieces[0])
+    # A path with n times ";" is made of n + 1 pieces.
     del pieces[: 1 + longest.count(";")]
     split.append(longest.strip())
   return list(filter(None, split)) or [""]
@@ -211,9 +212,10 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
 
 
 def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
-  """Splits a pattern before its first part with a wildcard, or its last part.
+  """Splits a pattern before its first wildcard, or else before its last part.
 
-  "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt".
+  "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt". A part such as
+  "[a]" is no wildcard if the disk has a file or folder of this very name.
   """
   root = pathlib.Path()
   remaining_parts = list(pathlib.Path(pattern).parts)

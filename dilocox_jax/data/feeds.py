@@ -547,6 +547,7 @@ class Batches:
       feed = Batches(validation, rows_per_batch=self._rows_per_batch)
     rows_per_batch = len(jax.tree.leaves(feed.example())[0])
     num_batches = -(-most // rows_per_batch)
+    # Without validation data, `feed` is `self`, whose training batches follow.
     feed._num_held_out = num_batches
     return [_stacked([feed._batch(0, number) for number in range(num_batches)])]
 

@@ -125,7 +125,7 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
 
 class ReplicaStreams:
-  """Endless streams of batches of a text. No two replicas read the same text.
+  """Endless streams of batches of a text. Replicas share no part of the text.
 
   The tokens are cut into sequences that do not overlap. Replica m owns the
   sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every

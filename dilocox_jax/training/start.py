@@ -127,7 +127,7 @@ def first_state(
       must be among them.
 
   Raises:
-    RefusedError: If the run should start from another run and cannot.
+    RefusedError: If the run cannot start from `checkpoint.init_from`.
   """
   source = pathlib.Path(config.checkpoint.init_from)
   replicas = programs.rounds.replicas
@@ -182,7 +182,7 @@ def _checkpoint_of_other_library(
 
 @contextlib.contextmanager
 def _refusing(source: pathlib.Path) -> Iterator[None]:
-  """Turns a ValueError into a RefusedError that names `init_from`."""
+  """Turns a ValueError in a `with` block into a RefusedError for a source."""
   try:
     yield
   except ValueError as error:
@@ -206,9 +206,9 @@ def _with_outer_optimizers(
 ) -> TrainingState:
   """Returns a state with the outer optimizer states of another run.
 
-  If their shapes do not fit, the state is returned unchanged, and a warning is
-  logged. An average of the outer parameters starts anew. A `SharedState`, which
-  has no outer optimizer, is returned unchanged.
+  If there are none (None), or their shapes do not fit, the state is returned
+  unchanged, and a warning is logged. An average of the outer parameters starts
+  anew. A `SharedState`, which has no outer optimizer, is returned unchanged.
   """
   if not isinstance(state, RoundState):
     return state
@@ -253,7 +253,7 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns the overrides (model, optimizers, exchange) that the source had.
+  """Picks the overrides (model, optimizers, exchange) that the other run had.
 
   Raises RefusedError if the new run lacks one of these.
   """

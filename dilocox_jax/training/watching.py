@@ -38,7 +38,7 @@ class FinishedRound:
 
   @property
   def outer_params(self) -> Tree:
-    """Outer parameters, or their average if the run keeps one."""
+    """The parameters that a run evaluates and exports (`params_to_keep`)."""
     return params_to_keep(self._programs, self.state)
 
 
