@@ -206,8 +206,8 @@ def from_files(
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Returns whether a text is among a held-out fraction, by its content.
+  """Returns whether a text belongs to a held-out fraction of texts.
 
-  Either all copies of a text are held out, or none.
+  The hash of its content decides, so all copies of a text are held out or none.
   """
   return is_held_out(hashlib.sha256(content).hexdigest(), fraction)

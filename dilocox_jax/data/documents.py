@@ -136,6 +136,7 @@ def _documents(
   """
   where = printable(str(path))
   is_compressed = path.suffix.lower() in _OPENED_BY
+  # Of "a.jsonl.gz", this is ".jsonl".
   suffix = pathlib.Path(path.stem).suffix if is_compressed else path.suffix
   open_file = _OPENED_BY[path.suffix.lower()] if is_compressed else open
   try:

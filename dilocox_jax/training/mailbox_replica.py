@@ -256,6 +256,7 @@ class MailboxReplica:
   @property
   def indices(self) -> Sequence[int]:
     """Index of this replica among the M replicas of the plan, in a list."""
+    # The seat counts all replicas that have joined, also those that have left.
     return [self._client.seat % self.config.mesh.num_replicas]
 
   @property

@@ -324,6 +324,7 @@ class MetricsReader:
     before = self._last_progress
     progress = dispatched.progress
     self._last_progress = progress
+    # The learning rate is that of the segment's last step.
     self._recorder.record_round(
       step=progress.step,
       tokens=progress.tokens,

@@ -46,7 +46,7 @@ def with_trainable(
   overrides: Overrides = NO_OVERRIDES,
   trainable: Callable[[str], bool] | None = None,
 ) -> Overrides:
-  """Adds to the overrides which part of a model is trained.
+  """Adds the trained part to the overrides, unless the whole model is trained.
 
   The model is read from `checkpoint.init_from`, or drawn at random if that
   field is empty. Its leaves that are not trained (with adapters: all leaves)
