@@ -78,7 +78,7 @@ def model_functions(
     Three values:
 
     - The model with the loss of evaluations. If only a part of the model is
-      trained, `init` makes this part, but `loss` takes all parameters.
+      trained, `init` makes this part, but `loss` takes the whole model.
     - The gradient: (params, batch) -> (loss, gradients).
     - The evaluation: (params, batches [N, B, L + 1]) -> mean loss. Batches are
       trees [N, B, ...] if the user's model has a loss of its own.

@@ -253,9 +253,10 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Picks the overrides (model, optimizers, exchange) that the other run had.
+  """Picks the overrides (model, optimizers, exchange) that the source also had.
 
-  Raises RefusedError if the new run lacks one of these.
+  The source is the directory of another run. Raises RefusedError if the source
+  had one of these and the new run lacks it.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.

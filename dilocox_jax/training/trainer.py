@@ -166,9 +166,9 @@ class Trainer:
         the outer state differ, or if a replica with a mailbox cannot continue,
         e.g. because `mailbox.store_bytes` is too low.
       StopRequestedError: If any process was asked to stop.
-      RefusedError: If the directory, another process or the mailbox has another
-        run, if all checkpoints of the directory are damaged, or if the run
-        cannot start from `checkpoint.init_from`.
+      RefusedError: If the directory, process 0 or the mailbox has another run,
+        if all checkpoints of the directory are damaged, or if the run cannot
+        start from `checkpoint.init_from`.
       SaveError: If the disk refuses to store a checkpoint.
       BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
