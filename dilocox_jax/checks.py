@@ -167,8 +167,8 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     kind: A type, or a union of types such as `int | None`.
 
   Raises:
-    ValueError: If the value is not of these types (a subclass of `dict`, say,
-      is no `dict`), or is too large for a float.
+    ValueError: If the value has another type (also a subclass), or is too large
+      for a float.
   """
   kinds = typing.get_args(kind) or (kind,)
   if not isinstance(value, bool):

@@ -358,9 +358,10 @@ def _with_average(
 def outer_step(
   config: RunConfig, overrides: Overrides, aggregator: Aggregator
 ) -> OuterStep:
-  """Builds the outer step: exchange, outer optimizer and apply rule.
+  """Builds the outer step of a fragment (a part of the parameters).
 
-  The aggregator averages a fragment (a part of the parameters) over replicas.
+  The aggregator averages the replicas' pseudo-gradients. The outer optimizer
+  applies the mean, by the apply rule of the method.
   """
   outer = config.outer
   optimizer = overrides.outer_optimizer

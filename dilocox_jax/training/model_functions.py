@@ -279,10 +279,7 @@ def _divided_functions(
 
 
 def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
-  """Returns a function (params, batch) -> loss of a replica without stages.
-
-  The replica is divided into data shards or tensor shards.
-  """
+  """Returns the loss function of a replica in data shards or tensor shards."""
   division = config.division
   stage_loss = sharded.loss_by_layer(cut_model, config.mesh.remat)
   loss = sharded.sharded_loss(

@@ -59,8 +59,7 @@ class TrainingProgress:
     step: Number of finished inner steps.
     tokens: Number of tokens (or examples) on which all replicas of this program
       together were trained.
-    total_sent_bytes: Number of bytes that one replica has sent, as computed
-      from the plan of the run, not measured.
+    total_sent_bytes: Computed number of bytes that one replica has sent.
     is_finished: Whether the exchanges that end the run (the flush) and the last
       evaluation are done.
     simulated_s: Simulated time since the start (seconds); None if the run
