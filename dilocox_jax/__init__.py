@@ -5,9 +5,9 @@
   tx = dx.diloco(optax.adamw(3e-4), optax.sgd(0.7, momentum=0.9, nesterov=True))
 
 Importing this package loads neither JAX nor numpy: names are loaded when they
-are first used. `dir(dilocox_jax)` lists all names: the functions below, and for
-every method a function that makes an optax transform of the method. Type
-checkers read the names from `__init__.pyi`, which `make stubs` writes.
+are first used. `dir(dilocox_jax)` lists all names. Among them is, for every
+method, a function that makes an optax transform of the method. Type checkers
+read the names from `__init__.pyi`, which `make stubs` writes.
 """
 
 import importlib
@@ -137,8 +137,8 @@ def _methods() -> Iterable[str]:
 def _module(path: str, needed_by: str) -> Any:
   """Imports a module of this package by its path, e.g. "api.runs".
 
-  If the module needs a package that an extra installs, ImportError names the
-  extra. The message also says which public name (`needed_by`) was used.
+  If a package that an extra installs is missing, ImportError names the extra,
+  and the public name that was used (`needed_by`).
   """
   try:
     return importlib.import_module(f"dilocox_jax.{path}")

@@ -64,12 +64,12 @@ class Aggregator(NamedTuple):
       own leaves (the default), None where all replicas have equal leaves. If
       `is_shared`, the mean may depend only on these equal leaves of the state.
     observe: Function (state) -> arrays by name, to record in `metrics.jsonl`.
-      Of an array with three axes only the rank is recorded: it is read as Gram
-      matrices of an update.
-    stretch_ends: Function (params) -> for each turn, the part of the inner
-      steps that has run when the turn ends, in 1024ths. For example, (768,
-      1024) gives the first three quarters of the steps to the first turn. None:
-      all inner steps run beside the first turn.
+      Arrays with three axes are read as Gram matrices of an update, of which
+      only ranks are recorded.
+    stretch_ends: Function (params) -> for each turn, how many 1024ths of the
+      inner steps have run when the turn ends. For example, (768, 1024) gives
+      the first three quarters of the steps to the first turn. None: all inner
+      steps run beside the first turn.
     is_shared: Whether the mean is the same on all replicas. After an exchange
       between pairs it is not, and each replica has its own outer parameters.
   """
@@ -91,8 +91,8 @@ class Aggregator(NamedTuple):
   ) -> Coroutine:
     """Runs `average` as a coroutine that returns `Averaged`.
 
-    If `average` is a plain function, the coroutine stops before it and after
-    it.
+    If `average` is a plain function, the coroutine stops once before and once
+    after its call.
     """
     if self.has_turns:
       coroutine: Any = getattr(self.average, "coroutine")  # noqa: B009

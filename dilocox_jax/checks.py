@@ -92,7 +92,7 @@ def limited(default: Default, **limits: Any) -> Default:
 
 @functools.cache
 def _types_of(cls: Any) -> dict[str, Any]:
-  """Returns the types of a dataclass's fields, a dict that must not change."""
+  """Returns the types of a dataclass's fields. Do not change the dict."""
   return typing.get_type_hints(cls)
 
 
@@ -167,7 +167,8 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     kind: A type, or a union of types such as `int | None`.
 
   Raises:
-    ValueError: If the value has another type, or is too large for a float.
+    ValueError: If the value has another type (also a subclass), or is too large
+      for a float.
   """
   kinds = typing.get_args(kind) or (kind,)
   if not isinstance(value, bool):
@@ -377,6 +378,7 @@ def dataclass_from(
   Raises:
     ValueError: If a field is unknown, or a value has a wrong type. The message
       names the field.
+    TypeError: If a field that has no default is missing.
   """
   fields = _types_of(cls)
   built = {}
@@ -413,7 +415,7 @@ def check_path(cls: type, path: str) -> None:
 def _unknown(
   path: str, name: str, fields: Mapping[str, Any], whole: type
 ) -> str:
-  """Returns a message about an unknown field, with the nearest known field.
+  """Returns a message about an unknown field, which suggests a known field.
 
   A field of another section is suggested only if its name is almost the same.
   Example: for "model.batch_sise", "did you mean 'data.batch_size'?".
@@ -422,6 +424,7 @@ def _unknown(
   for known_path in _paths(whole):
     _, _, last_name = known_path.rpartition(".")
     suggestion_by_name[last_name] = known_path
+  # Fields of the same section replace fields of this name in other sections.
   for field in fields:
     suggestion_by_name[field] = field
   nearest_names = difflib.get_close_matches(
@@ -458,7 +461,7 @@ def changed_fields(
 
   Returns:
     A line "section.field: old -> new" for each field, sorted. A field that one
-    of the mappings lacks is None there.
+    of the mappings lacks counts as None there.
   """
   before = flat(old)
   after = flat(new)

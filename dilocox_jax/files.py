@@ -129,8 +129,8 @@ def opened_to_append(
 def folder_below(root: Path, *names: str) -> pathlib.Path:
   """Makes a folder below a root, and returns its path.
 
-  Use it only for libraries and programs that open files by their paths: they
-  would follow a link that somebody puts into the path later.
+  Use the path only for libraries and programs that cannot open files by
+  descriptors. They follow a link that somebody puts into the path later.
 
   Args:
     root: The folder that the user names; it must exist.
@@ -213,7 +213,7 @@ def opened_folder(parent: int, name: str) -> int:
 def make_folder(parent: int, name: str) -> None:
   """Makes a folder in an open folder (`parent`), unless the name is taken.
 
-  A new folder outlives a power cut (`flush_folder`).
+  The name of a new folder is flushed to the disk (`flush_folder`).
   """
   with contextlib.suppress(FileExistsError):
     os.mkdir(name, dir_fd=parent)
@@ -270,7 +270,7 @@ def kind_of(folder: int, name: str) -> str:
 
 
 def read_file(folder: int, name: str, at_most: int) -> bytes | None:
-  """Returns the content of a file, without following a link or waiting.
+  """Returns the content of a file, without following a link.
 
   Args:
     folder: File descriptor of the open folder that has the file.
@@ -310,7 +310,7 @@ def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
 
 @contextlib.contextmanager
 def _file_to_read(folder: int, name: str) -> Iterator[BinaryIO | None]:
-  """Yields a file open for reading, without following a link or waiting.
+  """Yields a file open for reading, without following a link.
 
   Yields None if nothing has the name, or it belongs to no regular file.
   """

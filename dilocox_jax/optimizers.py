@@ -75,8 +75,9 @@ def named_optimizer(
       function of optax or optax.contrib with an argument `learning_rate`, such
       as "adamw".
     learning_rate: A number, which may be traced, or a schedule.
-    needed: Names of options that the user has changed. They are checked here
-      only for optimizers that are not in `OPTIMIZER_OPTIONS`.
+    needed: Names of options that must not be ignored, because the user has
+      changed them. For optimizers in `OPTIMIZER_OPTIONS`, the config checks
+      this and not this function.
     **options: Keyword arguments of the function. Arguments that the function
       does not have are left out. A momentum of 0 means the function's default.
 
@@ -84,7 +85,7 @@ def named_optimizer(
     The optimizer, which may mix dtypes (`standard_promotion`).
 
   Raises:
-    ValueError: If there is no such optimizer, if it lacks an option in
+    ValueError: If there is no such optimizer, if it would ignore an option in
       `needed`, or if it cannot be built with these arguments (some optimizers
       take no schedule).
   """
@@ -197,6 +198,7 @@ def learning_rate_schedule(
   else:
     schedules.append(optax.constant_schedule(peak))
   if name == "wsd":
+    # The decay begins after the warm-up, and has at least one step.
     decay_steps = round(_WSD_DECAY * total_steps)
     decay_steps = max(1, min(steps_after_warmup, decay_steps))
     schedules.append(
@@ -233,6 +235,7 @@ def outer_rate_schedule(
   """
   assert name == "cosine", name
   starts = np.asarray(round_starts)
+  # The cosine is 1 at the start of the run, and would be 0 at its end.
   cosine = (1 + np.cos(np.pi * starts)) / 2
   factors = np.asarray(
     final_fraction + (1 - final_fraction) * cosine, np.float32
@@ -262,10 +265,11 @@ def inner_optimizer(
   Args:
     name: Name of an optimizer, e.g. "adamw" (`named_optimizer`).
     schedule: Function from the inner step to the learning rate.
-    needed: Names of options that the user has changed.
+    needed: Names of options that must not be ignored, because the user has
+      changed them (`named_optimizer`).
     clip_norm: Largest norm of a gradient; 0 means no clipping.
-    **options: Options of the optimizer, e.g. b1, b2, weight_decay. A momentum
-      of 0 means the optimizer's default.
+    **options: Values of options, e.g. b1, b2, weight_decay. Those that the
+      optimizer lacks are left out. A momentum of 0 means its default.
 
   Raises:
     ValueError: As for `named_optimizer`.
@@ -356,12 +360,13 @@ def _is_outside(name: str) -> bool:
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Advances only the learning rate schedule in an optimizer's state.
+  """Advances the learning rate schedules in an optimizer's state.
 
   Other counts in the state, e.g. Adam's, do not change.
 
   Args:
-    state: State of an optimizer of optax with a learning rate schedule.
+    state: State of an optimizer of optax. Its schedules are the nodes of type
+      `optax.ScaleByScheduleState`.
     num_steps: Number of inner steps by which the schedule advances.
   """
 

@@ -118,9 +118,9 @@ def from_files(
       which only a run's last evaluation reads, from 0 to below 1.
 
   Returns:
-    A corpus whose files are joined part by part, in the order of their names in
-    a part. The tokenizer's `end_of_text` is between two files, but not between
-    the parts of the training text.
+    A corpus whose files are joined part by part, and in a part in the order of
+    their names. The tokenizer's `end_of_text` is between two files, but not
+    between the parts of the training text.
 
   Raises:
     ValueError: If the training text of a part, the validation text, or a judge
@@ -148,6 +148,7 @@ def from_files(
     else:
       validation_texts.append(text)
   has_judge_as_asked = bool(judge_texts) == bool(judge_fraction)
+  # True also if no text is held out at all, which the next check refuses.
   leaves_validation = len(judge_texts) < max(len(held_out_texts), 1)
   require(
     has_judge_as_asked and leaves_validation,
@@ -205,8 +206,8 @@ def from_files(
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Returns whether a text is among a held-out fraction, by its content.
+  """Returns whether a text belongs to a held-out fraction of texts.
 
-  Either all copies of a text are held out, or none.
+  The hash of its content decides, so all copies of a text are held out or none.
   """
   return is_held_out(hashlib.sha256(content).hexdigest(), fraction)

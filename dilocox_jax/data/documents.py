@@ -96,6 +96,7 @@ def split_globs(globs: str) -> list[str]:
       prefix for prefix in reversed(prefixes) if os.path.exists(prefix.strip())
     )
     longest = next(existing, pieces[0])
+    # A path with n times ";" is made of n + 1 pieces.
     del pieces[: 1 + longest.count(";")]
     split.append(longest.strip())
   return list(filter(None, split)) or [""]
@@ -135,6 +136,7 @@ def _documents(
   """
   where = printable(str(path))
   is_compressed = path.suffix.lower() in _OPENED_BY
+  # Of "a.jsonl.gz", this is ".jsonl".
   suffix = pathlib.Path(path.stem).suffix if is_compressed else path.suffix
   open_file = _OPENED_BY[path.suffix.lower()] if is_compressed else open
   try:
@@ -213,7 +215,8 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
 def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
   """Splits a pattern before its first part with a wildcard, or its last part.
 
-  "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt".
+  "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt". A part such as
+  "[a]" has no wildcard if the disk has a file or folder of this very name.
   """
   root = pathlib.Path()
   remaining_parts = list(pathlib.Path(pattern).parts)

@@ -150,9 +150,10 @@ def _split_hint(data: Any) -> str:
 
 
 def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
-  """Returns whether data are a function, or an iterable of batches.
+  """Returns whether data are read as batches and not as examples.
 
-  If `reads_tokens` is set, a sequence of single rows gives False.
+  Functions, iterators and loaders are. If `reads_tokens` is set, single rows of
+  tokens in a sequence are examples.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -547,6 +548,7 @@ class Batches:
       feed = Batches(validation, rows_per_batch=self._rows_per_batch)
     rows_per_batch = len(jax.tree.leaves(feed.example())[0])
     num_batches = -(-most // rows_per_batch)
+    # Without validation data, `feed` is `self`, whose training batches follow.
     feed._num_held_out = num_batches
     return [_stacked([feed._batch(0, number) for number in range(num_batches)])]
 

@@ -106,6 +106,7 @@ def _folders(root: pathlib.Path, top: str) -> Iterator[str]:
   folders = [top]
   links = []
   while folders or links:
+    # A link is entered only when no folder is left.
     name = folders.pop() if folders else links.pop(0)
     # `glob` also skips a folder that cannot be read.
     with contextlib.suppress(OSError):

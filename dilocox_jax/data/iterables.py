@@ -56,8 +56,8 @@ def _is_shuffled(step: Any) -> bool:
 class Drawn:
   """Draws batches from an iterable, and counts them.
 
-  At the end of the iterable, its batches are repeated. If it is an iterator,
-  which cannot begin again, its end is an error.
+  At its end, the iterable is read again from its start. The end of an iterator,
+  which has no new start, is an error.
 
   Args:
     source: The iterable.

@@ -241,6 +241,7 @@ def synthetic(
     validation_fraction: Number of validation tokens divided by the number of
       training tokens.
   """
+  # A random number of 8 bytes for each token. Their order is the shuffle.
   sort_keys = np.frombuffer(
     _random_bytes(f"{seed}/chain", 8 * vocab_size), "<u8"
   )

@@ -125,7 +125,7 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
 
 class ReplicaStreams:
-  """Endless streams of batches of a text. No two replicas read the same text.
+  """Endless streams of batches of a text. Replicas share no part of the text.
 
   The tokens are cut into sequences that do not overlap. Replica m owns the
   sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every
@@ -349,6 +349,7 @@ class WholePass:
       ValueError: If a token id does not fit into int32.
     """
     length = self.sequence_length
+    # Neighbors share a token: only the first sequence needs `length` + 1.
     num_sequences = (len(self.tokens) - 1) // length
     for start in range(0, num_sequences, self.batch_size):
       rows = np.arange(start, min(start + self.batch_size, num_sequences))
@@ -369,13 +370,13 @@ def held_out_batches(
   sequence_length: int,
   max_sequences: int,
 ) -> Iterable[np.ndarray]:
-  """Returns the validation batches, which are the same at every evaluation.
+  """Cuts a validation or judge text into batches, equal at every evaluation.
 
   If not all sequences are read, the chosen ones are evenly spaced. Example: 8
   of 1000 sequences are 0, 125, 250, ..., 875.
 
   Args:
-    tokens: Validation tokens, [number of tokens].
+    tokens: Tokens of the text, [number of tokens].
     batch_size: Number of sequences in a batch, B.
     sequence_length: Number of tokens that a model predicts in a sequence, L.
     max_sequences: Largest number of sequences. It is rounded down to whole

@@ -69,7 +69,7 @@ class CheckedStreams:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CheckedBatches:
-  """Validation batches whose token ids are checked when they are read.
+  """Held-out batches whose token ids are checked when they are read.
 
   Attributes:
     batches: Arrays of token ids, of any shape. They can be iterated more than

@@ -183,7 +183,7 @@ def is_table(data: Any) -> bool:
 
 
 class TokenTable:
-  """Reads rows of tokens by their numbers.
+  """Reads rows of tokens by their indices.
 
   Attributes:
     count: Number of rows.
@@ -196,7 +196,7 @@ class TokenTable:
     """Reads and checks the first row and the last row.
 
     Args:
-      read: Function from numbers of rows to the columns of these rows.
+      read: Function from the indices of rows to the columns of these rows.
       count: Number of rows.
       what: Words for the rows in messages, e.g. "the data set".
 
@@ -214,7 +214,7 @@ class TokenTable:
     token_ids(first_and_last, what)
 
   def take(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the rows with the numbers `ids`, tokens [*ids.shape, tokens].
+    """Returns the rows with the indices `ids`, tokens [*ids.shape, tokens].
 
     Raises:
       ValueError: If `token_ids` refuses the rows, e.g. for different lengths.

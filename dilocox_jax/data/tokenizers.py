@@ -125,6 +125,7 @@ def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
   for start in range(0, len(documents), _BATCH):
     for tokens in tokenizer.encode(documents[start : start + _BATCH]):
       parts += [end, tokens]
+  # No `end_of_text` comes before the first document.
   return np.concatenate(parts[1:])
 
 
@@ -302,7 +303,7 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
   """Returns the number that is one above the highest token number.
 
   Raises ValueError if two tokens have one number, or if too many lower numbers
-  have no token: more than 1,000, and more than a tenth of the tokens' number.
+  have no token: more than 1,000, and more than a tenth of the number of tokens.
   """
   by_number: dict[int, str] = {}
   for token, number in sorted(numbers.items()):

@@ -1,12 +1,12 @@
 """Chooses a codec's rank, and H (the steps of a round), during a run.
 
-The codec is `low_rank`. Without adaptive compression, rank and H are always
-those of the config.
+Without adaptive compression, rank and H are always those of the config.
 
-With adaptive compression, the controller measures in every round the *energy
-rank* of the averaged updates: how many singular values hold a given share of an
-update's squared norm (`plan.adaptive`). After every `adaptive.window_rounds`
-rounds, the policy chooses the next rank and H from these measurements.
+With adaptive compression, which needs the codec `low_rank`, the controller
+measures in every round the *energy rank* of the averaged updates: how many
+singular values hold a given share of an update's squared norm
+(`plan.adaptive`). After every `adaptive.window_rounds` rounds, the policy
+chooses the next rank and H from these measurements.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class AdaptiveController:
 
   @property
   def traffic(self) -> Traffic:
-    """Counter of the bytes that rounds with the current rank and H send."""
+    """Computes the bytes that rounds with the current rank and H send."""
     first_traffic = self._first.traffic
     codec = with_rank(first_traffic.codec, self.setting.rank)
     return dataclasses.replace(
@@ -101,12 +101,14 @@ class AdaptiveController:
   def is_choice_due(self, pending: Segment | None = None) -> bool:
     """Whether enough energy ranks were measured to choose a new setting.
 
-    Every fragment (a part of the parameters) is measured once in a round. For
-    example, 5 rounds of 3 fragments have 15 measurements.
+    Each applied update of a fragment (a part of the parameters) is measured.
+    For example, if `adaptive.window_rounds` is 5 and there are 3 fragments, 15
+    measurements are enough.
 
     Args:
-      pending: Segment (a round) whose drifts `observe` has not got yet. Its
-        exchanges count as measured. None: there is no such segment.
+      pending: Segment (a round) whose drifts `observe` has not got yet. The
+        updates that it applies count as measured. None: there is no such
+        segment.
     """
     if not self.is_adaptive:
       return False
@@ -138,7 +140,7 @@ class AdaptiveController:
     )
 
   def choose_setting(self, segment: Segment) -> None:
-    """Chooses the rank and H of the rounds after one that has just ended.
+    """Chooses the rank and H of the rounds after a segment, which has ended.
 
     All measurements are then forgotten.
     """

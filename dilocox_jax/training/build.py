@@ -55,7 +55,7 @@ class Programs:
   """The plan of a run, its model, and all its programs for the devices.
 
   Attributes:
-    model: Functions of the model. Evaluations use its loss.
+    model: The model, with the loss of evaluations (`model_functions`).
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
       replica (nats a token). With a loss of the user, batches are trees
       [N, B, ...]. If a part of the model is frozen, this part is one more
@@ -66,8 +66,8 @@ class Programs:
     rounds: Programs of rounds with the codec and H (steps of a round) of the
       config.
     plan: Plan of the run, with the H of the config.
-    traffic: Counter of the bytes that such rounds send.
-    policy: May change the codec's rank, and H, during the run.
+    traffic: Computes the bytes that `steps` and `rounds` send.
+    policy: Rule by which the codec's rank, and H, may change during the run.
     aggregator_of: Function from a codec to the aggregator that uses it, an
       object that averages the messages of the replicas.
   """
@@ -99,10 +99,11 @@ class Programs:
 
   @functools.cached_property
   def evaluate_each(self) -> Any:
-    """The compiled function (params, batches) -> losses [M] of all replicas.
+    """The compiled function (params, batches) -> losses [M], one a replica.
 
     The parameters have leaves [M, ...]. Every replica evaluates its own
-    parameters on all batches, which are those of `evaluate`.
+    parameters on all batches, which have the form that `evaluate` takes. With a
+    mailbox, M is 1.
     """
     return self._evaluation_program(params_axis=0, losses_axis=0)
 
@@ -193,7 +194,7 @@ def programs(
     ValueError: In one of these cases:
 
       - There are too few devices, or they lack the memory `mesh.outer_memory`.
-      - Optax lacks an optimizer of the config.
+      - An optimizer of the config is unknown or cannot be built.
       - The model cannot be divided among devices or into fragments.
       - Replicas may be absent or slow (`config.membership`), and each replica
         has outer parameters of its own.
@@ -357,9 +358,10 @@ def _with_average(
 def outer_step(
   config: RunConfig, overrides: Overrides, aggregator: Aggregator
 ) -> OuterStep:
-  """Builds the outer step: exchange, outer optimizer and apply rule.
+  """Builds the outer step of a fragment (a part of the parameters).
 
-  The aggregator averages a fragment (a part of the parameters) over replicas.
+  The aggregator averages the replicas' pseudo-gradients. The outer optimizer
+  applies the mean, by the apply rule of the method.
   """
   outer = config.outer
   optimizer = overrides.outer_optimizer

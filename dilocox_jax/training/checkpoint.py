@@ -12,7 +12,7 @@ turn:
 
 The next start of a killed run removes a folder in the first or second state. If
 a complete folder's files do not have the digests in `digests.json`, the run
-goes on from an older checkpoint.
+goes on from the newest undamaged checkpoint.
 
 The checkpoint of a finished run has the number of its last step plus one.
 Example: a run of 60 steps that stops before its flush, the exchanges that end a
@@ -158,7 +158,8 @@ class Checkpoints:
       record: Values that JSON can hold, which are saved with the state.
 
     Raises:
-      SaveError: If the disk refused the earlier save, or refuses this one.
+      SaveError: If the disk refused the earlier save, or refuses the start of
+        this one. The method `wait` raises later errors of this one.
       RefusedError: If somebody has put a link into the directory.
     """
     args = {
@@ -449,8 +450,8 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Describes the first damage of a checkpoint's files; "" if there is none.
 
-  An added file (unless it is hidden) and a copy of another step's folder count
-  as damaged, too.
+  A checkpoint with an added file in a subfolder (unless the file is hidden),
+  and a copy of another step's checkpoint, count as damaged, too.
   """
   try:
     manifest = json_file(checkpoint / _DIGESTS)

@@ -58,8 +58,9 @@ def losses(
     - "outer_loss": loss of the parameters of `params_to_keep`.
     - "mean_loss": loss of the mean of the replicas' parameters; None during
     rounds if there are several processes.
-    - "replica_loss": loss of replica 0. If all replicas share their parameters
-    (`SharedState`), this and "mean_loss" are the loss of these parameters.
+    - "replica_loss": loss of replica 0, or with a mailbox of the only replica
+    of this program. If all replicas share their parameters (`SharedState`),
+    this and "mean_loss" are the loss of these parameters.
     - "judge_loss": loss of the parameters of `params_to_keep` on `judging`. It
     is missing if `judging` is None.
   """
@@ -212,8 +213,8 @@ def check_drifts(
 ) -> None:
   """Checks that the replicas' pseudo-gradients in some exchanges are finite.
 
-  If a filter (`exchange.max_norm_ratio`) has rejected a replica, this is only
-  logged.
+  If a filter (`exchange.max_norm_ratio`) has left a replica out of a mean, a
+  warning is logged. With a mailbox, the replica logs this elsewhere.
 
   Args:
     exchanges: For every exchange, norms of the pseudo-gradients, on the host.
@@ -231,6 +232,7 @@ def check_drifts(
   ):
     is_finite = np.isfinite(drift.own_squared) | ~takes_part
     if not is_finite.all():
+      # `argmin` finds the first replica that is not finite.
       raise NotFiniteError(
         f"the norm of the pseudo-gradient is not finite at step {step} on "
         f"replica {int(np.argmin(is_finite))}"

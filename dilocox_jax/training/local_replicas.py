@@ -38,7 +38,7 @@ class LocalReplicas:
     self.config = config
 
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
-    """Returns the overrides unchanged: the config names the exchange."""
+    """Returns the overrides unchanged: only a mailbox adds an exchange."""
     del text_digest
     return overrides
 

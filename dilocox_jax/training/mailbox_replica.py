@@ -178,10 +178,10 @@ class MailboxReplica:
     self._rounds = rounds
 
   def request_stop(self) -> None:
-    """Limits the time of requests to the store from now on.
+    """Limits the time for which this program waits for the store from now on.
 
-    A request raises `StoppedError` if it takes longer than `mailbox.grace_s`
-    seconds plus the seconds that the last exchange took.
+    If it has to wait for longer than `mailbox.grace_s` seconds plus the seconds
+    that the last exchange took, `StoppedError` is raised where it waits.
     """
     self._client.request_stop()
 
@@ -191,8 +191,9 @@ class MailboxReplica:
     Place, name and secret must be equal. Only process 0 needs the secret.
 
     Raises:
-      RefusedError: In every process, if something differs or if process 0
-        cannot read the secret.
+      RefusedError: In a process whose place or name differs from that of
+        process 0; in every process, if two secrets differ or process 0 cannot
+        read its secret.
     """
     address = self._address
     try:
@@ -218,7 +219,7 @@ class MailboxReplica:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Enters the mailbox, and starts the run if no replica has.
+    """Enters the mailbox, and starts the run if no replica has started it.
 
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
@@ -255,19 +256,20 @@ class MailboxReplica:
   @property
   def indices(self) -> Sequence[int]:
     """Index of this replica among the M replicas of the plan, in a list."""
+    # The seat counts all replicas that have joined, also those that have left.
     return [self._client.seat % self.config.mesh.num_replicas]
 
   @property
   def is_behind(self) -> bool:
-    """Whether the next exchange was agreed without this replica.
+    """Whether a message of this replica is too late for the next exchange.
 
-    If it was not, this property also tells the other replicas to wait for this
-    one.
+    If it is not, this property also tells the other replicas to wait for the
+    message.
     """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
-    """Takes over the run's state, if the run has begun without this replica.
+    """Brings this replica from its first state to where the run is now.
 
     Returns:
       The state with which this replica continues. Its `step` says how many
@@ -355,7 +357,7 @@ class MailboxReplica:
 def _digest_of_secret(
   secret: bytes | str | os.PathLike[str], key: str
 ) -> tuple[str, str]:
-  """Returns a keyed digest of a secret, or "" and why it cannot be read."""
+  """Returns a secret's keyed digest and "", or "" and why it is unreadable."""
   if not isinstance(secret, bytes):
     try:
       secret = read_secret(secret)

@@ -184,7 +184,9 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records how long an event took: the time since the end of the last event.
+    """Records how long an event, such as a round, took.
+
+    This is the time since the end of the event that was recorded before.
 
     If JAX compiled something in this time, the time to compile becomes a row of
     its own before the row of the event.
@@ -324,6 +326,7 @@ class MetricsReader:
     before = self._last_progress
     progress = dispatched.progress
     self._last_progress = progress
+    # The learning rate is that of the segment's last step.
     self._recorder.record_round(
       step=progress.step,
       tokens=progress.tokens,

@@ -77,7 +77,8 @@ def model_functions(
   Returns:
     Three values:
 
-    - The model.
+    - The model with the loss of evaluations. If only a part of the model is
+      trained, `init` makes this part, but `loss` takes the whole model.
     - The gradient: (params, batch) -> (loss, gradients).
     - The evaluation: (params, batches [N, B, L + 1]) -> mean loss. Batches are
       trees [N, B, ...] if the user's model has a loss of its own.
@@ -117,7 +118,7 @@ def model_functions(
   chunk_tokens = computation.loss_chunk_tokens
   remat = computation.remat
   if config.mesh.is_divided:
-    remat = "none"  # A pipeline applies `mesh.remat` to the layers itself.
+    remat = "none"  # Stages and shards apply `mesh.remat` to layers themselves.
   model = config.model_builder(
     shape,
     dtype=jnp.dtype(computation.compute_dtype),
@@ -248,6 +249,7 @@ def _divided_functions(
   mesh = config.mesh
   layers = config.stage_layers
   num_micro_batches = config.inner.accumulate_steps
+  # Rows of a micro-batch on a data shard, which evaluations take over.
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
   tables = config.division.divided_tables(config.model.shape)
   stage_gradient = pipelined_gradient(
@@ -277,14 +279,14 @@ def _divided_functions(
 
 
 def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
-  """Returns a function (params, batch) -> loss of a replica in data shards."""
+  """Returns the loss function of a replica in data shards or tensor shards."""
   division = config.division
   stage_loss = sharded.loss_by_layer(cut_model, config.mesh.remat)
   loss = sharded.sharded_loss(
     stage_loss,
     division,
     None,
-    num_rows=1,
+    num_rows=1,  # No effect: `loss_by_layer` computes all rows at once.
     divided_tables=division.divided_tables(config.model.shape),
   )
   return lambda params, batch: loss(params, batch[None])

@@ -93,8 +93,8 @@ def repeating(
 class ProgressLog:
   """Logs how far a run is.
 
-  It logs a line at the first call of `update`, and then at the first call after
-  a tenth of the run's steps or 30 seconds, whichever comes first.
+  It logs a line at the first call of `update`. The next line comes at the first
+  call after a tenth of the run's steps, or after 30 seconds, since that line.
   """
 
   def __init__(
@@ -242,7 +242,7 @@ class ProgressBar:
     self._bar.update(self._task, completed=progress.step)
 
   def _status(self) -> str:
-    """Returns the text behind the bar: the activity, or else loss and speed."""
+    """Returns the text after the bar: the activity, or else loss and speed."""
     if not self._activity:
       return self._result
     seconds = time.monotonic() - self._activity_start_s

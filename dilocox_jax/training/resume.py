@@ -1,7 +1,7 @@
 """Continues a run from its checkpoint.
 
-A checkpoint of a run with other settings is refused, because the rows of
-metrics before and after it would belong to different runs.
+A checkpoint that was saved with other settings than those of now is refused,
+because the rows of metrics before and after it would belong to different runs.
 """
 
 import logging
@@ -59,7 +59,10 @@ def check_nothing_is_lost(
 def _lost_run(
   values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Describes the results that a new run would delete; "" if there are none."""
+  """Describes the results that a new run would delete.
+
+  The result is "" if there are none, or if the new run will compute the same.
+  """
   files = [
     name for name in (CONFIG, RECORD, METRICS) if (workdir / name).exists()
   ]
@@ -85,7 +88,8 @@ def _other_run(
 ) -> str:
   """Describes how a directory's run differs from the run that is to start.
 
-  The result is a part of a message; "" if the two runs do not differ.
+  The result is a part of a message; "" if the two runs do not differ. It also
+  says if the directory's config cannot be read.
   """
   try:
     digest = json_file(workdir / RECORD)["corpus_digest"]
@@ -163,7 +167,7 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint is of a run with other settings."""
+  """Raises RefusedError if a checkpoint has other settings than this run."""
   digest = record["corpus_digest"]
   changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:

@@ -63,7 +63,7 @@ def announce(
   traffic: Traffic,
   step: int = 0,
 ) -> None:
-  """Logs model, devices, data and method of a run, and a replica's sent bytes.
+  """Logs model, devices, data and method of a run, before it trains.
 
   If the run continues, `step` is its number of finished inner steps.
   """
@@ -124,7 +124,7 @@ def _with_plural(number: int, noun: str) -> str:
 def _method_and_bytes(
   config: RunConfig, plan: RunPlan, traffic: Traffic
 ) -> str:
-  """Names the method and codec, the schedule, and a replica's sent bytes."""
+  """Names method and codec, and what a replica sends in a round (or step)."""
   method = plan.method
   codec = config.exchange.codec
   if method.exchanged == "gradient":

@@ -46,7 +46,7 @@ def with_trainable(
   overrides: Overrides = NO_OVERRIDES,
   trainable: Callable[[str], bool] | None = None,
 ) -> Overrides:
-  """Adds to the overrides which part of a model is trained.
+  """Adds the trained part to the overrides, unless the whole model is trained.
 
   The model is read from `checkpoint.init_from`, or drawn at random if that
   field is empty. Its leaves that are not trained (with adapters: all leaves)
@@ -127,7 +127,7 @@ def first_state(
       must be among them.
 
   Raises:
-    RefusedError: If the run should start from another run and cannot.
+    RefusedError: If the run cannot start from `checkpoint.init_from`.
   """
   source = pathlib.Path(config.checkpoint.init_from)
   replicas = programs.rounds.replicas
@@ -182,7 +182,7 @@ def _checkpoint_of_other_library(
 
 @contextlib.contextmanager
 def _refusing(source: pathlib.Path) -> Iterator[None]:
-  """Turns a ValueError into a RefusedError that names `init_from`."""
+  """Turns a ValueError in a `with` block into a RefusedError for a source."""
   try:
     yield
   except ValueError as error:
@@ -206,9 +206,9 @@ def _with_outer_optimizers(
 ) -> TrainingState:
   """Returns a state with the outer optimizer states of another run.
 
-  If their shapes do not fit, the state is returned unchanged, and a warning is
-  logged. An average of the outer parameters starts anew. A `SharedState`, which
-  has no outer optimizer, is returned unchanged.
+  If there are none (None), or their shapes do not fit, the state is returned
+  unchanged, and a warning is logged. An average of the outer parameters starts
+  anew. A `SharedState`, which has no outer optimizer, is returned unchanged.
   """
   if not isinstance(state, RoundState):
     return state
@@ -253,9 +253,10 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns the overrides (model, optimizers, exchange) that the source had.
+  """Picks the overrides (model, optimizers, exchange) that the source also had.
 
-  Raises RefusedError if the new run lacks one of these.
+  The source is the directory of another run. Raises RefusedError if the source
+  had one of these and the new run lacks it.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.

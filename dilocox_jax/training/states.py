@@ -59,7 +59,7 @@ class TrainingProgress:
     step: Number of finished inner steps.
     tokens: Number of tokens (or examples) on which all replicas of this program
       together were trained.
-    total_sent_bytes: Number of bytes that one replica has sent.
+    total_sent_bytes: Computed number of bytes that one replica has sent.
     is_finished: Whether the exchanges that end the run (the flush) and the last
       evaluation are done.
     simulated_s: Simulated time since the start (seconds); None if the run
@@ -219,7 +219,7 @@ def copies_are_equal(state: Tree) -> bool:
 
 
 def _is_shared(sharding: Sharding) -> bool:
-  """Whether a sharding gives each replica a copy of an array on its devices.
+  """Whether a sharding gives each replica its own copy of an array.
 
   Without a mesh that has a replica axis, the result is False.
   """

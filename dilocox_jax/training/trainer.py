@@ -90,8 +90,8 @@ class Trainer:
 
     Args:
       config: Config of the run.
-      workdir: The run directory. It is created if it is missing. If it holds
-        this run, the run continues.
+      workdir: The run directory. If it is missing, the method `run` creates it.
+        If it holds this run, `run` continues it.
       command: The command line, for the record.
       clock: Simulated clock to advance; None: no times are simulated.
       overrides: Objects in place of those that the config names. If only a part
@@ -166,9 +166,9 @@ class Trainer:
         the outer state differ, or if a replica with a mailbox cannot continue,
         e.g. because `mailbox.store_bytes` is too low.
       StopRequestedError: If any process was asked to stop.
-      RefusedError: If the directory, another process or the mailbox has another
-        run, if all checkpoints of the directory are damaged, or if the run
-        cannot start from `checkpoint.init_from`.
+      RefusedError: If the directory, process 0 or the mailbox has another run,
+        if all checkpoints of the directory are damaged, or if the run cannot
+        start from `checkpoint.init_from`.
       SaveError: If the disk refuses to store a checkpoint.
       BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
@@ -184,7 +184,8 @@ class Trainer:
   def _join_processes(self) -> None:
     """Connects the processes of the run.
 
-    Raises RefusedError if two processes have different runs or mailboxes.
+    Raises RefusedError if this process has another run or mailbox than process
+    0.
     """
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
@@ -312,7 +313,7 @@ class Trainer:
     """Trains to the end, and evaluates and saves the result.
 
     If this replica can no longer follow the other replicas of its mailbox, it
-    joins the run again, from their newest snapshot.
+    joins the run again, as a late replica does (`_first_state`).
     """
     while not self.progress.is_finished:
       try:
@@ -327,7 +328,7 @@ class Trainer:
     """Returns the state with which this program starts to train.
 
     A replica that joins a mailbox late starts with the state of the other
-    replicas, and at their step of the plan.
+    replicas. Progress and data streams are moved to their step of the plan.
     """
     phase = self.controller.plan.phase(0)
     state = start.first_state(self.config, self.programs, phase, self.overrides)
@@ -486,8 +487,9 @@ class Trainer:
     """Does everything that is due between two segments.
 
     In this order: end a warm start (data-parallel steps before the first
-    round), choose a new rank and H, evaluate, save. With a `stop_signal` above
-    0, the state is saved in any case, and `StopRequestedError` is raised.
+    round), choose a new rank of the codec and a new H (steps of a round),
+    evaluate, save. With a `stop_signal` above 0, the state is saved in any
+    case, and `StopRequestedError` is raised.
     """
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"

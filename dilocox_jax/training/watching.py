@@ -38,7 +38,10 @@ class FinishedRound:
 
   @property
   def outer_params(self) -> Tree:
-    """Outer parameters, or their average if the run keeps one."""
+    """Outer parameters, or their average if the run keeps one.
+
+    In a phase without rounds, they are the parameters that all replicas share.
+    """
     return params_to_keep(self._programs, self.state)
 
 
