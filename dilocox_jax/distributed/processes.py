@@ -313,28 +313,27 @@ def share_directory(directory: pathlib.Path) -> bool:
 
 
 def check_equal(**values: Any) -> None:
-  """Checks that this process has the same values as process 0.
+  """Checks that all processes have the same values.
 
-  All processes must call it, and each waits for all others.
+  All processes must call it, and each waits for all others. If a value differs,
+  it raises in every process, so that none waits for one that has ended.
 
   Args:
     **values: Named values of types that JSON has.
 
   Raises:
-    ValueError: If a value differs. The message names the first such value.
+    ValueError: If a value differs. The message names the first process that has
+      another value than process 0, and this value.
   """
   gathered = coordinator_store.allgather(values)
   values_of_main = gathered[0]
-  # These are `values` as JSON returns them, e.g. with lists instead of tuples.
-  values_here = gathered[jax.process_index()]
-  differing = [
-    name for name in values if values_here[name] != values_of_main.get(name)
-  ]
-  if differing:
-    raise ValueError(
-      f"process {jax.process_index()} has another {differing[0]} than process "
-      "0: start all with the same flags, on the same files"
-    )
+  for process, values_there in enumerate(gathered):
+    for name in values:
+      if values_there.get(name) != values_of_main.get(name):
+        raise ValueError(
+          f"process {process} has another {name} than process 0: start all with"
+          " the same flags, on the same files"
+        )
 
 
 @contextlib.contextmanager

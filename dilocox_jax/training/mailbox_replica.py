@@ -191,9 +191,8 @@ class MailboxReplica:
     Place, name and secret must be equal. Only process 0 needs the secret.
 
     Raises:
-      RefusedError: In a process whose place or name differs from that of
-        process 0; in every process, if two secrets differ or process 0 cannot
-        read its secret.
+      RefusedError: In every process, if two places, names or secrets differ or
+        process 0 cannot read its secret.
     """
     address = self._address
     try:

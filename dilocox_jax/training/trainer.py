@@ -184,8 +184,7 @@ class Trainer:
   def _join_processes(self) -> None:
     """Connects the processes of the run.
 
-    Raises RefusedError if this process has another run or mailbox than process
-    0.
+    Raises RefusedError, in every process, if two have another run or mailbox.
     """
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
