@@ -138,7 +138,7 @@ def doublings_lost(
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds.
     steps: Number of inner steps of the run. In a run that is longer than all
-      runs behind the lines, the lower end falls. None: the run is not longer.
+      runs behind the lines, a positive lower end falls. None: it is not longer.
 
   Raises:
     ValueError: If an argument is wrong.

@@ -1,7 +1,7 @@
 """The client through which a training loop uses a mailbox.
 
-In each turn of an exchange, the client sends one message of this replica, and
-returns the messages that all replicas average.
+An exchange has one turn or several. In each turn, the client sends one message
+of this replica, and returns the messages that all replicas average.
 """
 
 import atexit
@@ -138,7 +138,7 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of joining; 0 before `announce`."""
+    """Place of this replica in the order of joining; 0 if not known yet."""
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property
@@ -287,7 +287,7 @@ class MailboxClient:
       The session of the exchange, which has sent nothing yet.
 
     Raises:
-      ReplicaStaleError: If the event was deleted.
+      ReplicaStaleError: If `announce` finds that the event was deleted.
     """
     event = self.event
     self.event += 1

@@ -97,9 +97,8 @@ class SharedState(NamedTuple):
     with the number of events since both had the same values.
 
     Args:
-      other: State of another replica before the same event, with the same
-        `name`.
-      event: Number of the event (exchange).
+      other: State of another replica before `event`, with this state's `name`.
+      event: Number of the event (exchange) that both states come before.
       num_kinds: Number of fragments, which the events take in turn.
     """
     # Replicas that began with the same snapshot had the same values then. Other

@@ -167,8 +167,7 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
 def encode_error(error: Exception) -> tuple[str, str]:
   """Returns the name of an error's type and its message, for `decode_error`.
 
-  For an error of a subclass of a type in `_ERRORS`, the name of that type is
-  returned.
+  A subclass of a type in `_ERRORS` counts as that type.
   """
   for name, kind in _ERRORS.items():
     if isinstance(error, kind):

@@ -115,8 +115,8 @@ class Evaluation:
     mean_loss: Loss of the mean of the replicas' parameters; NaN during rounds
       if there are several processes.
     replica_loss: Loss of the parameters of replica 0.
-    flushed: Whether all pending exchanges had been applied, which is so only in
-      the last evaluation of a run.
+    flushed: Whether this is the last evaluation of the run, before which all
+      pending exchanges were applied.
     judge_loss: Like `outer_loss`, on the judge text (held-out files by which
       nothing is chosen). NaN except in the last evaluation of a run that has
       such a text.
@@ -157,7 +157,7 @@ class Timing:
       a run without a simulated clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
       steps and waited for a delayed exchange. NaN if one compiled program has
-      both, because the time cannot be measured then.
+      steps and exchange, because the time cannot be measured then.
     link_bytes: Bytes that left this process through its throttled link during
       the event, headers included; NaN without such a link.
   """
