@@ -49,8 +49,8 @@ def expected_gap(
   The replicas together, and AllReduce, take B sequences a step and equally many
   steps, with their best learning rates. The gap follows from s, the share by
   which AllReduce's loss falls if its batch doubles from B / 2 to B. The law
-  that connects them was fitted to small models (26 thousand to 0.86 million
-  parameters). Fits to different runs disagree, so the range is wide.
+  for this was fitted to small models (26 thousand to 0.86 million parameters).
+  Fits to different runs disagree, so the range is wide.
 
   A method's excess over DiLoCo was measured in a small model. In larger ones it
   may shrink in proportion to s, or stay as it is. The result lies midway

@@ -579,6 +579,7 @@ class Agreement:
       agreed = None
       self._read_with_seats(inbox, missing)
     elif are_few and not is_late:
+      # A few reads cost less than a listing.
       agreed = self._read_with_seats(inbox, missing, with_manifest=True)
     else:
       agreed = self._list_and_read(inbox, missing, is_late)
@@ -789,6 +790,7 @@ class Agreement:
     look_after = grace
     next_look = start + grace
     if agreed and looks_at_once:
+      # Others may wait for a listed message that only this replica holds.
       next_look = start
     next_line = start + grace
     is_late = False
@@ -879,8 +881,8 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    Unless `replaces`, a valid object stays, also if its content is not `data`.
-    An object is valid if it is signed as a whole, if it is signed JSON, or if
+    Unless `replaces`, a valid object that is not larger than `data` stays. An
+    object is valid if it is signed as a whole, if it is signed JSON, or if
     `is_ours` returns True for its path and bytes.
     """
     stored = self.store.get(path, num_bytes_of(data))

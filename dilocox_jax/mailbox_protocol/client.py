@@ -281,7 +281,8 @@ class MailboxClient:
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
       take_fingerprint: Returns the fingerprint (a few random sums, with the
-        signs of `signs`) of the shared state that the exchange changes.
+        signs that `signs` returned before this call) of the shared state that
+        the exchange changes.
 
     Returns:
       The session of the exchange, which has sent nothing yet.

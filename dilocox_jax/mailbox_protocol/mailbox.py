@@ -616,11 +616,10 @@ class Mailbox:
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
   ) -> None:
-    """Remembers what was agreed in a turn. It may also write a snapshot.
+    """Remembers what was agreed in a turn, and perhaps writes a snapshot.
 
-    A snapshot is written if `snapshot` is given. `snapshot` returns the first
-    event whose result the shared state does not have yet, and the arrays of the
-    state.
+    It does so if `snapshot` is given, which returns the first event whose
+    result the shared state does not have yet, and the arrays of the state.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -754,7 +753,7 @@ class Mailbox:
     """Computes another replica's share again, and reports a difference.
 
     The report is a line in the log, and an object in the store for the maker of
-    the share (the mean of one slice). Nothing is checked if the store is away.
+    the share (the mean of one slice). Nothing is reported if the store is away.
     """
     maker = shares.maker(check.number)
     try:

@@ -20,9 +20,9 @@ probe/oslo.1f0c...           an object that a replica creates to test the store
 
 A message consists of its signature (`signer.py`), a fixed header, and the bytes
 of numpy arrays. The header has a digest of the layout (types and shapes), the
-weight of the message, and the name of the sender's shared state: the digest of
-the manifest of the event before. In the first turn of an event, the fingerprint
-of that state (a few random sums) follows the header.
+weight of the message, and the name of the sender's shared state (the digest in
+`SharedState.name`). In the first turn of an event, the fingerprint of that
+state (a few random sums) follows the header.
 """
 
 import dataclasses

@@ -79,7 +79,8 @@ class ReplicaProcesses(Protocol):
     """Wraps arrays so that process 0 can read them as a whole.
 
     Args:
-      arrays: Arrays that are divided among the devices of all processes.
+      arrays: Arrays that are divided among the devices of all processes, as the
+        argument `shared` of `from_main` returns them.
 
     Returns:
       For each array an object with `nbytes`, which fetches all parts when numpy

@@ -544,7 +544,7 @@ class Seats:
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.
       number = self._first_free(0)
-    num_lost = 0
+    num_lost = 0  # How often another replica was faster.
     wait = _FIRST_PAUSE_S
     while True:
       path = seat_path(number)
