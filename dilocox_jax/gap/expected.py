@@ -237,7 +237,7 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Adds a method's excess in a small model to DiLoCo's log(1 + gap)."""
+  """Adds a method's excess over DiLoCo, in a small model, to log(1 + gap)."""
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
   # log(1 + gap) is proportional to the method's factor, which is 1 for DiLoCo.

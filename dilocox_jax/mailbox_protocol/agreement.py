@@ -113,8 +113,8 @@ class Memory:
     stored: Bytes that the events of this interval have added to the store.
     stored_in_event: Bytes that the newest event has added to the store.
     largest_event: Largest `stored_in_event` so far.
-    was_split: Whether, at an event of this interval, several shared states were
-      the most frequent among the senders (`votes`).
+    was_split: Whether, at an event of this interval, several shared states tied
+      for the most frequent one among the senders (`votes`).
     base: Event of the snapshot with which this replica last began; 0 if it
       began with the initial parameters.
     shared: By "KIND.TURN", the newest event in which each replica averaged one

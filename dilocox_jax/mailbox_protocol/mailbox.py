@@ -499,7 +499,7 @@ class Mailbox:
       ReplicaStaleError: If this replica must begin again with `newest`: the
         event was deleted, the others have gone on without it, its shared state
         or its list of messages differs from that of most others, or several
-        states are the most frequent.
+        states tie for the most frequent one.
       StoppedError: If beginning again would not help: its shared state keeps
         differing, its message has other types or shapes than the averaged ones,
         two other replicas have found wrong shares that it made, or
@@ -816,7 +816,7 @@ class Mailbox:
 
     Raises:
       ReplicaStaleError: If the states differ, or if this replica has sent a
-        message and several states were the most frequent.
+        message and several states tied for the most frequent one.
       StoppedError: If they have differed too often.
     """
     if agreed.is_split:

@@ -5,10 +5,10 @@ replicas. If it is not, the state that most senders have counts. Only the
 messages of these senders are averaged. The others must take the newest
 snapshot.
 
-If several states are the most frequent, nobody knows which one is right: they
-are *split*. No message counts then, and all senders take the newest snapshot,
-which repairs the wrong states. At the second split before the next snapshot is
-due, the one of them whose first sender joined earliest counts.
+If several states tie for the most frequent one, nobody knows which is right:
+they are *split*. No message counts then, and all senders take the newest
+snapshot, which repairs the wrong states. At the second split before the next
+snapshot is due, that of them whose first sender joined earliest counts.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class Vote(NamedTuple):
   Attributes:
     left_out: For each replica whose message does not count, the reason, e.g.
       "it follows other lists of messages".
-    is_split: Whether several states were the most frequent, so that no message
-      counts.
+    is_split: Whether several states tied for the most frequent one, so that no
+      message counts.
   """
 
   left_out: dict[str, str]
@@ -54,8 +54,8 @@ def vote(
     event: Number of the event (exchange).
     num_kinds: Number of fragments. With `event` it sets how far equal states
       may differ by rounding.
-    breaks_ties: If several states are the most frequent, whether the one counts
-      whose first sender joined earliest. False: no message counts then.
+    breaks_ties: If several states tie for the most frequent one, whether that
+      whose first sender joined earliest counts. False: no message counts then.
   """
   left_out = {}
   comparable = {}

@@ -95,7 +95,7 @@ def _check_name(path: pathlib.Path) -> None:
 
 
 def _owner(stamp: pathlib.Path) -> str | None:
-  """Returns the program that a stamp names; None if it cannot be read."""
+  """Returns the program that a stamp file names; None if it cannot be read."""
   try:
     program = json_file(stamp).get("program")
   except ValueError:
@@ -106,7 +106,7 @@ def _owner(stamp: pathlib.Path) -> str | None:
 
 
 def _write_stamp(path: pathlib.Path, program: str) -> None:
-  """Writes the stamp of a directory."""
+  """Writes the stamp, a file that names the program, into a directory."""
   # Other processes may write the stamp at the same time, so each one renames
   # a file of its own.
   partial = path / f".{STAMP}.{uuid.uuid4().hex}"
