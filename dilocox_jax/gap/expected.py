@@ -49,8 +49,8 @@ def expected_gap(
   The replicas together, and AllReduce, take B sequences a step and equally many
   steps, with their best learning rates. The gap follows from s, the share by
   which AllReduce's loss falls if its batch doubles from B / 2 to B. The law
-  that connects them was fitted to small models (26 thousand to 0.86 million
-  parameters). Fits to different runs disagree, so the range is wide.
+  for this was fitted to small models (26 thousand to 0.86 million parameters).
+  Fits to different runs disagree, so the range is wide.
 
   A method's excess over DiLoCo was measured in a small model. In larger ones it
   may shrink in proportion to s, or stay as it is. The result lies midway
@@ -138,7 +138,7 @@ def doublings_lost(
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds.
     steps: Number of inner steps of the run. In a run that is longer than all
-      runs behind the lines, the lower end falls. None: the run is not longer.
+      runs behind the lines, a positive lower end falls. None: it is not longer.
 
   Raises:
     ValueError: If an argument is wrong.
@@ -237,7 +237,7 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Adds a method's excess in a small model to DiLoCo's log(1 + gap)."""
+  """Adds a method's excess over DiLoCo, in a small model, to log(1 + gap)."""
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
   # log(1 + gap) is proportional to the method's factor, which is 1 for DiLoCo.

@@ -70,7 +70,7 @@ def seed_error(gain: float) -> float:
 
 
 def with_error(gain: float, error: float) -> Estimate:
-  """Returns s (`gain`) with a range of 2 `error`, cut at 0 and at 0.99."""
+  """Returns s (`gain`) plus and minus 2 `error`, cut at 0 and at 0.99."""
   return Estimate(
     value=gain,
     low=max(gain - NUM_ERRORS * error, 0.0),
@@ -81,8 +81,8 @@ def with_error(gain: float, error: float) -> Estimate:
 def gain_of_size(parameters: float) -> Estimate:
   """Guesses s from the size of a model alone.
 
-  s is taken to fall as the third root of the number of parameters, and is at
-  most 10 %. The range goes from half of s to twice s.
+  s is taken as proportional to 1 / (third root of the number of parameters),
+  and is at most 10 %. The range goes from half of s to twice s.
 
   Args:
     parameters: Number of parameters of the model.
@@ -103,7 +103,7 @@ def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
 
   s is scaled from the largest of the smaller models by a power of the number of
   parameters, fitted to all of them. The range also covers an s that stays the
-  same, and one that falls as the third root of the number.
+  same, and one that falls as 1 / (third root of the number).
 
   Args:
     points: s of at least two models of different sizes.

@@ -50,8 +50,8 @@ class Line:
 
   Attributes:
     name: The runs behind the line, in a few words.
-    parameters: Number of parameters of their model; of two models, between
-      those of the two.
+    parameters: Number of parameters of their model; if they have two models, a
+      number between those of the two.
     steps: Number of inner steps of a run.
     sync_interval: H0, inner steps of a round.
     doublings: How gaps were turned into D. "last": each doubling of AllReduce's

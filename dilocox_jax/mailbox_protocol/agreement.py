@@ -108,13 +108,13 @@ class Memory:
       the median norm of the listed messages of each of the last 6 turns with
       this key, the oldest first. Norms of 0 do not count.
     starts: First event of each of the newest intervals, the oldest first.
-    sent: Bytes of one message of each turn of this interval so far, as a
-      replica sends them.
+    sent: Bytes of the messages that a replica has sent in this interval if it
+      has missed no turn.
     stored: Bytes that the events of this interval have added to the store.
     stored_in_event: Bytes that the newest event has added to the store.
     largest_event: Largest `stored_in_event` so far.
-    was_split: Whether, at an event of this interval, two different shared
-      states were equally frequent among the senders (`votes`).
+    was_split: Whether, at an event of this interval, several shared states tied
+      for the most frequent one among the senders (`votes`).
     base: Event of the snapshot with which this replica last began; 0 if it
       began with the initial parameters.
     shared: By "KIND.TURN", the newest event in which each replica averaged one
@@ -164,11 +164,11 @@ class Memory:
     )
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the median norms of the messages of earlier, comparable turns.
+    """Returns the median norms of up to six earlier turns, the oldest first.
 
-    These turns have the fragment, and the number within the event, of the turn
-    whose messages `inbox` has. Like its messages, theirs are cut into slices or
-    not. The oldest norm comes first.
+    They are the last turns with the fragment, and the number within the event,
+    of the turn of `inbox`. Their messages are cut into slices if those of
+    `inbox` are, and whole if not.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
@@ -179,12 +179,12 @@ class Memory:
     loses a residual, which is added to the next mean of this slice.
 
     Returns:
-      The newest event with the same fragment and turn in which each replica
-      averaged one slice; -1 if
+      The newest event in which the turn with the number and fragment of
+      `inbox` was averaged in slices; -1 if
 
       - there is none,
-      - its messages were cut into more or fewer slices, or
-      - two snapshots were due since, so that it may be deleted.
+      - messages were then cut into more or fewer slices than now, or
+      - two snapshots were due since, so that the residuals may be deleted.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -200,9 +200,8 @@ class Memory:
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns a copy of the memory to which a turn was added.
 
-    In a turn, each replica sends one message. `agreed` lists those that are
-    averaged. Only the first turn of an event changes `event`, `before`,
-    `roster` and `was_split`.
+    `agreed` lists the averaged messages of the turn. Only the first turn of an
+    event changes `event`, `before`, `roster` and `was_split`.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -246,7 +245,10 @@ class Memory:
 
 
 def _norms_key(inbox: Inbox) -> str:
-  """Returns the key in `Memory.accepted` for the norms of a turn's messages."""
+  """Returns a turn's key in `Memory.accepted`, e.g. "3.0" or "3.0.slices".
+
+  It has the number of the fragment, not of the event, so many events share it.
+  """
   # A message in slices declares the norm of its decoded values. Other norms are
   # of the encoded values, so the two cannot be compared.
   key = f"{inbox.kind}.{inbox.turn}"
@@ -274,8 +276,8 @@ class Agreement:
     objects: By event and then by path, objects that a waiting replica writes
       again if they have vanished: manifests, and the messages or shares that it
       holds.
-    most_were_here: Whether all but a few (`FEW`) of the messages that the last
-      turn waited for were in the store at this replica's first look.
+    most_were_here: Whether at most `FEW` of the messages that the last turn
+      waited for were missing in the store at this replica's first look.
     announced: At most one event, with the manifest of its first turn, if this
       manifest was there when the replica announced itself for the event.
     snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
@@ -316,8 +318,8 @@ class Agreement:
   def before(self, inbox: Inbox) -> str:
     """Returns the digest that a turn's manifest must name as its predecessor.
 
-    In the first turn this is the digest of the manifest of the event before; in
-    later turns, of the event's first manifest.
+    In an event's first turn this is the digest of the first manifest of the
+    event before ("" at event 0); in later turns, of this event's first one.
     """
     if inbox.turn:
       return self.first.digest()
@@ -357,15 +359,15 @@ class Agreement:
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, and writes it when it is due.
 
-    It is due when the expected messages are there, or after the grace time.
-    Call `open(inbox)` first, and follow the manifest only after
-    `fetch_messages` or `fetch_shares`: they check that the event was not
-    deleted while this process slept.
+    It is due if all expected messages were read or the grace time is over, and
+    if enough messages were read (`_due`). Call `open(inbox)` first, and follow
+    the manifest only after `fetch_messages` or `fetch_shares`: they check that
+    the event was not deleted while this process slept.
 
     Raises:
       ReplicaStaleError: If the manifest names another predecessor than the one
-        that this replica has followed, or if a newer snapshot appears while
-        this replica waits.
+        that this replica has followed (not checked if `inbox.is_past`), or if
+        a snapshot of a later event appears while this replica waits.
       StoppedError: If the listed messages have arrays of other types or shapes
         than this replica's.
     """
@@ -397,8 +399,8 @@ class Agreement:
       the manifest.
 
     Raises:
-      ReplicaStaleError: If the event was deleted, or if a newer snapshot
-        appears while this replica waits.
+      ReplicaStaleError: If the event was deleted, or if a snapshot of a later
+        event appears while this replica waits.
     """
     path = manifest_path(inbox.event, inbox.turn)
 
@@ -453,7 +455,9 @@ class Agreement:
 
     A share is the mean of one slice of all messages. After the grace time, this
     replica also makes the missing shares of others if it can read their slices.
-    The functions in `beside` are called at the same time as the first reads.
+    In a turn that was settled before the snapshot with which it began
+    (`Inbox.is_past`), it makes none. The functions in `beside` are called at
+    the same time as the first reads.
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a newer snapshot
@@ -508,7 +512,8 @@ class Agreement:
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
     """Returns whether an event (exchange) was deleted, or soon will be.
 
-    Two objects say so. Both are read if `thoroughly`, in case one is lost.
+    Each of two objects says so. Both are read if `thoroughly`, in case one is
+    lost; else only one.
     """
     start = interval_of(event, self.memory.starts)
     return self.snapshots.is_gone(start, thoroughly)
@@ -574,6 +579,7 @@ class Agreement:
       agreed = None
       self._read_with_seats(inbox, missing)
     elif are_few and not is_late:
+      # A few reads cost less than a listing.
       agreed = self._read_with_seats(inbox, missing, with_manifest=True)
     else:
       agreed = self._list_and_read(inbox, missing, is_late)
@@ -613,11 +619,11 @@ class Agreement:
   def _read_with_seats(
     self, inbox: Inbox, names: Sequence[str], with_manifest: bool = False
   ) -> Manifest | None:
-    """Reads some messages and, at times in an event's first turn, new seats.
+    """Reads some messages and, if it is time to look for them, new seats.
 
     A seat is the entry of a replica that joins or comes back. If
     `with_manifest`, the turn's manifest is also read, and returned if it is
-    there.
+    there; else the result is None.
     """
     calls: list[Callable] = [
       functools.partial(inbox.read, name) for name in names
@@ -726,7 +732,7 @@ class Agreement:
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster after an event if a turn's manifest is due, else None.
 
-    The roster says which replicas take part. The conditions are:
+    The roster says which replicas take part. All these conditions must hold:
 
     - All expected messages were read, or `is_late` (the grace time is over).
     - In an event's first turn, at least `rules.quorum` messages were read.
@@ -784,6 +790,7 @@ class Agreement:
     look_after = grace
     next_look = start + grace
     if agreed and looks_at_once:
+      # Others may wait for a listed message that only this replica holds.
       next_look = start
     next_line = start + grace
     is_late = False
@@ -874,8 +881,8 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    Unless `replaces`, a valid object stays, also if its content is not `data`.
-    An object is valid if it is signed as a whole, if it is signed JSON, or if
+    Unless `replaces`, a valid object that is not larger than `data` stays. An
+    object is valid if it is signed as a whole, if it is signed JSON, or if
     `is_ours` returns True for its path and bytes.
     """
     stored = self.store.get(path, num_bytes_of(data))

@@ -1,7 +1,7 @@
 """The client through which a training loop uses a mailbox.
 
-In each turn of an exchange, the client sends one message of this replica, and
-returns the messages that all replicas average.
+An exchange has one turn or several. In each turn, the client sends one message
+of this replica, and returns the messages that all replicas average.
 """
 
 import atexit
@@ -138,7 +138,7 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of joining; 0 before `announce`."""
+    """Place of this replica in the order of joining; 0 if not known yet."""
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property
@@ -281,13 +281,14 @@ class MailboxClient:
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
       take_fingerprint: Returns the fingerprint (a few random sums, with the
-        signs of `signs`) of the shared state that the exchange changes.
+        signs that `signs` returned before this call) of the shared state that
+        the exchange changes.
 
     Returns:
       The session of the exchange, which has sent nothing yet.
 
     Raises:
-      ReplicaStaleError: If the event was deleted.
+      ReplicaStaleError: If `announce` finds that the event was deleted.
     """
     event = self.event
     self.event += 1

@@ -91,7 +91,7 @@ class Decisions:
     return self._create(path, proposed)
 
   def complete(self, path: str, proposal: str) -> dict[str, Any] | None:
-    """Writes a lost decision again from its proposal.
+    """Writes a lost decision again from its earlier copy, the proposal.
 
     Args:
       path: Path of the decision.

@@ -76,8 +76,8 @@ class SharedState(NamedTuple):
   common state.
 
   Attributes:
-    name: Digest of the last manifest (list of averaged messages) that the
-      sender has followed, as 64 hexadecimal digits; "" before the first one.
+    name: Digest of the last manifest (list of averaged messages) of a first
+      turn that the sender has followed, as 64 hexadecimal digits; "": of none.
     base: Event of the snapshot with which the sender began; 0 if it began with
       the initial parameters.
     fingerprint: Fingerprint of the state; `NOTHING` if the message has none, as
@@ -97,9 +97,8 @@ class SharedState(NamedTuple):
     with the number of events since both had the same values.
 
     Args:
-      other: State of another replica before the same event, with the same
-        `name`.
-      event: Number of the event (exchange).
+      other: State of another replica before `event`, with this state's `name`.
+      event: Number of the event (exchange) that both states come before.
       num_kinds: Number of fragments, which the events take in turn.
     """
     # Replicas that began with the same snapshot had the same values then. Other
@@ -188,8 +187,8 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Estimates the relative distance of two states in each block, float64 [B].
 
-  The distance is relative to the larger of the two norms. It counts as 0 if it
-  is tiny or if neither block is finite, and as infinite if only one block is
+  The distance is divided by the larger of the two norms. The result is 0 if the
+  distance is tiny or if neither block is finite, and infinite if only one is
   finite. `one` and `other` are the rows of the fingerprints, float32 [B, 34].
   """
   is_finite = np.isfinite(one).all(axis=1)

@@ -7,12 +7,13 @@ name is taken (`create`), or by renaming it, which replaces an old object
 object.
 
 A link, FIFO, socket, device or folder is not an object: it counts as missing.
-If it has the name of an object to be written, it is renamed, not deleted. Files
-whose names begin with a dot are not objects.
+If it has the name of an object to be written, it is renamed, not deleted (but
+`put` replaces anything except a folder). Files whose names begin with a dot are
+not objects.
 
-Each folder is opened by its name in its parent folder (`dilocox_jax.files`), so
-no link is followed. The store's folder is opened again for every call, because
-its file system may have been mounted again.
+Each folder below the store's is opened by its name in its parent folder
+(`dilocox_jax.files`), so no link is followed. The store's folder is opened
+again for every call, because its file system may have been mounted again.
 """
 
 import contextlib
@@ -174,8 +175,8 @@ class Folder:
   def _call(self, path: str) -> Iterator[int]:
     """Opens the store's folder for one call, and yields its descriptor.
 
-    An OSError, also in the `with` block, becomes a StoreUnavailableError with
-    the object's `path` in its message.
+    An OSError here or in the `with` block becomes a StoreUnavailableError. If
+    it comes from the block, the message names `path`.
     """
     try:
       root = files.opened_root(self._path)
@@ -190,7 +191,7 @@ class Folder:
 
   @contextlib.contextmanager
   def _staged(self, root: int, data: Data) -> Iterator[_Staged]:
-    """Writes a file in `.staged`, yields it, and removes its staged name."""
+    """Writes a file in `.staged`, yields it, and removes its name there."""
     name = secrets.token_hex(16)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with self._open_or_make(root, [_STAGING]) as staging:
@@ -248,7 +249,10 @@ class Folder:
     )
 
   def _rename(self, root: int, staged: _Staged, folder: int, path: str) -> None:
-    """Gives a staged file the name of an object, and replaces an old object."""
+    """Gives a staged file the name of an object.
+
+    A folder that has the name is renamed first; anything else is replaced.
+    """
     name = path.rpartition("/")[2]
     if files.kind_of(folder, name) == files.FOLDER:
       self._put_aside(root, folder, path, files.FILE)

@@ -2,9 +2,9 @@
 
 For every event (exchange) of a run, each replica writes a message. Then one
 replica writes the manifest, once: the list of the messages that all replicas
-average. It does so when all expected replicas have written, or when the grace
-time is over and a quorum has written. docs/mailbox/guarantees.md says what the
-mailbox guarantees.
+average. It waits for the expected messages until the grace time is over, and
+longer only for a quorum (the least number of messages).
+docs/mailbox/guarantees.md says what the mailbox guarantees.
 """
 
 import dataclasses
@@ -377,12 +377,12 @@ class Mailbox:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of joining; 0 before `announce`."""
+    """Place of this replica in the order of joining; 0 if not known yet."""
     return self._seats.index or 0
 
   @property
   def usage(self) -> dict[str, int]:
-    """Requests and bytes of this replica since it entered the run.
+    """Requests and bytes of this replica since its store was opened.
 
     The keys are "get", "put", "list" and "delete" (a kind without requests may
     be missing), "bytes_up" and "bytes_down".
@@ -498,8 +498,8 @@ class Mailbox:
     Raises:
       ReplicaStaleError: If this replica must begin again with `newest`: the
         event was deleted, the others have gone on without it, its shared state
-        or its list of messages differs from that of most others, or two
-        different states are equally frequent.
+        or its list of messages differs from that of most others, or several
+        states tie for the most frequent one.
       StoppedError: If beginning again would not help: its shared state keeps
         differing, its message has other types or shapes than the averaged ones,
         two other replicas have found wrong shares that it made, or
@@ -616,11 +616,10 @@ class Mailbox:
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
   ) -> None:
-    """Remembers what was agreed in a turn. It may also write a snapshot.
+    """Remembers what was agreed in a turn, and perhaps writes a snapshot.
 
-    A snapshot is written if `snapshot` is given. `snapshot` returns the first
-    event whose result the shared state does not have yet, and the arrays of the
-    state.
+    It does so if `snapshot` is given, which returns the first event whose
+    result the shared state does not have yet, and the arrays of the state.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -751,10 +750,10 @@ class Mailbox:
       self._unread_checks.append(check)
 
   def _check_share(self, shares: Shares, check: Check) -> None:
-    """Computes another replica's share again, and reports whether it differs.
+    """Computes another replica's share again, and reports a difference.
 
     The report is a line in the log, and an object in the store for the maker of
-    the share (the mean of one slice). Nothing is checked if the store is away.
+    the share (the mean of one slice). Nothing is reported if the store is away.
     """
     maker = shares.maker(check.number)
     try:
@@ -779,7 +778,10 @@ class Mailbox:
     )
 
   def _read_checks(self, checks: Sequence[Check]) -> None:
-    """Reads whether others have found wrong means of slices by this replica."""
+    """Reads the results of other replicas' checks of this replica's shares.
+
+    Those who have found a wrong share are added to `_accusers`.
+    """
     for check in checks:
       try:
         data = self._store.store.get(check.path, JSON_BYTES)
@@ -809,11 +811,12 @@ class Mailbox:
     """Checks that this replica's shared state is that of the listed senders.
 
     If this replica's message is listed, the writer of the list (`agreed`) has
-    checked this. Else the state is compared with that of the first sender.
+    checked this. Else the state is compared with that of the first listed
+    sender, if this replica has its message.
 
     Raises:
       ReplicaStaleError: If the states differ, or if this replica has sent a
-        message and two different states were equally frequent.
+        message and several states tied for the most frequent one.
       StoppedError: If they have differed too often.
     """
     if agreed.is_split:

@@ -67,9 +67,9 @@ class Manifest:
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".
     roster: The replicas that take part after this event.
-    is_split: Whether two different shared states (outer parameters and outer
-      optimizer) were equally frequent among the senders (`votes`). All senders
-      must then begin again from the newest snapshot (a copy of the state).
+    is_split: Whether several shared states (outer parameters and outer
+      optimizer) tied for the most frequent one among the senders (`votes`). All
+      senders must then begin again from the newest snapshot (copy of a state).
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
     num_slices: Number of slices, S, into which the messages are cut, so that
@@ -204,13 +204,12 @@ def usual_norm(
 
   - three or more: their median (of an even number, the lower of the two middle
     norms);
-  - two: the lower one, or the running median if that is higher;
-  - one: the running median; None before there are six earlier events;
+  - two: the lower one, or the running median if there is one and it is higher;
+  - one: the running median; None if `accepted` has fewer than six values;
   - none: None.
 
   The running median is that of the last six values of `accepted` (of an even
-  number, the higher of the two middle values). If two norms count, fewer values
-  suffice.
+  number, the higher of the two middle values), or of all if there are fewer.
 
   Args:
     norms: Norms of the messages of a turn.

@@ -20,9 +20,9 @@ probe/oslo.1f0c...           an object that a replica creates to test the store
 
 A message consists of its signature (`signer.py`), a fixed header, and the bytes
 of numpy arrays. The header has a digest of the layout (types and shapes), the
-weight of the message, and the name of the sender's shared state: the digest of
-the manifest of the event before. In the first turn of an event, the fingerprint
-of that state (a few random sums) follows the header.
+weight of the message, and the name of the sender's shared state (the digest in
+`SharedState.name`). In the first turn of an event, the fingerprint of that
+state (a few random sums) follows the header.
 """
 
 import dataclasses
@@ -301,8 +301,8 @@ class Inbox:
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
       grace time (`MailboxRules.grace_s`).
-    there: Names of the replicas whose messages are probably in the store and
-      were not read yet.
+    there: Names of the replicas whose messages are probably in the store. To
+      read a message removes the name, until `look` lists the store again.
     held: The messages that this replica has, by name of their sender.
     taken: The replicas that have joined or come back since the event before, as
       read from their seats: "name", and the event "since" which it takes part.
@@ -438,8 +438,7 @@ class Inbox:
   def reads(self, replicas: Iterable[str]) -> list[Callable[[], None]]:
     """Returns functions that read messages which are probably in the store.
 
-    There is one for each of these replicas that is in `there`, but not in
-    `held`.
+    There is one for each of `replicas` that is in `there`, but not in `held`.
     """
     return [
       functools.partial(self.read, name)

@@ -59,6 +59,7 @@ class SignedRanges:
         f"bytes {start} to {stop} of {self._path} are not within its"
         f" {self._num_bytes} bytes"
       )
+    # Only whole blocks can be verified.
     first = start // BLOCK_BYTES
     blocks_start = first * BLOCK_BYTES
     blocks_stop = min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, self._num_bytes)

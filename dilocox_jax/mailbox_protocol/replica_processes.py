@@ -79,7 +79,8 @@ class ReplicaProcesses(Protocol):
     """Wraps arrays so that process 0 can read them as a whole.
 
     Args:
-      arrays: Arrays that are divided among the devices of all processes.
+      arrays: Arrays that are divided among the devices of all processes, as the
+        argument `shared` of `from_main` returns them.
 
     Returns:
       For each array an object with `nbytes`, which fetches all parts when numpy
@@ -167,8 +168,7 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
 def encode_error(error: Exception) -> tuple[str, str]:
   """Returns the name of an error's type and its message, for `decode_error`.
 
-  For an error of a subclass of a type in `_ERRORS`, the name of that type is
-  returned.
+  A subclass of a type in `_ERRORS` counts as that type.
   """
   for name, kind in _ERRORS.items():
     if isinstance(error, kind):

@@ -1,4 +1,4 @@
-"""The replicas that take part in a run, and the rules of the run.
+"""The roster (the replicas that take part in a run) and the rules of the run.
 
 Replicas share a secret, a file that only its owner may read. The object
 `run.json` says what is trained and by which rules. The first replica writes it.
@@ -400,7 +400,7 @@ class Roster:
     Args:
       event: Number of the event (exchange) that is settled next. A replica
         whose seat names this event or an earlier one is expected from now on,
-        unless it has missed an event since the one that its seat names.
+        unless it has missed the event that its seat names, or a later one.
       taken: Contents of the new seats, from number `num_seats` on: the
         replica's "name", and the event "since" which it takes part.
     """
@@ -452,7 +452,7 @@ class Seats:
   they are taken.
 
   Attributes:
-    index: Place of this replica in `Roster.seats`; None before `announce`.
+    index: Place of this replica in `Roster.seats`; None if not known yet.
   """
 
   def __init__(self, store: Any, signer: Signer, name: str):
@@ -486,10 +486,10 @@ class Seats:
     return [holder for holder in holders if holder is not None]
 
   def announce(self, event: int, roster: Roster) -> None:
-    """Takes a seat, so that the others expect this replica from an event on.
+    """Takes a seat, so that the others expect this replica from `event` on.
 
-    If this replica has taken its last seat for the same event, nothing happens.
-    `roster` has the replicas that take part after the event before.
+    If its last seat was for this event, too, nothing happens. `roster` has the
+    replicas that take part after the event before.
     """
     if self._since == event:
       return
@@ -539,12 +539,12 @@ class Seats:
     """Takes the first free seat for this replica, and returns its number.
 
     After a restart, this replica takes its earlier seat again if that is the
-    first one that `roster` does not count.
+    next one after those that `roster` counts (but not if it counts none).
     """
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.
       number = self._first_free(0)
-    num_lost = 0
+    num_lost = 0  # How often another replica was faster.
     wait = _FIRST_PAUSE_S
     while True:
       path = seat_path(number)

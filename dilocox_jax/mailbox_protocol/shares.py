@@ -10,7 +10,7 @@ replica in a turn, one after the other:
     create the message
     read one slice of each of the other messages
     propose the manifest (list of messages), and decide on it
-    create the share, and read both marks of a deletion
+    create the share, and read whether the event was deleted
     read the other shares, and create the residual of the share
 
 Share s is made by the expected replica with place s, or by a listed one if its
@@ -20,8 +20,8 @@ messages, and only one can create the object.
 
 Encoding a share loses something: the *residual*. The replica that created the
 share writes the residual as an object, and whoever makes the same share at the
-next event of this fragment adds it to the mean. If the object is lost, or if
-the number of slices has changed, no residual is added.
+next event of this fragment adds it to the mean. No residual is added if it is
+lost, if the number of slices has changed, or if two snapshots were due since.
 
 In about one of eight turns a replica computes another's share again. If the two
 results differ, it writes an object that says so, which the maker reads some
@@ -199,8 +199,8 @@ class Shares:
     """Returns functions that read a slice of the first listed message.
 
     A replica whose message is not listed needs this slice: it compares its
-    state with the fingerprint (a few random sums) there. For others the list is
-    empty.
+    state with the fingerprint (a few random sums) there. For others, or if the
+    slice was read before, the list is empty.
     """
     if self.name in self.agreed.names:
       return []
@@ -233,8 +233,8 @@ class Shares:
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call last in a try to get all shares.
 
-    They make this replica's shares whose slices the functions of `first_calls`
-    have read, and read the shares of others.
+    They make this replica's shares if all slices were read (else they read the
+    missing slices), write residuals, and read the shares of others.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -275,10 +275,10 @@ class Shares:
     return [n for n in numbers if share_path(event, turn, n) in there]
 
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
-    """Returns functions that read the slices for a share of the mean.
+    """Returns functions that read the slices which a share still needs.
 
-    There is no function for a slice that this replica has, unless it is of
-    another message than the listed one.
+    A slice that this replica has of another message than the one that the
+    manifest lists is forgotten first, so it is read again.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -295,7 +295,7 @@ class Shares:
 
     The share is also added to `held`. If another replica has written a valid
     share before, that one counts. If the norm of the computed share is too
-    large, nothing is written.
+    large, it is neither written nor added.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -501,8 +501,8 @@ class Shares:
   def _residual_before(self, number: int) -> list[np.ndarray] | None:
     """Returns the residual to add to a share; None if none is known.
 
-    It is what encoding lost in the last share with this number, as float32 [R,
-    width] for each table.
+    It is what encoding lost in the share with this number at `residual_event`,
+    as float32 [R, width] for each table.
     """
     tables = self.inbox.tables
     if self.residual_event < 0 or not tables.has_residual:

@@ -346,7 +346,7 @@ def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
   num_threads = min(
     len(blocks) // _LEAST_BLOCKS_A_THREAD, os.cpu_count() or 1, _MOST_THREADS
   )
-  share = -(-len(blocks) // max(num_threads, 1))
+  share = -(-len(blocks) // max(num_threads, 1))  # Blocks of each thread.
 
   def tags_from(start: int) -> bytes:
     return b"".join(

@@ -2,7 +2,7 @@
 
 If each replica averages one slice of all messages (`shares.py`), it needs only
 that slice of each message. So the object of a message has one section for each
-slice, which can be verified alone (`signer.py`). Each section repeats the
+slice, which its seal verifies alone (`signer.py`). Each section repeats the
 message's header and fingerprint (random sums of the sender's state, which only
 the first message of an event has):
 
@@ -167,7 +167,7 @@ class SlicedInbox(Inbox):
     """Reads slice `first_slice` of a replica's message.
 
     A valid slice is added to `sections`, and the message without arrays to
-    `held` if it is not there. The sender is removed from `there`.
+    `held` if none of this sender is there. The sender is removed from `there`.
     """
     self.there.discard(replica)
     self._read_section(replica, self.first_slice)
@@ -206,7 +206,7 @@ class SlicedInbox(Inbox):
 
     A valid slice is added to `sections`, and the message without arrays to
     `held` if none of this sender is there. If the sender has replaced its
-    message, the two may be of different versions.
+    message, the slice and the message in `held` may be of two versions.
     """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(

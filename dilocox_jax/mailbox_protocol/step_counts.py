@@ -10,9 +10,9 @@ sends the value 6:
 
     mean = (6 * 12 + 3 * 6) / (6 + 3) = 10
 
-A message counts only the steps since the replica last measured the
-pseudo-gradient of the fragment, also if the message carries values that the
-codec left out of an earlier one.
+A message counts only the steps between the measurement of its pseudo-gradient
+and the measurement before (of the same fragment), also if it carries values
+that the codec left out of an earlier message.
 """
 
 import collections

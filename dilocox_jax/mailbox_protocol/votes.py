@@ -5,10 +5,10 @@ replicas. If it is not, the state that most senders have counts. Only the
 messages of these senders are averaged. The others must take the newest
 snapshot.
 
-If two states are equally frequent, nobody knows which one is wrong: they are
-*split*. No message counts then, and all senders take the newest snapshot, which
-repairs the wrong state. At the second split before the next snapshot is due,
-the state of the sender that joined first counts, and the run goes on.
+If several states tie for the most frequent one, nobody knows which is right:
+they are *split*. No message counts then, and all senders take the newest
+snapshot, which repairs the wrong states. At the second split before the next
+snapshot is due, that of them whose first sender joined earliest counts.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class Vote(NamedTuple):
   Attributes:
     left_out: For each replica whose message does not count, the reason, e.g.
       "it follows other lists of messages".
-    is_split: Whether two states were equally frequent, so that no message
-      counts.
+    is_split: Whether several states tied for the most frequent one, so that no
+      message counts.
   """
 
   left_out: dict[str, str]
@@ -54,8 +54,8 @@ def vote(
     event: Number of the event (exchange).
     num_kinds: Number of fragments. With `event` it sets how far equal states
       may differ by rounding.
-    breaks_ties: Whether, if two states are equally frequent, the state of the
-      sender that joined first counts. False: no message counts then.
+    breaks_ties: If several states tie for the most frequent one, whether that
+      whose first sender joined earliest counts. False: no message counts then.
   """
   left_out = {}
   comparable = {}

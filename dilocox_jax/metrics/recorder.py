@@ -75,7 +75,7 @@ class RoundRow:
     phase: "rounds" or "data_parallel".
     loss: Mean loss over the segment's steps and the replicas, in nats.
     loss_per_replica: Mean loss over the segment's steps (nats), for each
-      replica.
+      replica; NaN for one that took no steps.
     grad_norm: Norm of the inner gradient before clipping, mean over the
       segment's steps and the replicas. In data-parallel steps it is the norm of
       the mean gradient.
@@ -111,12 +111,13 @@ class Evaluation:
     tokens: Tokens seen so far by all replicas together.
     total_sent_bytes: Bytes that one replica has sent since the start.
     outer_loss: Loss of the outer (in data-parallel steps the shared)
-      parameters, or of their running average if the run keeps one.
+      parameters: of their running average if the run keeps one, and of their
+      mean if each replica has its own.
     mean_loss: Loss of the mean of the replicas' parameters; NaN during rounds
       if there are several processes.
     replica_loss: Loss of the parameters of replica 0.
-    flushed: Whether all pending exchanges had been applied, which is so only in
-      the last evaluation of a run.
+    flushed: Whether this is the last evaluation of the run, before which all
+      pending exchanges were applied.
     judge_loss: Like `outer_loss`, on the judge text (held-out files by which
       nothing is chosen). NaN except in the last evaluation of a run that has
       such a text.
@@ -153,11 +154,11 @@ class Timing:
       round ends when the devices have computed its results.
     tokens_per_s: Tokens of all replicas (with a mailbox, of this one) divided
       by the duration; NaN for an event that trained on no tokens.
-    simulated_s: Seconds since the start on the run's simulated clock; NaN for
-      a run without a simulated clock.
+    simulated_s: Seconds since the start on the run's simulated clock, for
+      rounds and evaluations; NaN for a run without such a clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
       steps and waited for a delayed exchange. NaN if one compiled program has
-      both, because the time cannot be measured then.
+      steps and exchange, because the time cannot be measured then.
     link_bytes: Bytes that left this process through its throttled link during
       the event, headers included; NaN without such a link.
   """

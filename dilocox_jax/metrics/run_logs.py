@@ -43,9 +43,9 @@ class LogStart:
 class RunLog:
   """Receives every row that a run writes; base class of all logs.
 
-  Only the process that writes the files calls the methods. Unless the host
-  waits for each exchange, the devices work on the next round meanwhile. An
-  error of a method ends the run, which can continue from its last checkpoint.
+  Only the process that writes the files calls the methods. The devices may work
+  on the next round meanwhile. An error of a method ends the run, which can
+  continue from its last checkpoint.
   """
 
   def open(self, start: LogStart) -> None:
@@ -198,7 +198,7 @@ def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
 
 @contextlib.contextmanager
 def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
-  """Opens a log, and closes the log after the block, also after an error.
+  """Opens a log, and closes it after the block, also after an error in there.
 
   None as the log means that nothing is done.
   """
@@ -219,8 +219,8 @@ def scalars(row: Row) -> dict[str, float]:
 
   Examples: "round/loss", "round/loss_per_replica/0",
   "round/drift/fragment_3/cosine", "evaluation/outer_loss" (also of the final
-  evaluation), "timing/compile/wall_s". Texts, bools, None and the step have no
-  curve.
+  evaluation), "timing/compile/wall_s". Texts, bools, None and the row's step
+  have no curve.
   """
   kind = row["kind"]
   prefix = "evaluation" if kind == "final" else kind

@@ -23,8 +23,8 @@ _ID = "dilocox_jax_run.txt"  # File in the folder with the id of the run.
 class WandbLog(RunLog):
   """Sends the numbers of rows as a history over the number of inner steps.
 
-  A run that continues is the same run in W&B. It sends the points after its
-  checkpoint again.
+  A run that continues is the same run in W&B if it had this log before. It
+  sends the points after its checkpoint again.
   """
 
   def __init__(self, project: str = "dilocox_jax"):

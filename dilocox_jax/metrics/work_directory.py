@@ -95,7 +95,7 @@ def _check_name(path: pathlib.Path) -> None:
 
 
 def _owner(stamp: pathlib.Path) -> str | None:
-  """Returns the program that a stamp names; None if it cannot be read."""
+  """Returns the program that a stamp file names; None if it cannot be read."""
   try:
     program = json_file(stamp).get("program")
   except ValueError:
@@ -106,7 +106,7 @@ def _owner(stamp: pathlib.Path) -> str | None:
 
 
 def _write_stamp(path: pathlib.Path, program: str) -> None:
-  """Writes the stamp of a directory."""
+  """Writes the stamp, a file that names the program, into a directory."""
   # Other processes may write the stamp at the same time, so each one renames
   # a file of its own.
   partial = path / f".{STAMP}.{uuid.uuid4().hex}"
@@ -166,7 +166,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
   """Holds a lock on a file while the block runs.
 
-  The lock ends with the last process that has the file open, so a child process
+  The lock ends when no process has the file open any more, so a child process
   that inherits the descriptor keeps it. On network file systems without locks,
   a warning is logged and the block runs without a lock.
 
@@ -197,7 +197,7 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 def _holders(path: pathlib.Path) -> str:
   """Returns the other processes that have a file open: " (process 12)".
 
-  The result is "" if there are none, or if they cannot be found (not on Linux).
+  The result is "" if none is found, as always on systems other than Linux.
   """
   full_path = str(path.resolve())
   numbers = set()
