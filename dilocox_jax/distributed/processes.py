@@ -80,7 +80,7 @@ def start(
 
   Raises:
     ValueError: If an argument was neither given nor found, or is wrong.
-    LostProcessError: If not all processes came in time.
+    LostProcessError: If not all processes came in time, or one has gone again.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
   # thread (`rounds.exchange_thread`) would take one of XLA's threads. A process

@@ -143,11 +143,13 @@ class _Wait:
 def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
   """Returns the socket addresses of the coordinator's address.
 
-  On Kubernetes, the function waits if the name of a pod is still unknown.
+  While the name of the host is unknown, the function tries again: on Kubernetes
+  until the time limit `wait`, elsewhere for at most 10 s.
 
   Raises:
-    ValueError: If the name of the host is unknown.
-    TimeoutError: If the name of a pod stays unknown until the limit.
+    ValueError: If the address is not HOST:PORT, or if the name stays unknown
+      and this is not Kubernetes.
+    TimeoutError: If the name stays unknown on Kubernetes.
   """
   # Kubernetes knows the name of a pod only after it has found a node for the
   # pod. So an unknown name there means that process 0 has not started yet.
@@ -197,7 +199,8 @@ def _greeting(process: Process) -> bytes:
 def _names(numbers: Collection[int], count: int) -> str:
   """Returns words for some processes of a run, at least one.
 
-  Examples: "process 1 of 2", "processes 1, 2 and 9 others of 12".
+  Examples: "process 1 of 2", "processes 1 and 2 of 4". Of more than 8 processes
+  it names 7, e.g. "processes 1, 2, 3, 4, 5, 6, 7 and 4 others of 12".
   """
   words = [str(number) for number in sorted(numbers)]
   if len(words) == 1:
@@ -463,8 +466,9 @@ def _greet_until_all_are_there(
 def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
   """Tells process 0 which process this is, and returns the answer.
 
-  The answer is "go" if all processes are there, or the reason why not; "" if
-  none came before the limit, or if the connection broke.
+  The answer is "go" if all processes are there, else the reason for a refusal.
+  The function returns "" if no answer came before the limit, or if the
+  connection broke.
   """
   text = b""
   try:

@@ -258,7 +258,8 @@ class OuterStep:
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
     """Returns the new correction, which is added after each inner step.
 
-    If this replica is not in the mean, its correction stays as it was.
+    If this replica is not in the mean, or has sent only zeros, its correction
+    stays as it was.
 
     Args:
       correction: The correction before, a tree like the fragment.

@@ -2,8 +2,8 @@
 
 A mailbox is a folder or a bucket through which replicas exchange messages. If a
 replica consists of several processes, only its process 0 uses the mailbox, and
-sends its answer to the other processes. The answers travel between the hosts
-(`distributed.channel`) and never between the devices.
+sends the mailbox's answers to the other processes. The answers travel between
+the hosts (`distributed.channel`) and never between the devices.
 
 Before process 0 answers, it may ask the other processes for their parts of an
 array, e.g. to write a snapshot of the shared state:
@@ -76,7 +76,10 @@ class ClusterProcesses:
     return self._channel.is_marked(_STOP)
 
   def request_stop(self) -> None:
-    """Outside process 0, tells it that this process was asked to stop."""
+    """Tells process 0 that this process was asked to stop.
+
+    In process 0 the method does nothing.
+    """
     if not self.is_main:
       self._channel.mark(_STOP)
 
@@ -164,13 +167,12 @@ class ClusterProcesses:
     """Wraps arrays so that process 0 can read them as a whole.
 
     Args:
-      arrays: Arrays that are divided among the devices of all processes. They
-        must be those that the argument `shared` of `from_main` returns, in the
-        same order.
+      arrays: Arrays on the devices of all processes. They must be those that
+        the argument `shared` of `from_main` returns, in the same order.
 
     Returns:
-      A `CollectedArray` for each array. Only process 0 may read it, and only
-      inside `from_main`.
+      A `CollectedArray` for each array. Only process 0 may read it, and only in
+      the function `ask` that it passes to `from_main`.
     """
     return [
       CollectedArray(array, functools.partial(self._collect, number, array))

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and records waits after the end of the inner steps."""
+  """Waits for exchanges, and records when it waited after the inner steps."""
 
   def __init__(self):
     """Starts with an empty record."""
@@ -118,7 +118,7 @@ class InThread:
 
     - if the window has no earlier pseudo-gradient to average,
     - if it has no inner steps, or
-    - if replicas may take different numbers of steps.
+    - if replicas may have different numbers of steps or different weights.
 
     Args:
       work: The window, and the arguments of its program.

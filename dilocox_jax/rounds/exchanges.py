@@ -49,7 +49,8 @@ class LocalExchange:
 
   Attributes:
     aggregator: Averages over the axis of the replicas.
-    in_thread: Whether a second thread dispatches the exchanges.
+    in_thread: Whether a second thread dispatches the exchanges that inner steps
+      can hide.
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -63,8 +64,8 @@ class LocalExchange:
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that decides how exchanges run.
 
-    A second thread dispatches them if `in_thread` is True; otherwise they are
-    parts of other compiled programs (`InProgram`).
+    If `in_thread` is False, they are parts of other compiled programs
+    (`InProgram`).
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -80,8 +81,8 @@ class MailboxExchange:
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
     client: Client of the mailbox. It also counts the exchanges that are done.
-    is_in_rows: Whether messages do not depend on how a replica is divided among
-      devices.
+    is_in_rows: Whether a message is the same, however a replica is divided
+      among devices.
     axis_name: Axis over which the one replica is mapped.
   """
 

@@ -203,7 +203,7 @@ class Rounds:
   def flush(
     self, state: RoundState, participation: RoundParticipation | None = None
   ) -> tuple[RoundState, list[Drift]]:
-    """Averages and applies all progress that is not in the outer parameters.
+    """Averages and applies progress that is not in the outer parameters yet.
 
     Call it at the end of a run. The progress is in the pseudo-gradients in
     flight, or was not measured yet.
@@ -582,7 +582,10 @@ class Rounds:
     sent_index = None
     if window.applied:
       state = state_of(window.applied.fragment)
+      # If nothing is in flight, the window measures what it applies (tau = 0).
       due, *newer = state.in_flight or (None,)
+      # The newer ones are read if the window measures the fragment itself, or
+      # if the window before it has just measured the newest one.
       if not window.is_same and not window.follows_send:
         newer = ()
       applied = state._replace(in_flight=tuple(newer))
