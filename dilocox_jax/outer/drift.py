@@ -41,7 +41,7 @@ class Drift(NamedTuple):
     own_squared: |sent|^2, where `sent` is the replica's pseudo-gradient as the
       other replicas decode it; 0 or not finite if the replica was left out of
       the mean.
-    apart_squared: |sent - mean|^2, with the mean over the replicas.
+    apart_squared: |sent - mean|^2, with the mean that this replica gets.
     mean_squared: |mean|^2.
     observed: Arrays of the aggregator to record in `metrics.jsonl`, by name.
     is_left_out: Whether a filter left the replica out of the mean. None: there

@@ -47,7 +47,8 @@ class FragmentState(NamedTuple):
     optimizer: State of the outer optimizer, shared like `params`.
     exchange: State of the aggregator, e.g. residuals of error feedback.
     in_flight: This replica's pseudo-gradients that were sent and whose mean is
-      not applied yet, the oldest first.
+      not applied yet, the oldest first. In a `StepState` there are also zeros,
+      and one that was applied already may stay until the next send.
   """
 
   params: Tree
@@ -60,7 +61,7 @@ class FragmentState(NamedTuple):
 class OuterStep:
   """Takes the outer step of a fragment: `measure`, `exchange`, `apply`.
 
-  The methods are the code of one replica, and use collectives over the axis
+  The methods are the code of one replica, and may use collectives over the axis
   `axis_name`. A fragment is a part of the parameters. A replica whose
   pseudo-gradient is not finite is left out of the mean.
 

@@ -19,7 +19,7 @@ class ExchangeResult(NamedTuple):
   """Result of averaging the pseudo-gradients of one fragment, for one replica.
 
   Attributes:
-    mean: Mean pseudo-gradient of the replicas.
+    mean: Mean pseudo-gradient of the replicas, or of a pair if pairs exchange.
     own: Pseudo-gradient of this replica, as it was measured.
     sent: Pseudo-gradient of this replica, as the other replicas decode it, e.g.
       after rounding by a codec. It is zeros or not finite if the replica was

@@ -178,7 +178,7 @@ class _FragmentEvents:
     moves: Moves,
     fragments: tuple[FragmentState, ...],
   ) -> Operand:
-    """Sends and applies the fragments whose turn it is after an inner step.
+    """Sends and applies fragments after an inner step, as the tables say.
 
     Args:
       step: Number of inner steps done, including this one.

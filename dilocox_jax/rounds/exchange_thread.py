@@ -83,7 +83,7 @@ def beside_steps(
 
 
 class InThread:
-  """Dispatches exchanges in a second thread, where inner steps can hide them.
+  """Dispatches an exchange in a second thread if inner steps can hide it.
 
   Attributes:
     splits_windows: False: a window (some inner steps, then perhaps an apply and

@@ -100,6 +100,7 @@ def join(
   if snapshot is not None:
     state = _from_snapshot(rounds, state, snapshot, walk.in_flight)
   while walk.window is not None:
+    # This replica's first message comes after all that is in flight now.
     can_begin = walk.window.num_steps > 0
     if can_begin and client.take_part(sum(walk.in_flight)):
       break

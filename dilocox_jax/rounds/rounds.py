@@ -1,4 +1,4 @@
-"""Runs rounds, which consist of inner and outer steps, for all replicas.
+"""Runs rounds of inner and outer steps for the replicas of a JAX runtime.
 
 A round consists of *windows*: some inner steps, and then perhaps an *apply*, a
 *send* or both. A send measures the pseudo-gradient of a fragment (a part of the
@@ -64,7 +64,7 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Rounds:
-  """Runs the rounds of a method for all replicas: inner and outer steps.
+  """Runs inner and outer steps for all replicas in this JAX runtime.
 
   A round consists of windows: some inner steps each, then perhaps an apply of a
   mean and a send, which measures the pseudo-gradient of a fragment (a part of
@@ -474,7 +474,7 @@ class Rounds:
 
     Raises:
       ValueError: If a step uses the replica axis although the other replicas
-        are other processes that meet in a store (a folder or a bucket), or if
+        are other programs that meet in a store (a folder or a bucket), or if
         `OuterStep.apply` refuses `keep_unsent`.
     """
     self.states.check_outer(params)

@@ -472,7 +472,8 @@ def exchange_behind_steps(
     ValueError: If the exchange has fewer turns (messages that come one after
       the other) than `stretch_ends` has entries.
   """
-  ends: tuple[int, ...] = (PARTS,)  # All steps hide the first turn.
+  # In 1024ths of the steps. By default all steps hide the first turn.
+  ends: tuple[int, ...] = (PARTS,)
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
     ends = outer.aggregator.stretch_ends(state.params)
   exchange = outer.exchange_coroutine(state, pseudo_gradient, weight)
