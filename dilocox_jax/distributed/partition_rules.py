@@ -116,7 +116,7 @@ def divided_by_rule(
 def _checked_spec(
   division: Division, path: str, shape: tuple[int, ...], partition: Any
 ) -> Spec:
-  """Checks a partition, and returns the mesh axes of every dimension.
+  """Returns the mesh axes of every dimension of a parameter.
 
   Raises:
     ValueError: If the partition does not fit the parameter.

@@ -143,12 +143,11 @@ class _Wait:
 def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
   """Returns the socket addresses of the coordinator's address.
 
-  While the name of the host is unknown, the function tries again: on Kubernetes
-  until the time limit `wait`, elsewhere for at most 10 s.
+  While the host's name is unknown, the function tries again: on Kubernetes
+  until `wait` ends, elsewhere for 10 s at most.
 
   Raises:
-    ValueError: If the address is not HOST:PORT, or if the name stays unknown
-      and this is not Kubernetes.
+    ValueError: If the address is not HOST:PORT, or the name stays unknown.
     TimeoutError: If the name stays unknown on Kubernetes.
   """
   # Kubernetes knows the name of a pod only after it has found a node for the
@@ -491,12 +490,9 @@ def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
 
 
 def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
-  """Raises an error if process 0's answer is a refusal.
+  """Raises ValueError if process 0's answer is a refusal.
 
-  Raises:
-    ValueError: If process 0 is of another run than this process, expects
-      another number of processes, or has a process of this number already.
-    TimeoutError: If process 0 says that a process did not come in time.
+  It raises TimeoutError if the answer is that a process did not come in time.
   """
   if answer == _OTHER_RUN:
     raise ValueError(

@@ -50,7 +50,7 @@ def averaged(
 
   Returns:
     The transformation, with an `AverageState`. It must be the outermost one, so
-    that nothing changes its updates afterwards. Its update needs `params`.
+    that nothing changes its updates afterwards.
 
   Raises:
     ValueError: If `power` is negative. The update raises ValueError if it does
@@ -101,7 +101,7 @@ def schedule_free(
 
   Returns:
     The transformation, with an `AverageState` whose average is x. It must be
-    the outermost one. Its update needs `params`.
+    the outermost one.
 
   Raises:
     ValueError: If `optimizer` is not schedule-free; `init` raises it. The

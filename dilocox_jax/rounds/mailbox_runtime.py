@@ -68,8 +68,6 @@ class Due(NamedTuple):
 class MailboxRuntime:
   """Runs the exchanges of this program's only replica through a mailbox.
 
-  A mailbox is a folder or a bucket through which replicas exchange messages.
-
   Attributes:
     reuses_states: False: programs without inner steps leave the memory of the
       states alone, so that after an error the same state can be passed again.
