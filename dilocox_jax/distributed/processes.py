@@ -234,7 +234,8 @@ def open_connections(mesh: Mesh) -> None:
   may not be enough later in a run, while one process compiles.
 
   Args:
-    mesh: The mesh. There is a group for each combination of its axes.
+    mesh: The mesh. Each combination of its axes, of those with several devices,
+      has groups.
   """
   # Along an axis of one device nothing is sent.
   names = [name for name in mesh.axis_names if mesh.shape[name] > 1]

@@ -46,10 +46,10 @@ def measure_apply_send(
   apply: Apply,
   num_arrived: int,
 ) -> tuple[FragmentState, Tree, ExchangeResult | None]:
-  """Measures a pseudo-gradient, applies an earlier mean, and then sends.
+  """Measures a pseudo-gradient, perhaps applies a mean, and then sends.
 
-  To send means here only to append the new pseudo-gradient to
-  `state.in_flight`; nothing goes over the link.
+  To send means here only to keep the new pseudo-gradient in `state.in_flight`;
+  nothing goes over the link.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.

@@ -72,7 +72,7 @@ class ClusterProcesses:
 
   @property
   def is_stop_requested(self) -> bool:
-    """Whether a process other than process 0 was asked to stop."""
+    """Whether a process other than process 0 has called `request_stop`."""
     return self._channel.is_marked(_STOP)
 
   def request_stop(self) -> None:

@@ -82,7 +82,7 @@ class StepPrograms:
   def steps(
     self, state: SharedState, batches: Tree
   ) -> tuple[SharedState, StepMetrics]:
-    """Takes `num_steps` steps of data-parallel training.
+    """Takes the data-parallel steps for which there are batches.
 
     The new state reuses the memory of the old one, which must not be read
     again.

@@ -305,7 +305,7 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Measures a fragment's pseudo-gradient, and applies the mean of one of it.
+    """Measures a fragment's pseudo-gradient, and applies a mean to the fragment.
 
     If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
     applied at once. Otherwise the mean in `arrived`, of an earlier one, is
@@ -339,7 +339,7 @@ class WindowProgram:
   ) -> ReplicaState:
     """Puts the new parameters `inner` of the applied fragment into the replica.
 
-    The fragment's correction, if any, is computed anew from `result`.
+    The fragment's correction, if any, changes, too (`OuterStep.correct`).
     """
     group = self._applied_group
     correction = replica.correction
