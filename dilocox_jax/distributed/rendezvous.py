@@ -147,8 +147,8 @@ def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
   until `wait` ends, elsewhere for 10 s at most.
 
   Raises:
-    ValueError: If the address is not HOST:PORT, or the name stays unknown.
     TimeoutError: If the name stays unknown on Kubernetes.
+    ValueError: If it stays unknown elsewhere, or the address is not HOST:PORT.
   """
   # Kubernetes knows the name of a pod only after it has found a node for the
   # pod. So an unknown name there means that process 0 has not started yet.

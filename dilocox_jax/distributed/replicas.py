@@ -164,8 +164,8 @@ class Replicas:
     Args:
       tree: Tree of arrays, which must have the same values in every process; or
         of shapes and dtypes (`jax.ShapeDtypeStruct`), which get shardings.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
     """
 
     def put(axis: int | None, subtree: Tree) -> Tree:
@@ -179,8 +179,8 @@ class Replicas:
     Args:
       tree: Tree of arrays with the same values in every process. Of a
         `LazyArray`, a process reads only the parts for its own devices.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
     """
     return jax.tree.map(put_on, tree, self.state_shardings(tree, axes))
 
@@ -229,8 +229,8 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
 
     Returns:
       A tree with a `jax.ShapeDtypeStruct` for each leaf.
@@ -244,8 +244,8 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
     """
     if self.layout == "stacked":
       return jax.tree.map(lambda _: self._first_device, tree)

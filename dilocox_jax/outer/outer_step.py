@@ -1,9 +1,9 @@
-"""Takes the outer step of a fragment in three parts: measure, exchange, apply.
+"""Takes the outer step of a fragment (a part of the parameters) in three calls.
 
-A fragment is a part of the parameters. On a slow link an outer update lasts for
-several inner steps, so `OuterStep` splits it into three calls at different
-inner steps. The calls are the code of one replica and one fragment. Any optax
-optimizer can take the outer step: its gradient is the averaged pseudo-gradient.
+The calls are measure, exchange and apply, at different inner steps, because on
+a slow link an outer update lasts for several inner steps. They are the code of
+one replica and one fragment. Any optax optimizer can take the outer step: its
+gradient is the averaged pseudo-gradient.
 
 Example in one dimension, with H = 4 steps a round, a delay of tau = 2 steps,
 rule `continue`, outer learning rate 1 and two replicas. The outer parameter is

@@ -1,9 +1,9 @@
-"""Lets the processes of one replica share a mailbox.
+"""Lets the processes of one replica share a mailbox: a folder or a bucket.
 
-A mailbox is a folder or a bucket through which replicas exchange messages. If a
-replica consists of several processes, only its process 0 uses the mailbox, and
-sends the mailbox's answers to the other processes. The answers travel between
-the hosts (`distributed.channel`) and never between the devices.
+Replicas exchange messages through the mailbox. If a replica consists of several
+processes, only its process 0 uses the mailbox, and sends the mailbox's answers
+to the other processes. The answers travel between the hosts
+(`distributed.channel`) and never between the devices.
 
 Before process 0 answers, it may ask the other processes for their parts of an
 array, e.g. to write a snapshot of the shared state:
@@ -48,9 +48,8 @@ _Bounds = list[tuple[int, int]]
 class ClusterProcesses:
   """Connects the processes of a replica that use one mailbox together.
 
-  A mailbox is a folder or a bucket through which replicas exchange. The class
-  implements `mailbox_protocol.replica_processes.ReplicaProcesses` for a replica
-  that consists of several processes.
+  The class implements `mailbox_protocol.replica_processes.ReplicaProcesses` for
+  a replica that consists of several processes.
   """
 
   def __init__(self):

@@ -305,7 +305,7 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Measures a fragment's pseudo-gradient, and applies a mean to the fragment.
+    """Measures a fragment's pseudo-gradient, and applies a mean to it.
 
     If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
     applied at once. Otherwise the mean in `arrived`, of an earlier one, is
