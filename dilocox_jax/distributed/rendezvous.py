@@ -205,6 +205,7 @@ def _names(numbers: Collection[int], count: int) -> str:
   if len(words) == 1:
     return f"process {words[0]} of {count}"
   if len(words) > _MOST_NAMED:
+    # "N others" takes the place of the last name.
     num_others = len(words) - _MOST_NAMED + 1
     words = [*words[: _MOST_NAMED - 1], f"{num_others} others"]
   return f"processes {', '.join(words[:-1])} and {words[-1]} of {count}"

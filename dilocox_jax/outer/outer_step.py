@@ -194,6 +194,7 @@ class OuterStep:
       values, state.exchange, state.params
     )
     retained = averaged.retained
+    # The weighted values were exchanged, but the parameters are not weighted.
     if retained is not None and weight is not None:
       retained = _unweighted(retained, weight)
     result = ExchangeResult(

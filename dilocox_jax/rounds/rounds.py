@@ -504,6 +504,7 @@ class Rounds:
     drift = None
     if applied is not None:
       drift = drift_axes(self.outer.aggregator.is_shared)
+    # If the same fragment is sent and applied, its state is in `applied`.
     has_other = kind.sent_group is not None and not kind.is_same
     sent = axes if has_other else None
     arguments = WindowInput(
