@@ -161,7 +161,8 @@ def _from_message(
 def at_end(function: Callable[[], None]) -> None:
   """Registers a function that `wait_for_end` calls at the end of the run.
 
-  It is only called when all processes have reached the end.
+  It is called only if `jax.distributed` was initialized, and all processes
+  reach the end in time.
   """
   _at_end.append(function)
 

@@ -91,7 +91,7 @@ def _free_in_group(group: pathlib.Path) -> float:
 
 
 def device_bytes(device: Any) -> float:
-  """Returns the bytes of memory of a device that JAX may take.
+  """Returns how many bytes of a device's memory JAX may take in total.
 
   The result is infinity if the device does not tell it.
   """

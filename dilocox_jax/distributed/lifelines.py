@@ -114,7 +114,7 @@ class Lifelines:
         connection.sendall(_GOODBYE)
 
   def _watch_one(self, connection: socket.socket) -> None:
-    """Calls `on_lost` if a process is silent for too long or has gone.
+    """Calls `on_lost` if a connection ends, or is silent beyond its timeout.
 
     The method returns without a call if the process says goodbye.
     """
@@ -130,7 +130,7 @@ class Lifelines:
       self._lost()
 
   def _show_life(self, connection: socket.socket) -> None:
-    """Sends signs of life to process 0, until this process leaves the run."""
+    """Sends signs of life to process 0, until one of the two leaves."""
     with contextlib.suppress(OSError):  # `_watch_one` sees that it has gone.
       while True:
         with self._lock:
@@ -177,8 +177,8 @@ class Lifelines:
   ) -> None:
     """Forwards bytes of process 0 (`outer`) to JAX's client (`inner`).
 
-    If that connection ends or is silent too long in the run, `on_lost` is
-    called.
+    If one of the connections ends in the run, or process 0 is silent for too
+    long, `on_lost` is called.
     """
     _forward(outer, inner, self._is_silence_fine)
     if self._is_watching:

@@ -52,7 +52,7 @@ class LinkCounter:
     self._last_count = self._count()
 
   def new_bytes(self) -> float:
-    """Returns the bytes sent since the last call, at first since the start.
+    """Returns the bytes sent since the last call, or since `__init__` at first.
 
     The result is NaN if the process has no throttled link.
     """

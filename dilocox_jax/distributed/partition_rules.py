@@ -7,8 +7,8 @@ Which devices keep which part of a parameter is decided in one of three ways:
   `PartitionSpec`.
 - The modules have partitioning metadata of NNX or linen, which become such a
   function (`models.custom`).
-- Otherwise the data shards divide the largest dimension of every parameter that
-  is large enough (`Division.largest_dimension_spec`).
+- Otherwise the data shards divide the largest dimension of a parameter that
+  divides evenly, but no short vector (`Division.largest_dimension_spec`).
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from dilocox_jax.trees import Tree, shapes_by_path
 
 # Function from a parameter's path, such as "blocks/up/kernel", and its shape to
 # its partition over the mesh axes "data" and "tensor". If it returns None, the
-# data shards divide the parameter's largest dimension.
+# data shards divide the largest dimension that they can.
 PartitionRule = Callable[[str, tuple[int, ...]], PartitionSpec | None]
 
 _AXES = (DATA_AXIS, TENSOR_AXIS)
@@ -53,8 +53,8 @@ def divide_model(
       `partition` gives to the axis "tensor", and read the same rows of a batch.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
       parameter over the mesh axes "data" and "tensor". If the function returns
-      None, or if `partition` is None, the data shards divide the parameter's
-      largest dimension (`Division.largest_dimension_spec`).
+      None, or if `partition` is None, the data shards divide the largest
+      dimension that they can (`Division.largest_dimension_spec`).
 
   Raises:
     ValueError: If a number of shards is below 1, if the result of `partition`
@@ -77,8 +77,8 @@ def divided_by_rule(
   Args:
     division: Numbers of data shards and of tensor shards.
     shapes: Shape of every parameter, by path.
-    rule: Function from path and shape to a partition; None divides the largest
-      dimension of every parameter.
+    rule: Function from path and shape to a partition. If it is or returns None,
+      `Division.largest_dimension_spec` says what the data shards divide.
 
   Raises:
     ValueError: If the partition of a parameter is no `PartitionSpec` over the
@@ -116,7 +116,7 @@ def divided_by_rule(
 def _checked_spec(
   division: Division, path: str, shape: tuple[int, ...], partition: Any
 ) -> Spec:
-  """Checks a partition, and returns the mesh axes of every dimension.
+  """Returns the mesh axes of every dimension of a parameter.
 
   Raises:
     ValueError: If the partition does not fit the parameter.

@@ -80,7 +80,7 @@ def start(
 
   Raises:
     ValueError: If an argument was neither given nor found, or is wrong.
-    LostProcessError: If not all processes came in time.
+    LostProcessError: If not all processes came in time, or one has gone again.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
   # thread (`rounds.exchange_thread`) would take one of XLA's threads. A process
@@ -234,7 +234,8 @@ def open_connections(mesh: Mesh) -> None:
   may not be enough later in a run, while one process compiles.
 
   Args:
-    mesh: The mesh. There is a group for each combination of its axes.
+    mesh: The mesh. Each combination of its axes, of those with several devices,
+      has groups.
   """
   # Along an axis of one device nothing is sent.
   names = [name for name in mesh.axis_names if mesh.shape[name] > 1]

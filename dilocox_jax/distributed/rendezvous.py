@@ -143,11 +143,12 @@ class _Wait:
 def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
   """Returns the socket addresses of the coordinator's address.
 
-  On Kubernetes, the function waits if the name of a pod is still unknown.
+  While the host's name is unknown, the function tries again: on Kubernetes
+  until `wait` ends, elsewhere for 10 s at most.
 
   Raises:
-    ValueError: If the name of the host is unknown.
-    TimeoutError: If the name of a pod stays unknown until the limit.
+    TimeoutError: If the name stays unknown on Kubernetes.
+    ValueError: If it stays unknown elsewhere, or the address is not HOST:PORT.
   """
   # Kubernetes knows the name of a pod only after it has found a node for the
   # pod. So an unknown name there means that process 0 has not started yet.
@@ -197,12 +198,14 @@ def _greeting(process: Process) -> bytes:
 def _names(numbers: Collection[int], count: int) -> str:
   """Returns words for some processes of a run, at least one.
 
-  Examples: "process 1 of 2", "processes 1, 2 and 9 others of 12".
+  Examples: "process 1 of 2", "processes 1 and 2 of 4". Of more than 8 processes
+  it names 7, e.g. "processes 1, 2, 3, 4, 5, 6, 7 and 4 others of 12".
   """
   words = [str(number) for number in sorted(numbers)]
   if len(words) == 1:
     return f"process {words[0]} of {count}"
   if len(words) > _MOST_NAMED:
+    # "N others" takes the place of the last name.
     num_others = len(words) - _MOST_NAMED + 1
     words = [*words[: _MOST_NAMED - 1], f"{num_others} others"]
   return f"processes {', '.join(words[:-1])} and {words[-1]} of {count}"
@@ -463,8 +466,9 @@ def _greet_until_all_are_there(
 def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
   """Tells process 0 which process this is, and returns the answer.
 
-  The answer is "go" if all processes are there, or the reason why not; "" if
-  none came before the limit, or if the connection broke.
+  The answer is "go" if all processes are there, else the reason for a refusal.
+  The function returns "" if no answer came before the limit, or if the
+  connection broke.
   """
   text = b""
   try:
@@ -487,12 +491,9 @@ def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
 
 
 def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
-  """Raises an error if process 0's answer is a refusal.
+  """Raises ValueError if process 0's answer is a refusal.
 
-  Raises:
-    ValueError: If process 0 is of another run than this process, expects
-      another number of processes, or has a process of this number already.
-    TimeoutError: If process 0 says that a process did not come in time.
+  It raises TimeoutError if the answer is that a process did not come in time.
   """
   if answer == _OTHER_RUN:
     raise ValueError(

@@ -33,7 +33,7 @@ REPLICA_AXIS = "replica"
 # A slice of every axis of an array.
 Slices = tuple[slice, ...]
 # The name of the replica axis if the other replicas of the run are other
-# processes, which exchange through a mailbox (`plan.collectives.MAILBOX`). Code
+# programs, which exchange through a mailbox (`plan.collectives.MAILBOX`). Code
 # that communicates over the axis "replica" then fails, because
 # there is no such axis. With an axis "replica" of length 1, a sum over replicas
 # would silently have only one summand.
@@ -45,15 +45,15 @@ class Replicas:
   """Places values on the devices of replicas, and maps functions over them.
 
   Attributes:
-    num_replicas: Number of replicas, M.
+    num_replicas: Number of replicas in this JAX runtime, M. It is 1 if replicas
+      meet in a mailbox, where each has a runtime of its own.
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has devices of its own).
     division: How a replica is divided among its devices.
     devices: Devices to use; None: all devices of the run's processes, or in the
       layout "stacked" the first device of this process.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
-      or `ALONE_AXIS` if the other replicas are other processes, which exchange
-      through a mailbox (a shared folder or bucket).
+      or `ALONE_AXIS` if they meet in a mailbox (a shared folder or bucket).
   """
 
   num_replicas: int
@@ -164,8 +164,8 @@ class Replicas:
     Args:
       tree: Tree of arrays, which must have the same values in every process; or
         of shapes and dtypes (`jax.ShapeDtypeStruct`), which get shardings.
-      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
-        replicas, None for leaves that all replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
     """
 
     def put(axis: int | None, subtree: Tree) -> Tree:
@@ -179,8 +179,8 @@ class Replicas:
     Args:
       tree: Tree of arrays with the same values in every process. Of a
         `LazyArray`, a process reads only the parts for its own devices.
-      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
-        replicas, None for leaves that all replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
     """
     return jax.tree.map(put_on, tree, self.state_shardings(tree, axes))
 
@@ -229,8 +229,8 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.
-      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
-        replicas, None for leaves that all replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
 
     Returns:
       A tree with a `jax.ShapeDtypeStruct` for each leaf.
@@ -244,8 +244,8 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.
-      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
-        replicas, None for leaves that all replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
+        leaves that all replicas share.
     """
     if self.layout == "stacked":
       return jax.tree.map(lambda _: self._first_device, tree)

@@ -44,13 +44,13 @@ def averaged(
   parameters by about 1 / (power + 2) of the run.
 
   Args:
-    optimizer: Makes the updates. The wrapped optimizer must be the outermost
-      transformation, so that nothing changes its updates afterwards.
+    optimizer: Makes the updates.
     power: 0 or more. 0 gives the plain mean of all parameters; a higher power
       forgets old ones sooner.
 
   Returns:
-    The transformation, with an `AverageState`. Its update needs `params`.
+    The transformation, with an `AverageState`. It must be the outermost one, so
+    that nothing changes its updates afterwards.
 
   Raises:
     ValueError: If `power` is negative. The update raises ValueError if it does
@@ -93,7 +93,7 @@ def schedule_free(
   A schedule-free optimizer takes its steps at z, keeps an average x of all z,
   and measures gradients at y = (1 - b1) z + b1 x. As an outer optimizer it has
   y as the outer parameters, from which replicas begin their rounds. The model
-  to evaluate is x. Without this wrapper the run would evaluate y.
+  to evaluate is x, which this wrapper puts into its state.
 
   Args:
     optimizer: Result of `optax.contrib.schedule_free`, `schedule_free_sgd` or
@@ -101,7 +101,7 @@ def schedule_free(
 
   Returns:
     The transformation, with an `AverageState` whose average is x. It must be
-    the outermost one. Its update needs `params`.
+    the outermost one.
 
   Raises:
     ValueError: If `optimizer` is not schedule-free; `init` raises it. The
@@ -171,10 +171,12 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 
 
 def check_outermost(optimizer: Tree) -> None:
-  """Raises ValueError if an averaging optimizer is inside another one.
+  """Raises ValueError if a run would not find the average in a state.
 
-  It also raises ValueError if `optimizer` is the state of a schedule-free
-  optimizer that is not wrapped in `schedule_free`.
+  That is so if the state, `optimizer`, is
+
+  - a schedule-free optimizer's, without the wrapper `schedule_free`, or
+  - no `AverageState` itself, but contains one, e.g. as a part of a chain.
   """
   require(
     not isinstance(optimizer, ScheduleFreeState),

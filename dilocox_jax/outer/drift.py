@@ -41,7 +41,7 @@ class Drift(NamedTuple):
     own_squared: |sent|^2, where `sent` is the replica's pseudo-gradient as the
       other replicas decode it; 0 or not finite if the replica was left out of
       the mean.
-    apart_squared: |sent - mean|^2, with the mean over the replicas.
+    apart_squared: |sent - mean|^2, with the mean that this replica gets.
     mean_squared: |mean|^2.
     observed: Arrays of the aggregator to record in `metrics.jsonl`, by name.
     is_left_out: Whether a filter left the replica out of the mean. None: there
@@ -100,8 +100,9 @@ class Disagreement(NamedTuple):
 
   Attributes:
     cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
-      product of their norms. None if this mean is not finite (e.g. at most one
-      pseudo-gradient is not zero), or if each replica has a mean of its own.
+      product of their norms. None if there is one replica, if this mean is not
+      finite (e.g. all pseudo-gradients are zero), or if each replica has a mean
+      of its own.
     disagreement: Root mean square, over the replicas, of the distance between a
       replica's pseudo-gradient (as it was sent) and the mean.
     pseudo_gradient_norm: Norm of the mean pseudo-gradient. If each replica has

@@ -1,10 +1,10 @@
 """Tables of which fragment is sent or applied after an inner step.
 
 A fragment is a part of the parameters. It is *sent* when its pseudo-gradient is
-measured, and *applied* when the mean is used. A transform is compiled once for
-all inner steps, so it looks up the fragment by a traced step number. One table
-has the first rounds, which may differ from each other, and one has a round that
-repeats forever.
+measured, and *applied* when the mean is used. The optax transform of an inner
+step (`step_transform`) is compiled once for all steps, so it looks up the
+fragment by a traced step number. One table has the first rounds, which may
+differ from each other, and one has a round that repeats forever.
 """
 
 import dataclasses

@@ -46,21 +46,22 @@ def measure_apply_send(
   apply: Apply,
   num_arrived: int,
 ) -> tuple[FragmentState, Tree, ExchangeResult | None]:
-  """Measures a pseudo-gradient, applies an earlier mean, and then sends.
+  """Measures a pseudo-gradient, perhaps applies a mean, and then sends.
 
-  To send means here only to append the new pseudo-gradient to
-  `state.in_flight`; nothing goes over the link.
+  To send means here only to keep the new pseudo-gradient in `state.in_flight`;
+  nothing goes over the link.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     state: State of the fragment.
     inner: The replica's own parameters of the fragment.
-    in_flight: Pseudo-gradients of the fragment in flight, the oldest first,
-      including the one that is applied now.
+    in_flight: Pseudo-gradients of the fragment in flight before this call, the
+      oldest first. If `apply` applies the mean of one of these, it is included.
     apply: Called after measuring; for example the result of `apply_arrived`,
       `exchange_at_once` or `apply_nothing_yet`.
-    num_arrived: How many of the oldest pseudo-gradients to drop: 1 if `apply`
-      applies a mean, or if the oldest is a placeholder of zeros; otherwise 0.
+    num_arrived: How many to drop of `in_flight` and the new one, the oldest
+      first: 1 if `apply` applies a mean, or if the oldest is a placeholder of
+      zeros; otherwise 0.
 
   Returns:
     The new state; the replica's new parameters of the fragment; the result that
@@ -111,11 +112,11 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
 
 
 def apply_nothing_yet(outer: OuterStep) -> Apply:
-  """Returns the argument `apply` of `measure_apply_send` before a mean arrives.
+  """Returns an `apply` of `measure_apply_send` for a send without a mean.
 
   The function changes nothing, except under a rule that applies at the first
-  send (`ApplyRule.applies_at_first_send`): it then applies a mean of zeros, so
-  only the new pseudo-gradient changes the parameters.
+  send (`ApplyRule.applies_at_first_send`): there it takes the outer step with a
+  mean of zeros, so only the new pseudo-gradient changes the parameters.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:

@@ -118,8 +118,8 @@ class FragmentView:
 
     Returns:
       The number of a slice (int32 scalar), or the numbers of a fragment's
-      layers, [K] int32, filled up with the number of all layers. None for all
-      other fragments.
+      layers, [K] int32, filled up with `num_layers`, the number of no layer.
+      None for all other fragments.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)

@@ -1,9 +1,9 @@
-"""Takes the outer step of a fragment in three parts: measure, exchange, apply.
+"""Takes the outer step of a fragment (a part of the parameters) in three calls.
 
-A fragment is a part of the parameters. On a slow link an outer update lasts for
-several inner steps, so `OuterStep` splits it into three calls at different
-inner steps. The calls are the code of one replica and one fragment. Any optax
-optimizer can take the outer step: its gradient is the averaged pseudo-gradient.
+The calls are measure, exchange and apply, at different inner steps, because on
+a slow link an outer update lasts for several inner steps. They are the code of
+one replica and one fragment. Any optax optimizer can take the outer step: its
+gradient is the averaged pseudo-gradient.
 
 Example in one dimension, with H = 4 steps a round, a delay of tau = 2 steps,
 rule `continue`, outer learning rate 1 and two replicas. The outer parameter is
@@ -47,7 +47,8 @@ class FragmentState(NamedTuple):
     optimizer: State of the outer optimizer, shared like `params`.
     exchange: State of the aggregator, e.g. residuals of error feedback.
     in_flight: This replica's pseudo-gradients that were sent and whose mean is
-      not applied yet, the oldest first.
+      not applied yet, the oldest first. In a `StepState` there are also zeros,
+      and one that was applied already may stay until the next send.
   """
 
   params: Tree
@@ -60,7 +61,7 @@ class FragmentState(NamedTuple):
 class OuterStep:
   """Takes the outer step of a fragment: `measure`, `exchange`, `apply`.
 
-  The methods are the code of one replica, and use collectives over the axis
+  The methods are the code of one replica, and may use collectives over the axis
   `axis_name`. A fragment is a part of the parameters. A replica whose
   pseudo-gradient is not finite is left out of the mean.
 
@@ -193,6 +194,7 @@ class OuterStep:
       values, state.exchange, state.params
     )
     retained = averaged.retained
+    # The weighted values were exchanged, but the parameters are not weighted.
     if retained is not None and weight is not None:
       retained = _unweighted(retained, weight)
     result = ExchangeResult(
@@ -258,7 +260,8 @@ class OuterStep:
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
     """Returns the new correction, which is added after each inner step.
 
-    If this replica is not in the mean, its correction stays as it was.
+    If this replica is not in the mean, or has sent only zeros, its correction
+    stays as it was.
 
     Args:
       correction: The correction before, a tree like the fragment.

@@ -19,7 +19,7 @@ class ExchangeResult(NamedTuple):
   """Result of averaging the pseudo-gradients of one fragment, for one replica.
 
   Attributes:
-    mean: Mean pseudo-gradient of the replicas.
+    mean: Mean pseudo-gradient of the replicas, or of a pair if pairs exchange.
     own: Pseudo-gradient of this replica, as it was measured.
     sent: Pseudo-gradient of this replica, as the other replicas decode it, e.g.
       after rounding by a codec. It is zeros or not finite if the replica was
@@ -116,8 +116,8 @@ def reset_rule(method: Method, axis_name: str) -> ApplyRule:
   H), in one of the two ways in which that paper can be read.
 
   Args:
-    method: Schedule and rule; not read.
-    axis_name: Axis over which replicas are mapped; not read.
+    method: Not read.
+    axis_name: Not read.
   """
   del method, axis_name
   return ApplyRule()
@@ -148,7 +148,7 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
 
   Args:
     method: Its schedule tells whether tau is 0.
-    axis_name: Axis over which replicas are mapped; not read.
+    axis_name: Not read.
   """
   if not method.schedule.overlap_steps:
     return reset_rule(method, axis_name)
@@ -176,7 +176,7 @@ def mix_rule(method: Method, axis_name: str) -> ApplyRule:
   Args:
     method: Its `mixing_alpha` is alpha, the weight of a replica's own
       parameters, from 0 to 1.
-    axis_name: Axis over which replicas are mapped; not read.
+    axis_name: Not read.
   """
   del axis_name
   alpha = method.mixing_alpha
@@ -202,7 +202,7 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
   Source: Kale et al., 2025, arXiv 2502.12996.
 
   Args:
-    method: Schedule and rule; not read.
+    method: Not read.
     axis_name: Axis over which replicas are mapped.
   """
   del method

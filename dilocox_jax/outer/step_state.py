@@ -79,8 +79,9 @@ def outer_params(state: Tree, params: Tree) -> Tree:
 
   Returns:
     A tree like `params`, with a replica axis if they have one. Replicas have
-    equal values, except under the rule "eager" or if pairs exchange. Leaves
-    that the transform does not train are copied from `params`.
+    equal values, unless the method gives each its own outer parameters, as the
+    rule "eager" and exchanges in pairs do. Leaves that the transform does not
+    train are copied from `params`.
 
   Raises:
     ValueError: If `state` contains no state of a transform of this package.

@@ -178,7 +178,7 @@ class _FragmentEvents:
     moves: Moves,
     fragments: tuple[FragmentState, ...],
   ) -> Operand:
-    """Sends and applies the fragments that are due after an inner step.
+    """Sends and applies fragments after an inner step, as the tables say.
 
     Args:
       step: Number of inner steps done, including this one.
@@ -214,6 +214,7 @@ class _FragmentEvents:
       # A fragment may be empty: a tree of one number, cut into two slices,
       # leaves no value for the second slice.
       branches.append(change if has_values(state.params) else _unchanged)
+    # Branch 0 changes nothing, so the branch of a group is its number + 1.
     index = jnp.where(number >= 0, jnp.asarray(self.groups)[number] + 1, 0)
     branches = [_varying_like_operand(branch) for branch in branches]
     return jax.lax.switch(index, branches, operand)

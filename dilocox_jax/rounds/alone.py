@@ -1,7 +1,7 @@
 """Refuses collectives between replicas that are separate programs.
 
 Replicas that exchange through a store (a folder or a bucket) are separate
-processes without a common JAX runtime, so a collective over the axis "replica"
+programs without a common JAX runtime, so a collective over the axis "replica"
 cannot reach the other replicas. On an axis of length 1 it would return its own
 argument, and the run would silently train by another method. So such a replica
 is mapped over an axis with another name (`ALONE_AXIS`). JAX then raises a
@@ -35,7 +35,7 @@ def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
 
   Raises:
     ValueError: If the code uses the replica axis although the other replicas
-      are other processes that meet in a store (a folder or a bucket).
+      are other programs that meet in a store (a folder or a bucket).
   """
   try:
     yield

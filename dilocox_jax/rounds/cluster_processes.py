@@ -1,8 +1,8 @@
-"""Lets the processes of one replica share a mailbox.
+"""Lets the processes of one replica share a mailbox: a folder or a bucket.
 
-A mailbox is a folder or a bucket through which replicas exchange messages. If a
-replica consists of several processes, only its process 0 uses the mailbox, and
-sends its answer to the other processes. The answers travel between the hosts
+Replicas exchange messages through the mailbox. If a replica consists of several
+processes, only its process 0 uses the mailbox, and sends the mailbox's answers
+to the other processes. The answers travel between the hosts
 (`distributed.channel`) and never between the devices.
 
 Before process 0 answers, it may ask the other processes for their parts of an
@@ -48,9 +48,8 @@ _Bounds = list[tuple[int, int]]
 class ClusterProcesses:
   """Connects the processes of a replica that use one mailbox together.
 
-  A mailbox is a folder or a bucket through which replicas exchange. The class
-  implements `mailbox_protocol.replica_processes.ReplicaProcesses` for a replica
-  that consists of several processes.
+  The class implements `mailbox_protocol.replica_processes.ReplicaProcesses` for
+  a replica that consists of several processes.
   """
 
   def __init__(self):
@@ -72,11 +71,14 @@ class ClusterProcesses:
 
   @property
   def is_stop_requested(self) -> bool:
-    """Whether a process other than process 0 was asked to stop."""
+    """Whether a process other than process 0 has called `request_stop`."""
     return self._channel.is_marked(_STOP)
 
   def request_stop(self) -> None:
-    """Outside process 0, tells it that this process was asked to stop."""
+    """Tells process 0 that this process was asked to stop.
+
+    In process 0 the method does nothing.
+    """
     if not self.is_main:
       self._channel.mark(_STOP)
 
@@ -164,13 +166,12 @@ class ClusterProcesses:
     """Wraps arrays so that process 0 can read them as a whole.
 
     Args:
-      arrays: Arrays that are divided among the devices of all processes. They
-        must be those that the argument `shared` of `from_main` returns, in the
-        same order.
+      arrays: Arrays on the devices of all processes. They must be those that
+        the argument `shared` of `from_main` returns, in the same order.
 
     Returns:
-      A `CollectedArray` for each array. Only process 0 may read it, and only
-      inside `from_main`.
+      A `CollectedArray` for each array. Only process 0 may read it, and only in
+      the function `ask` that it passes to `from_main`.
     """
     return [
       CollectedArray(array, functools.partial(self._collect, number, array))

@@ -82,7 +82,7 @@ class StepPrograms:
   def steps(
     self, state: SharedState, batches: Tree
   ) -> tuple[SharedState, StepMetrics]:
-    """Takes one step of data-parallel training for each batch.
+    """Takes the data-parallel steps for which there are batches.
 
     The new state reuses the memory of the old one, which must not be read
     again.
@@ -103,7 +103,7 @@ class StepPrograms:
   def compiled(self):
     """The jitted program (state, batches, frozen) -> (state, metrics).
 
-    It takes a step for each batch, and reuses the memory of the state.
+    It takes the steps of the method `steps`, and reuses the state's memory.
     """
 
     def replica_program(

@@ -1,9 +1,9 @@
 """Compiles the averaging of a pseudo-gradient as a program of its own.
 
-Usually one program runs inner steps and an exchange, and applies its mean. If
-the exchange is a program of its own instead, the results have the same bits,
-except on CPUs with a fused multiply-add: there they differ by about 1e-7
-relative.
+Usually one program runs inner steps and an exchange, and applies the mean that
+the exchange has computed. If the exchange is a program of its own instead, the
+results have the same bits, except on CPUs with a fused multiply-add: there they
+differ by about 1e-7 relative.
 """
 
 from collections.abc import Callable
@@ -64,9 +64,10 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
 def divided_arrived(
   replicas: Replicas, result: ExchangeResult, exchange: Tree
 ) -> Arrived:
-  """Divides an exchange's result and new state among a replica's devices.
+  """Divides the result of an exchange among the devices of a replica.
 
-  The arrays in `result.observed`, which are only recorded, are not divided.
+  `exchange`, the aggregator's new state, is divided, too. The arrays in
+  `result.observed`, which are only recorded, are not.
   """
   trees = replicas.divided(result._replace(observed={}))
   result = trees._replace(observed=result.observed)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and records waits after the end of the inner steps."""
+  """Waits for exchanges, and records when it waited after the inner steps."""
 
   def __init__(self):
     """Starts with an empty record."""
@@ -83,7 +83,7 @@ def beside_steps(
 
 
 class InThread:
-  """Dispatches exchanges in a second thread, where inner steps can hide them.
+  """Dispatches an exchange in a second thread if inner steps can hide it.
 
   Attributes:
     splits_windows: False: a window (some inner steps, then perhaps an apply and
@@ -118,7 +118,7 @@ class InThread:
 
     - if the window has no earlier pseudo-gradient to average,
     - if it has no inner steps, or
-    - if replicas may take different numbers of steps.
+    - if replicas may have different numbers of steps or different weights.
 
     Args:
       work: The window, and the arguments of its program.

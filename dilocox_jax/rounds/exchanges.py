@@ -49,7 +49,8 @@ class LocalExchange:
 
   Attributes:
     aggregator: Averages over the axis of the replicas.
-    in_thread: Whether a second thread dispatches the exchanges.
+    in_thread: Whether a second thread dispatches the exchanges that inner steps
+      can hide.
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -63,8 +64,8 @@ class LocalExchange:
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that decides how exchanges run.
 
-    A second thread dispatches them if `in_thread` is True; otherwise they are
-    parts of other compiled programs (`InProgram`).
+    It is an `InThread` (a second thread) if `in_thread` is True, and otherwise
+    an `InProgram` (exchanges are parts of other compiled programs).
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -80,8 +81,8 @@ class MailboxExchange:
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
     client: Client of the mailbox. It also counts the exchanges that are done.
-    is_in_rows: Whether messages do not depend on how a replica is divided among
-      devices.
+    is_in_rows: Whether a message is the same, however a replica is divided
+      among devices.
     axis_name: Axis over which the one replica is mapped.
   """
 
@@ -145,12 +146,12 @@ def mailbox(
   values of the state, by which replicas compare their states, and then the
   arrays of the codec. If messages are cut into slices, so that each replica
   averages one slice (`MailboxRules.shares`), each slice has 160 bytes and the
-  random sums instead.
+  random sums, and the 120 bytes and the codes of 32 bytes are left out.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
       `mailbox_protocol.store.Store`.
-    name: Name of this replica. Each replica of the run needs another name.
+    name: Name of this replica. No other replica of the run may have it.
     secret: Path of the file with the secret that all replicas share, or the
       secret as bytes.
     codec: Codec that encodes the pseudo-gradients, or the codec as text, e.g.

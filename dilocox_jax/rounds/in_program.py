@@ -17,8 +17,8 @@ from dilocox_jax.rounds.window import InnerProgress
 class InProgram:
   """Leaves each exchange to the compiled program that applies its mean.
 
-  That program also takes the inner steps if there is a link: XLA overlaps
-  transfers with steps on TPUs and GPUs.
+  Unless `splits_windows` is True, that program also takes the window's inner
+  steps: on TPUs and GPUs, XLA overlaps them with the transfers.
 
   Attributes:
     replicas: Number of replicas, and their devices.
@@ -34,7 +34,8 @@ class InProgram:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if all replicas are on one device, or if there is only one replica.
+    They are if all replicas are on one device, or if there is only one replica:
+    then no transfer between replicas could overlap with the steps.
     """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1

@@ -50,8 +50,8 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
       moved on to the `step` of the result.
 
   Returns:
-    The state of this replica. Its `step` is 0 at the start of a run, and more
-    if the other replicas have begun already.
+    The state of this replica. Its `step` is 0 at the start of a run, and
+    usually more if the other replicas have begun already.
 
   Raises:
     ValueError: If the rounds have no mailbox, or `Rounds.init` raises it.
@@ -73,14 +73,14 @@ def join(
 
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).
-    state: The first state (`Rounds.init`). A call that returns has reused its
-      memory; a call that raises has not.
+    state: The first state (`Rounds.init`). Its memory may be reused by a call
+      that returns, but not by a call that raises.
     last_step: Number of inner steps of the whole run; None: the run has no end.
 
   Returns:
     The state of this replica. Its `step` is the number of inner steps of the
-    schedule that count as done. If the run has ended already, this is the state
-    after its last exchange.
+    schedule that count as done. If the schedule has ended already, the result
+    is the state after the schedule's last exchange.
 
   Raises:
     ReplicaStaleError: If the other replicas have deleted messages that this
@@ -100,6 +100,7 @@ def join(
   if snapshot is not None:
     state = _from_snapshot(rounds, state, snapshot, walk.in_flight)
   while walk.window is not None:
+    # This replica's first message comes after all that is in flight now.
     can_begin = walk.window.num_steps > 0
     if can_begin and client.take_part(sum(walk.in_flight)):
       break
@@ -175,8 +176,8 @@ def skip_windows(
   """Runs the measurements and applies of windows, but not their inner steps.
 
   A replica that has fallen behind follows the other replicas in this way. If
-  they have agreed on a mean without its pseudo-gradient, the pseudo-gradient is
-  treated like a message that came too late.
+  the others have agreed on a mean without this replica's pseudo-gradient, the
+  pseudo-gradient is treated like a message that came too late.
 
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).

@@ -68,11 +68,9 @@ class Due(NamedTuple):
 class MailboxRuntime:
   """Runs the exchanges of this program's only replica through a mailbox.
 
-  A mailbox is a folder or a bucket through which replicas exchange messages.
-
   Attributes:
-    reuses_states: False: a snapshot of the states may be written while later
-      programs run, so these may not reuse the memory of the states.
+    reuses_states: False: programs without inner steps leave the memory of the
+      states alone, so that after an error the same state can be passed again.
     waits_for_exchanges: True: the host waits for the messages.
     client: Sends this replica's messages, and returns those that all replicas
       average. It also counts the exchanges so far.
@@ -154,7 +152,7 @@ class MailboxRuntime:
     return replicas.layout == "mesh" and replicas.mesh.is_multi_process
 
   def _take_due(self, work: WindowWork) -> Due | None:
-    """Returns the exchange whose mean a window applies, if there is one."""
+    """Returns the exchange whose mean a window applies; None if none is."""
     if work.window.applied is None:
       return None
     fragment = work.window.applied.fragment
@@ -176,10 +174,10 @@ class MailboxRuntime:
   def _exchange_between_programs(
     self, due: Due, take_steps: Callable[[], InnerProgress]
   ) -> tuple[InnerProgress, Arrived]:
-    """Runs an exchange if the replica's devices belong to several processes.
+    """Runs an exchange and inner steps of a replica of several processes.
 
-    The method returns the replica after the inner steps, and the exchange's
-    result.
+    The first message travels during the inner steps, the others after them. The
+    method returns the replica after the inner steps, and the exchange's result.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
     leaving, result = self._run_stage(due, ())

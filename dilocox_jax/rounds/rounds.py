@@ -1,4 +1,4 @@
-"""Runs rounds, which consist of inner and outer steps, for all replicas.
+"""Runs rounds of inner and outer steps for the replicas of a JAX runtime.
 
 A round consists of *windows*: some inner steps, and then perhaps an *apply*, a
 *send* or both. A send measures the pseudo-gradient of a fragment (a part of the
@@ -64,7 +64,7 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Rounds:
-  """Runs the rounds of a method for all replicas: inner and outer steps.
+  """Runs inner and outer steps for all replicas in this JAX runtime.
 
   A round consists of windows: some inner steps each, then perhaps an apply of a
   mean and a send, which measures the pseudo-gradient of a fragment (a part of
@@ -203,7 +203,7 @@ class Rounds:
   def flush(
     self, state: RoundState, participation: RoundParticipation | None = None
   ) -> tuple[RoundState, list[Drift]]:
-    """Averages and applies all progress that is not in the outer parameters.
+    """Averages and applies progress that is not in the outer parameters yet.
 
     Call it at the end of a run. The progress is in the pseudo-gradients in
     flight, or was not measured yet.
@@ -474,7 +474,7 @@ class Rounds:
 
     Raises:
       ValueError: If a step uses the replica axis although the other replicas
-        are other processes that meet in a store (a folder or a bucket), or if
+        are other programs that meet in a store (a folder or a bucket), or if
         `OuterStep.apply` refuses `keep_unsent`.
     """
     self.states.check_outer(params)
@@ -504,6 +504,7 @@ class Rounds:
     drift = None
     if applied is not None:
       drift = drift_axes(self.outer.aggregator.is_shared)
+    # If the same fragment is sent and applied, its state is in `applied`.
     has_other = kind.sent_group is not None and not kind.is_same
     sent = axes if has_other else None
     arguments = WindowInput(
@@ -582,7 +583,10 @@ class Rounds:
     sent_index = None
     if window.applied:
       state = state_of(window.applied.fragment)
+      # If nothing is in flight, the window measures what it applies (tau = 0).
       due, *newer = state.in_flight or (None,)
+      # The newer ones are read if the window measures the fragment itself, or
+      # if the window before it has just measured the newest one.
       if not window.is_same and not window.follows_send:
         newer = ()
       applied = state._replace(in_flight=tuple(newer))

@@ -1,8 +1,9 @@
 """Runtimes: three ways to run an exchange beside inner steps.
 
 A window is some inner steps, then perhaps an apply of a mean and a send, which
-only measures a pseudo-gradient. Its exchange averages the pseudo-gradient whose
-mean it applies. There are three runtimes, each a class in its own file:
+only measures a pseudo-gradient. The exchange of a window computes the mean that
+the window applies: it averages one pseudo-gradient of each replica. There are
+three runtimes, each a class in its own file:
 
     in_program        The program of the window also runs the exchange.
     exchange_thread   A second thread runs the exchange.
@@ -45,8 +46,8 @@ class Runtime(Protocol):
   """Interface of the objects that decide how exchanges run.
 
   A window is some inner steps, then perhaps an apply of a mean and a send,
-  which only measures a pseudo-gradient. Its exchange averages the
-  pseudo-gradient whose mean it applies.
+  which only measures a pseudo-gradient. The exchange of a window computes the
+  mean that the window applies.
   """
 
   @property

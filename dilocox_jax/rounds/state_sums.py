@@ -1,4 +1,4 @@
-"""Computes the fingerprint (a few random sums) of a state on its devices.
+"""Computes the fingerprint (a few random sums) of a state, on the devices.
 
 Replicas compare the fingerprints of the state that they share, to find out
 whether they still agree (`reference.fingerprint`). The devices multiply each

@@ -1,4 +1,4 @@
-"""Makes and changes the training state of all replicas.
+"""Makes and changes the training state of all replicas in this JAX runtime.
 
 Every fragment (a part of the parameters) has an outer state of its own, so a
 program that measures or applies a fragment gets only this fragment's state.
@@ -32,7 +32,7 @@ from dilocox_jax.trees import Array, Index, Tree, has_values, shardings_of
 
 
 class RoundState(NamedTuple):
-  """The whole training state of all replicas.
+  """The whole training state of all replicas in this JAX runtime.
 
   Attributes:
     replica: Parameters and inner optimizer states, leaves [M, ...].
@@ -47,7 +47,7 @@ class RoundState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundStates:
-  """Makes and changes the states of all replicas.
+  """Makes and changes the states of all replicas in this JAX runtime.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -114,7 +114,7 @@ class RoundStates:
 
     Raises:
       ValueError: If the outer step uses the replica axis although the other
-        replicas are other processes that meet in a store (a folder or a
+        replicas are other programs that meet in a store (a folder or a
         bucket), or if `OuterStep.apply` refuses `keep_unsent`.
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)

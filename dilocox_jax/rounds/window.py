@@ -78,9 +78,10 @@ class InnerProgress(NamedTuple):
 
   Attributes:
     replica: Parameters and inner optimizer of the replica.
-    step: Number of batches read so far, which is also the index of the next
-      batch in `WindowInput.batches` (int32 scalar).
-    metrics: Metrics of the steps so far, then zeros for the steps to come.
+    step: Number of batches read since the call of `Rounds.run`, in all of its
+      windows so far. The next step reads the batch of this index (int32
+      scalar).
+    metrics: Metrics of these steps, then zeros for the steps to come.
   """
 
   replica: ReplicaState
@@ -137,8 +138,9 @@ class WindowInput(NamedTuple):
 
   Attributes:
     progress: The replica before the window, an `InnerProgress`.
-    batches: Batches of the round, leaves [n, ...]. The window begins with batch
-      `progress.step`. None if there are no inner steps.
+    batches: Batches of all windows of a call of `Rounds.run`, leaves [n, ...].
+      This window begins with batch `progress.step`. None if there are no inner
+      steps.
     num_steps: Number of inner steps of the window, int32 scalar.
     applied: `FragmentState` of the fragment that is applied, without the
       pseudo-gradient `due` and without parts that the window does not read;
@@ -205,8 +207,9 @@ class WindowProgram:
   ]:
     """Runs the inner steps, the exchange, the apply and the send of the window.
 
-    The exchange averages a pseudo-gradient over replicas, and the apply applies
-    the mean. The send only measures a new pseudo-gradient.
+    The exchange averages a pseudo-gradient over replicas, unless
+    `given.arrived` has the result already, and the apply applies the mean. The
+    send only measures a new pseudo-gradient, and keeps it in flight.
 
     Args:
       given: The replica, its batches, and the states of the fragments.
@@ -271,7 +274,7 @@ class WindowProgram:
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
-    """Returns the function that takes inner steps; no-op if there are none."""
+    """Returns the function that takes the window's inner steps, if any."""
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -302,11 +305,12 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Measures the pseudo-gradient of a fragment, and applies a mean of it.
+    """Measures a fragment's pseudo-gradient, and applies a mean to it.
 
     If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
-    applied at once. The method returns the new replica, the fragment's new
-    state, and the norms of its pseudo-gradients.
+    applied at once. Otherwise the mean in `arrived`, of an earlier one, is
+    applied. The method returns the new replica, the fragment's new state, and
+    the norms of its pseudo-gradients.
     """
     group = self._applied_group
     index = given.indices[0]
@@ -320,7 +324,7 @@ class WindowProgram:
       self.view.extract(replica.params, group, index),
       in_flight=(*due, *given.applied.in_flight),
       apply=apply,
-      num_arrived=1,
+      num_arrived=1,  # The one whose mean is applied is in flight no longer.
     )
     assert result is not None, "an exchange is applied"
     replica = self._with_applied(replica, index, inner, result)
@@ -335,7 +339,7 @@ class WindowProgram:
   ) -> ReplicaState:
     """Puts the new parameters `inner` of the applied fragment into the replica.
 
-    The fragment's correction, if any, is computed anew from `result`.
+    The fragment's correction, if any, changes, too (`OuterStep.correct`).
     """
     group = self._applied_group
     correction = replica.correction
@@ -468,7 +472,8 @@ def exchange_behind_steps(
     ValueError: If the exchange has fewer turns (messages that come one after
       the other) than `stretch_ends` has entries.
   """
-  ends: tuple[int, ...] = (PARTS,)  # All steps hide the first turn.
+  # In 1024ths of the steps. By default all steps hide the first turn.
+  ends: tuple[int, ...] = (PARTS,)
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
     ends = outer.aggregator.stretch_ends(state.params)
   exchange = outer.exchange_coroutine(state, pseudo_gradient, weight)
