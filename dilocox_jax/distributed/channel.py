@@ -104,7 +104,13 @@ class Channel:
     content = array.reshape(-1).view(np.uint8)
     for start in range(0, len(content), PIECE_BYTES):
       piece = np.frombuffer(self.receive(sender), np.uint8)
-      content[start : start + PIECE_BYTES] = piece
+      expected = content[start : start + PIECE_BYTES]
+      # NumPy would spread a piece of one byte over all of them.
+      if piece.shape != expected.shape:
+        raise ValueError(
+          f"process {sender} sent {len(piece)} bytes instead of {len(expected)}"
+        )
+      expected[:] = piece
     return array
 
   def mark(self, name: str) -> None:
