@@ -7,7 +7,7 @@ import dataclasses
 import math
 import pathlib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -40,10 +40,13 @@ class Table(NamedTuple):
   Attributes:
     header: Names of the columns.
     rows: Cells of each row.
+    left: Indices of the columns of text, which a narrow terminal folds; all
+      others are numbers.
   """
 
   header: Sequence[str]
   rows: Sequence[Sequence[str]]
+  left: Collection[int] = (0,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +154,15 @@ def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
   print(textwrap.fill(_summary(found), 80))
   for title, table in tables.items():
     if table.rows:
-      console.print(terminal_table(table.header, table.rows, title=title))
+      console.print(
+        terminal_table(
+          table.header,
+          table.rows,
+          table.left,
+          collapse_padding=True,
+          title=title,
+        )
+      )
   for sentence in sentences:
     print(
       textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ")
@@ -276,7 +287,8 @@ def _rate_table(pairs: Sequence[TunedPair]) -> Table:
           f"{batch.refined:.4f}",
         ]
       )
-  return Table(header, rows)
+  # Only the rates that were tried may be folded: they have no bound.
+  return Table(header, rows, left=(header.index("of"),))
 
 
 def _verdict(found: Answer) -> str:
