@@ -4,12 +4,14 @@ For replicas that meet in a mailbox (a folder or bucket),
 `mailbox_protocol.manifest` has a similar rule.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from dilocox_jax.aggregator import Aggregator
-from dilocox_jax.checks import require
+from dilocox_jax.checks import require, within_limits
 from dilocox_jax.coroutines import Coroutine, as_function
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.overlap import PARTS
@@ -32,11 +34,13 @@ def norm_filter(
 
   Args:
     aggregator: The aggregator to wrap, e.g. `dilocox_jax.exchange()`.
-    max_norm_ratio: Largest allowed norm, as a multiple of the usual norm.
+    max_norm_ratio: Largest allowed norm, as a multiple of the usual norm. It
+      must be finite and above 1.
     axis_name: Name of the axis over which replicas are mapped.
 
   Raises:
-    ValueError: If `aggregator` is not an `Aggregator`.
+    ValueError: If `aggregator` is not an `Aggregator`, or if `max_norm_ratio`
+      is not a finite number above 1.
   """
   require(
     isinstance(aggregator, Aggregator),
@@ -44,6 +48,7 @@ def norm_filter(
     "dilocox_jax.exchange(); replicas that meet in a store have "
     "MailboxRules(max_norm_ratio=...)",
   )
+  within_limits("max_norm_ratio", max_norm_ratio, above=1, below=math.inf)
   ends = aggregator.stretch_ends or (lambda params: (PARTS,))
 
   def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:

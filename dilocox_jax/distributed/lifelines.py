@@ -49,8 +49,15 @@ _MOST_BYTES = 2**20  # Read at once by a relay.
 # with a message of its own: its work may fail because of the loss, or it may
 # have been asked to stop.
 _OWN_WORDS_S = 1.0
-# The other machine counts as gone if it has answered nothing for 25 s.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# The other machine counts as gone if it has answered nothing for 25 s. The
+# first three options are for a connection on which nothing was sent. Bytes that
+# were sent and not confirmed turn them off, and the last one (ms) counts.
+_UNANSWERED = {
+  "TCP_KEEPIDLE": 10,
+  "TCP_KEEPINTVL": 5,
+  "TCP_KEEPCNT": 3,
+  "TCP_USER_TIMEOUT": 25_000,
+}
 
 
 class Lifelines:
@@ -82,7 +89,7 @@ class Lifelines:
       # Process 0 is watched by the relay. Its service answers even while its
       # interpreter is busy.
       connection.settimeout(_FROZEN_S if number else None)
-      _check_when_idle(connection)
+      _end_if_unanswered(connection)
       self._connections.append(connection)
       in_thread(self._watch_one, connection)
       if number == 0:
@@ -158,7 +165,7 @@ class Lifelines:
       outer.settimeout(_MAIN_FROZEN_S)
       for connection in (inner, outer):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-      _check_when_idle(outer)
+      _end_if_unanswered(outer)
       for forward in (self._forward_to_main, self._forward_from_main):
         in_thread(forward, inner, outer)
 
@@ -232,10 +239,10 @@ def _forward(
         return False
 
 
-def _check_when_idle(connection: socket.socket) -> None:
+def _end_if_unanswered(connection: socket.socket) -> None:
   """Lets the operating system end a connection whose other end is gone."""
   connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-  for name, value in _KEEPALIVE.items():
+  for name, value in _UNANSWERED.items():
     option = getattr(socket, name, None)  # Not all systems have them.
     if option is not None:
       connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -260,8 +260,8 @@ class OuterStep:
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
     """Returns the new correction, which is added after each inner step.
 
-    If this replica is not in the mean, or has sent only zeros, its correction
-    stays as it was.
+    If this replica is not in the mean, its correction stays as it was. Without
+    a filter, a replica that has sent only zeros counts as not in the mean.
 
     Args:
       correction: The correction before, a tree like the fragment.
@@ -270,7 +270,12 @@ class OuterStep:
     assert self.rule.correct is not None, "the rule corrects nothing"
     # Without this replica, the mean does not say how far it is from the others.
     norm = squared_norm(result.sent)
-    is_in_mean = jnp.isfinite(norm) & (norm > 0)
+    if result.is_left_out is None:
+      # Zeros may come from a replica whose message is not in the mean
+      # (`ExchangeResult.sent`), so one that has learned nothing counts as such.
+      is_in_mean = jnp.isfinite(norm) & (norm > 0)
+    else:
+      is_in_mean = jnp.isfinite(norm) & ~result.is_left_out
     return jax.tree.map(
       lambda new, old: jnp.where(is_in_mean, new, old).astype(old.dtype),
       self.rule.correct(correction, result),

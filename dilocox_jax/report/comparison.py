@@ -10,8 +10,10 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
+from rich.table import Table
 
 from dilocox_jax.checks import require
 from dilocox_jax.metrics.lines import (
@@ -43,7 +45,24 @@ _READING = (
 # Columns of a table of settings, and of a table of runs (`tables.CELLS`).
 _OF_SETTINGS = ("run", "loss", "gap", "to", "sent bytes", "fewer bytes")
 _OF_RUNS = ("run", "loss", "gap", "sent bytes", "fewer bytes", "steps")
+_TEXTS = ("run", "to")  # Columns of text; all others have numbers.
 _HOURS = "hours_"  # Start of the file name of a clock's picture.
+
+
+class Section(NamedTuple):
+  """A table of settings, with what is around it.
+
+  Attributes:
+    title: Title of the table.
+    rows: Cells of each row.
+    note: Text below the table, in Markdown.
+    names: Name of the setting of each row.
+  """
+
+  title: str
+  rows: CellRows
+  note: str
+  names: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +104,17 @@ class Page:
         equal_settings.append(setting)
     return dataclasses.replace(self.frame, settings=equal_settings)
 
-  def sections(self) -> Iterator[tuple[str, CellRows, str]]:
-    """Yields the title, the rows and the note (in Markdown) of each table.
+  def sections(self) -> Iterator[Section]:
+    """Yields the tables.
 
     The first table compares settings at equal tokens. Then each clock (a
     simulated cluster) has a table of times. The last one has the settings with
     other numbers of tokens, if there are any.
     """
     frame = self.equal
-    rows = tables.table(frame, self.columns)
-    yield "At equal tokens", tables.without_empty_columns(rows), _READING
+    names = [setting.name for setting in frame.settings]
+    rows = tables.without_empty_columns(tables.table(frame, self.columns))
+    yield Section("At equal tokens", rows, _READING, names)
     for clock, description in frame.clocks.items():
       note = (
         "Times are simulated. Between two evaluations the loss is taken to fall"
@@ -103,7 +123,7 @@ class Page:
       if description != clock:
         note = f"Clock '{markdown(clock)}': {markdown(description)}. {note}"
       rows = tables.table(frame, ("run",), clock=clock)
-      yield f"Time on the clock '{clock}'", rows, note
+      yield Section(f"Time on the clock '{clock}'", rows, note, names)
     other_settings = [
       setting
       for setting in self.frame.settings
@@ -118,17 +138,21 @@ class Page:
       for clock in frame.clocks:
         time_s = setting.seconds.get(clock, math.nan)
         row[f"time on '{clock}'"] = units.human_time(time_s)
-    note = "Learning rate schedules end at the last step of each run."
-    yield "With other numbers of tokens", rows, note
+    yield Section(
+      title="With other numbers of tokens",
+      rows=rows,
+      note="Learning rate schedules end at the last step of each run.",
+      names=[setting.name for setting in other_settings],
+    )
 
   def _lines(self) -> Iterator[str]:
     """Yields the lines of the page up to its pictures."""
     for paragraph in self.intro:
       yield paragraph
       yield ""
-    for title, rows, note in self.sections():
-      yield from _section(title, rows)
-      yield note
+    for section in self.sections():
+      yield from _section(section.title, section.rows)
+      yield section.note
       yield ""
     labels = [setting.label for setting in self.equal.pareto_front()]
     front = ", ".join(map(markdown, labels or ["none"]))
@@ -168,16 +192,40 @@ class Page:
     return write_page(out_dir, self.title, lines, command)
 
   def print(self, console: Console) -> None:
-    """Prints the tables on a terminal."""
-    for title, rows, _ in self.sections():
-      header, cells = tables.header_and_cells(rows)
-      text_columns = [0]
-      if "to" in header:
-        text_columns.append(header.index("to"))
-      table = tables.terminal_table(
-        header, cells, left=text_columns, collapse_padding=True, title=title
-      )
-      console.print(table)
+    """Prints the tables on a terminal, the wide ones in a narrower layout."""
+    for section in self.sections():
+      layouts = list(_layouts(section))
+      fitting = [table for table in layouts if tables.fits(table, console)]
+      console.print(fitting[0] if fitting else layouts[-1])
+
+
+def _layouts(section: Section) -> Iterator[Table]:
+  """Yields a table for a wide terminal, and then others for narrow terminals.
+
+  There are others only if the table names baselines. In the second table the
+  rows have numbers, and a number stands for the name of a baseline. The third
+  one also lacks the column of fewer bytes.
+  """
+  rows = section.rows
+  yield _terminal_table(section.title, rows)
+  if "to" not in rows[0]:
+    return
+  rows = tables.numbered(rows, section.names, "to")
+  yield _terminal_table(section.title, rows)
+  rows = [
+    {column: cell for column, cell in row.items() if column != "fewer bytes"}
+    for row in rows
+  ]
+  yield _terminal_table(section.title, rows)
+
+
+def _terminal_table(title: str, rows: CellRows) -> Table:
+  """Returns a table of settings for a terminal."""
+  header, cells = tables.header_and_cells(rows)
+  text_columns = [header.index(name) for name in _TEXTS if name in header]
+  return tables.terminal_table(
+    header, cells, left=text_columns, collapse_padding=True, title=title
+  )
 
 
 def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:

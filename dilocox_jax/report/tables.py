@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from dilocox_jax.report.escape import markdown, terminal
 from dilocox_jax.report.frame import Frame, Setting, mean, standard_error
 
 CellRows = list[dict[str, str]]  # Texts of the cells of each row, by column.
+_WITHOUT_END = 10**6  # Characters of a line that is longer than any table.
 
 
 def _run(frame: Frame, setting: Setting) -> str:
@@ -148,6 +150,30 @@ def without_empty_columns(rows: CellRows) -> CellRows:
     column for column in rows[0] if any(row[column] != "-" for row in rows)
   ]
   return [{column: row[column] for column in columns} for row in rows]
+
+
+def numbered(rows: CellRows, names: Sequence[str], column: str) -> CellRows:
+  """Returns rows with numbers, which replace the names in one column.
+
+  A new first column, "#", has the numbers of the rows, from 1.
+
+  Args:
+    rows: Cells of each row, by column.
+    names: Name of each row.
+    column: Column with names of other rows. The result has the numbers of these
+      rows instead, in a column "COLUMN #". Cells without such a name stay.
+  """
+  numbers = {name: str(number) for number, name in enumerate(names, start=1)}
+  numbered_rows = []
+  for number, row in enumerate(rows, start=1):
+    numbered_row = {"#": str(number)}
+    for key, cell in row.items():
+      if key == column:
+        numbered_row[f"{column} #"] = numbers.get(cell, cell)
+      else:
+        numbered_row[key] = cell
+    numbered_rows.append(numbered_row)
+  return numbered_rows
 
 
 def reached(setting: Setting, clock: str, target: float) -> str:
@@ -306,3 +332,9 @@ def terminal_table(
   for row in rows:
     table.add_row(*map(terminal, row))
   return table
+
+
+def fits(table: Table, console: Console) -> bool:
+  """Returns whether a terminal has room for a table without folded cells."""
+  without_end = console.options.update(max_width=_WITHOUT_END)
+  return console.measure(table, options=without_end).maximum <= console.width

@@ -7,10 +7,11 @@ import dataclasses
 import math
 import pathlib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.table import Table as RichTable
 
 from dilocox_jax.config import RunConfig
 from dilocox_jax.gap.law import Estimate
@@ -19,7 +20,7 @@ from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.report import units
 from dilocox_jax.report.page import write_page
-from dilocox_jax.report.tables import markdown_table, terminal_table
+from dilocox_jax.report.tables import fits, markdown_table, terminal_table
 from experiments.gaps.measured_gain import MeasuredGain
 from experiments.gaps.offers import Offer, offer, sites_of, with_hours
 from experiments.gaps.tuned_pairs import Tuned, TunedPair, global_batch
@@ -40,10 +41,13 @@ class Table(NamedTuple):
   Attributes:
     header: Names of the columns.
     rows: Cells of each row.
+    left: Indices of the columns of text, which a narrow terminal folds; all
+      others are numbers.
   """
 
   header: Sequence[str]
   rows: Sequence[Sequence[str]]
+  left: Collection[int] = (0,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +155,22 @@ def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
   print(textwrap.fill(_summary(found), 80))
   for title, table in tables.items():
     if table.rows:
-      console.print(terminal_table(table.header, table.rows, title=title))
+      console.print(_for_terminal(title, table, console))
   for sentence in sentences:
     print(
       textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ")
     )
   print(f"report: {page}")
+
+
+def _for_terminal(title: str, table: Table, console: Console) -> RichTable:
+  """Returns a table to print, with less space between columns if it is wide."""
+  wide = terminal_table(table.header, table.rows, table.left, title=title)
+  if fits(wide, console):
+    return wide
+  return terminal_table(
+    table.header, table.rows, table.left, collapse_padding=True, title=title
+  )
 
 
 def _summary(found: Answer) -> str:
@@ -276,7 +290,8 @@ def _rate_table(pairs: Sequence[TunedPair]) -> Table:
           f"{batch.refined:.4f}",
         ]
       )
-  return Table(header, rows)
+  # Only the rates that were tried may be folded: they have no bound.
+  return Table(header, rows, left=(header.index("of"),))
 
 
 def _verdict(found: Answer) -> str:

@@ -90,14 +90,16 @@ def main(argv: Sequence[str]) -> None:
   )
   if bench == "simulate":
     cost = mailbox_events.simulated_cost(exchanges)
+    entry = "requests of a replica that enters last"
   else:
     cost = mailbox_events.processes_cost(exchanges)
+    entry = "most requests with which a replica enters"
   print(f"time of an event: {1000 * cost.event_s:.0f} ms")
   print(f"requests of a replica in an event: {cost.requests:.1f}")
   print(f"most requests of a replica in an event: {cost.most_requests}")
   print(f"messages down in an event: {cost.messages_down:.2f}")
   print(f"messages up in an event: {cost.messages_up:.2f}")
-  print(f"requests of a replica that enters last: {cost.entry_requests}")
+  print(f"{entry}: {cost.entry_requests}")
   if cost.cpu_s:
     print(f"CPU time of a replica in an event: {1000 * cost.cpu_s:.1f} ms")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.aggregators.exchange import exchange
+from dilocox_jax.aggregators.norm_filter import norm_filter
 from dilocox_jax.aggregators.traffic import exchange_operations
 from dilocox_jax.codecs import low_rank
 from dilocox_jax.codecs.low_rank import Factors, LowRank
@@ -316,4 +317,24 @@ def test_an_exchange_that_cannot_be_says_why(settings, message):
   with pytest.raises(ValueError) as caught:
     exchange(**{"codec": "int", **settings})  # pyright: ignore
   assert message in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("ratio", "must"),
+  [
+    (0, "max_norm_ratio=0 must be above 1 and below inf"),
+    (-5.0, "max_norm_ratio=-5.0 must be above 1"),
+    (1, "max_norm_ratio=1 must be above 1"),
+    (float("nan"), "max_norm_ratio=nan must be above 1"),
+    # A norm that is not finite would not be above this one.
+    (float("inf"), "max_norm_ratio=inf must be above 1"),
+    ("5", "max_norm_ratio='5' must be a number"),
+    (None, "max_norm_ratio=None must be a number"),
+  ],
+)
+def test_a_filter_needs_a_ratio_that_can_leave_out_too_large_norms(ratio, must):
+  with pytest.raises(ValueError) as caught:
+    norm_filter(exchange(), ratio)
+  assert str(caught.value).startswith(must)
   assert "\n" not in str(caught.value)

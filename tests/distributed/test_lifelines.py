@@ -144,6 +144,20 @@ def is_lost(lost, within_s):
   return bool(lost)
 
 
+@pytest.mark.skipif(
+  not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no limit"
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_bytes_that_a_machine_does_not_confirm_are_waited_for_25_s(number):
+  own, other = connected()
+  with other:
+    lifelines = Lifelines(lambda: None)
+    lifelines.watch({number: own})
+    limit_ms = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    lifelines.leave()
+  assert limit_ms == 25_000
+
+
 @pytest.mark.usefixtures("short_times")
 def test_process_0_notices_that_signs_of_life_stop():
   lost = []

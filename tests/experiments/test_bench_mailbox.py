@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.tools import mailbox_events
 from experiments.tools.mailbox_events import (
   Exchanges,
   processes_cost,
@@ -50,6 +51,15 @@ def test_the_program_prints_what_it_measured():
   assert done.returncode == 0
   assert "time of an event: 25" in done.stdout
   assert "requests of a replica in an event: 7" in done.stdout
+  assert "\nrequests of a replica that enters last: " in done.stdout
+
+
+def test_processes_print_the_most_requests_of_all_that_enter(monkeypatch):
+  cost = mailbox_events.Cost(event_s=0.1, requests=7, entry_requests=11)
+  monkeypatch.setattr(mailbox_events, "processes_cost", lambda exchanges: cost)
+  done = programs.run("tools.bench_mailbox", "processes")
+  assert "\nmost requests with which a replica enters: 11\n" in done.stdout
+  assert "last" not in done.stdout
 
 
 def test_a_bench_that_is_not_there_is_refused():

@@ -202,6 +202,64 @@ def test_losses_of_the_user_and_a_cluster_say_what_is_worth_it(tmp_path):
   assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
 
 
+def table(done, title):
+  """The words of each row of a table that was printed."""
+  lines = iter(done.stdout.splitlines())
+  for line in lines:
+    if line.strip() == title:
+      break
+  for line in lines:
+    if set(line.strip()) == {"\u2500"}:
+      break
+  rows = []
+  while row := next(lines).split():
+    rows.append(row)
+  return rows
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_many_rates_leave_room_for_all_numbers(
+  tmp_path, trained, monkeypatch, columns
+):
+  monkeypatch.setenv("COLUMNS", str(columns))
+  done = run(
+    "gap",
+    *TINY,
+    "--config.inner.learning_rate=0.0625",
+    "--rates=8",
+    f"--workdir={tmp_path}",
+  )
+  assert done.returncode == 0, done.stderr
+  assert len(trained) == 2 * 7
+  parameters = f"{numbers(tmp_path)['parameters']:,}"
+  rows = table(done, "Runs of AllReduce")
+  starts = [row for row in rows if row[0] == parameters]
+  assert [row[1:4] for row in starts] == [
+    [batch, "6", "0.003906"] for batch in ("2", "4")
+  ]
+  # The loss and the refined loss, with all digits.
+  assert all(len(value) == 6 for row in starts for value in row[-2:])
+  words = [word for row in rows for word in row]
+  assert words.count("0.007812,") == words.count("0.125") == 2
+
+
+def test_six_numbers_of_replicas_leave_room_for_the_names_of_methods(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setenv("COLUMNS", "80")
+  done = run(
+    "gap",
+    "--losses=1.69,1.59",
+    "--config.data.batch_size=64",
+    f"--workdir={tmp_path}",
+  )
+  assert done.returncode == 0, done.stderr
+  rows = table(done, "Expected gap of every method (%)")
+  assert {row[0] for row in rows} == set(numbers(tmp_path)["gaps"])
+  # H, six gaps, and the bytes with their unit.
+  assert {len(row) for row in rows} == {1 + 1 + 6 + 2}
+
+
 @pytest.mark.slow
 def test_real_runs_are_trained_and_kept(tmp_path):
   flags = [*TINY, "--config.total_steps=40", f"--workdir={tmp_path}"]

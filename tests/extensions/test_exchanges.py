@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -11,6 +12,7 @@ import dilocox_jax as dx
 from dilocox_jax.aggregators.traffic import exchange_operations
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.mailbox_protocol.store import Store
+from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.collectives import COLLECTIVES
 from dilocox_jax.plan.schedule.methods import RULES
 from dilocox_jax.trees import leaves_by_path, nested
@@ -173,3 +175,20 @@ def test_a_replica_that_was_left_out_keeps_its_correction():
   )
   for leaf in jax.tree.leaves(state.replica.correction):
     np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+
+
+def test_a_filter_tells_no_progress_from_a_replica_that_was_left_out():
+  method = dx.Method(dx.SyncSchedule(H), "scaffold")
+  aggregator = dx.norm_filter(dx.exchange(), 5.0)
+  outer = OuterStep(method, optax.sgd(1.0), aggregator)
+
+  def corrected(pseudo_gradient):
+    state = outer.init(jnp.zeros(()))
+    result, _ = outer.exchange(state, pseudo_gradient)
+    return outer.correct(jnp.zeros(()), result)
+
+  # The mean of the first two is 0.5. The last one is too large.
+  found = jax.vmap(corrected, axis_name=outer.axis_name)(
+    jnp.asarray([0.0, 1.0, 100.0])
+  )
+  np.testing.assert_allclose(found, [-0.5 / H, 0.5 / H, 0.0], rtol=1e-6)

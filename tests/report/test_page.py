@@ -122,7 +122,7 @@ def test_the_title_of_a_table_has_no_digest(write_run, tmp_path):
     write_run(tmp_path / name, seconds_a_step=0.5, **clock)
     runs.append(load_run(tmp_path / name))
   page = side_by_side(runs)
-  titles = [title for title, _, _ in page.sections()]
+  titles = [title for title, *_ in page.sections()]
   assert titles == ["At equal tokens", "Time on the clock 'cluster 1gbit'"]
   page.write(tmp_path / "page")
   assert (tmp_path / "page/figures/hours_cluster_1gbit.png").exists()

@@ -285,3 +285,45 @@ def test_what_a_reader_would_take_to_be_alike_is_said(write_run, tmp_path):
   shown = printed(side_by_side([load_run(alone)]))
   assert "30.0x" in shown  # Than fp32 gradients in every step.
   assert "gap" not in shown and "diloco (not finished)" in shown
+
+
+BASE = "allreduce, momentum of nine tenths"
+LONG = Page(
+  "long names",
+  frame(
+    setting("overlap_loco_of_nine_tenths, H = 30", [2.06, 4.04], 1_000, BASE),
+    setting("overlap_loco, last rate zero", [2.2, 3.8], 2_000, BASE),
+    setting(BASE, [2.0, 4.0], 8_000, BASE),
+    clocks={},
+  ),
+)
+
+
+def printed_table(page, width):
+  """The words of the header, and those of each line, that a terminal shows."""
+  text = io.StringIO()
+  page.print(Console(file=text, width=width))
+  assert max(map(len, text.getvalue().splitlines())) <= width
+  header, _, lines = text.getvalue().partition(" \u2500")
+  return header.split(), [line.split() for line in lines.splitlines()[1:-1]]
+
+
+def test_names_of_baselines_are_shown_where_there_is_room():
+  header, lines = printed_table(LONG, 140)
+  assert "#" not in header and "to" in header and "fewer" in header
+  assert [" ".join(line).count(BASE) for line in lines] == [1, 1, 1]
+
+
+def test_on_a_narrow_terminal_a_number_stands_for_a_baseline():
+  header, lines = printed_table(LONG, 100)
+  assert header.count("#") == 2 and "fewer" in header
+  assert [line[0] for line in lines] == ["1", "2", "3"]
+  # Behind the unit of the gap is the number of the baseline's row.
+  assert [line[line.index("%") + 1] for line in lines[:2]] == ["3", "3"]
+  assert [" ".join(line).count(BASE) for line in lines] == [0, 0, 1]
+
+
+def test_on_a_narrower_terminal_no_word_is_broken():
+  header, lines = printed_table(LONG, 80)
+  assert header.count("#") == 2 and "fewer" not in header
+  assert lines[0][:2] == ["1", "overlap_loco_of_nine_tenths,"]
