@@ -107,7 +107,7 @@ class Membership:
   inner_steps: tuple[int, ...] = ()
 
   def __post_init__(self):
-    """Raises ValueError if absences or inner steps do not fit the schedule."""
+    """Raises ValueError if a field is wrong or does not fit the schedule."""
     count = self.num_replicas
     interval = self.schedule.sync_interval
     require(
@@ -158,7 +158,7 @@ class Membership:
     return ~is_away
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds in a row are alike, beginning with a given one.
+    """Returns how many rounds, from a given one on, are surely alike.
 
     Rounds are alike if the same replicas are present, come back, and are in
     each mean. Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds
