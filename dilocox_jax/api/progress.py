@@ -66,7 +66,8 @@ def shown_progress() -> Iterator[None]:
 def _has_handlers_of_program(logger: logging.Logger) -> bool:
   """Returns whether the user's program has set up a handler for a logger.
 
-  A handler of the root logger also counts.
+  A handler of the root logger also counts. One with Python's default format
+  does not.
   """
   handlers = [*logger.handlers, *logging.getLogger().handlers]
   # A handler with Python's default format does not count: Orbax imports absl,

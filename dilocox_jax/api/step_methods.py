@@ -128,7 +128,7 @@ def check_method(method: Any) -> None:
 
 
 def check_optimizer(argument: str, value: Any) -> None:
-  """Raises TypeError unless a value is an optax transformation.
+  """Raises TypeError unless a value has `init` and `update`, as optax's have.
 
   `argument` is the name of the value in the message.
   """
@@ -256,9 +256,9 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 
   Returns:
     A function that returns an optax transform of the method, with the defaults
-    of the method's recipe. It has the method's docstring with its own
-    arguments. It raises TypeError for an unknown argument or a wrong type, and
-    ValueError for a wrong value.
+    of the method's recipe. Its docstring is that of the method, but lists the
+    arguments of this function. It raises TypeError for an unknown argument or a
+    wrong type, and ValueError for a wrong value.
   """
   build: Any = METHODS[name]
   recipe = unflat({**DEFAULTS, **RECIPES.get(name, {})})

@@ -171,6 +171,7 @@ class LongRunClock(AnalyticClock):
     """
     longest_period = 2 * self.num_replicas
     history: list[np.ndarray] = []
+    # Two periods, and the round before them, show that the times repeat.
     while len(history) < min(count, 2 * longest_period + 1):
       history.append(self._walk_through(ops))
       period = _period(history)
@@ -179,7 +180,7 @@ class LongRunClock(AnalyticClock):
     return len(history), 0
 
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
-    """Adds up to `num_periods` periods that take as long as the first one.
+    """Adds two periods, and those after them that take as long as the first.
 
     A period is all of `ops`. The clock walks only through the first two
     periods, those that bisection looks at, and the last one that is added.

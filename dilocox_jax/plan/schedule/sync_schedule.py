@@ -60,8 +60,8 @@ class Window:
     applied: The apply after the inner steps. None: nothing is applied.
     sent: The send after the inner steps. Its pseudo-gradient is measured before
       `applied` is applied. None: nothing is sent.
-    follows_send: Whether tau is 0 or a multiple of H, and the window before this
-      one sent the fragment that this one applies, after the same inner step.
+    follows_send: Whether tau is 0 or a multiple of H, and the window before
+      sent the fragment that this one applies, after the same inner step.
   """
 
   num_steps: int
