@@ -194,8 +194,9 @@ class Run:
   def model(self) -> Any:
     """The trained model; LoRA adapters, if any, are added to its kernels.
 
-    It is the module that the user passed to `train`, with the trained
-    parameters, or else a nested dict of the whole model's parameters.
+    It is the module that was passed to `train`, with the trained parameters; of
+    a pair (init, apply) with a `loss`, it is `apply` with the parameters bound.
+    In all other cases it is the tree of the whole model's parameters.
 
     Raises:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
