@@ -120,12 +120,16 @@ class MethodPlan:
 
   @property
   def is_baseline(self) -> bool:
-    """Whether this plan is AllReduce in float32, the baseline of all gaps."""
+    """Whether the plan's name is "allreduce", the baseline of all gaps."""
     return self.name == "allreduce"
 
   @property
   def is_measured(self) -> bool:
-    """Whether the gap of the method was measured, or is 0 for AllReduce."""
+    """Whether the method's gap was measured, or the method is the baseline.
+
+    It was if `gap` is not None, or if the law behind `expected` was fitted to
+    runs of the method, too.
+    """
     if self.is_baseline or self.gap is not None:
       return True
     return self.expected is not None and self.name in law().factors
@@ -390,6 +394,7 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
   (allreduce,) = (plan.tokens_per_s for plan in all_plans if plan.is_baseline)
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
+    # Throughputs that agree in three digits count as equal.
     slowness = -float(f"{plan.tokens_per_s:.3g}")
     losses = (math.inf, math.inf)
     if plan.is_measured:
@@ -533,6 +538,7 @@ def of_method(
     values["mailbox"] = {}
   elif config.uses_mailbox:
     changes["exchange.collective"] = MAILBOX
+  # The recipe of the method chooses the inner optimizer.
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
   return from_mapping(flat(values) | changes)
 
@@ -577,7 +583,7 @@ def _plan(
 
 
 def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
-  """Returns the stated bytes, else those of the cluster's smallest device."""
+  """Returns the stated bytes, else `least_memory` of the cluster."""
   if stated_bytes is not None:
     return stated_bytes
   return least_memory(cluster)

@@ -48,7 +48,9 @@ def shown_progress() -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
   propagated_before = logger.propagate
+  # The root logger might show the lines a second time.
   logger.propagate = propagated_before and handler is None
+  # The level 0 means that none is set.
   levels = {_PACKAGE: min(logger.level or logging.INFO, logging.INFO)}
   for name in _TALKATIVE:
     levels[name] = max(logging.getLogger(name).level, logging.WARNING)

@@ -387,10 +387,10 @@ def _check_order(order: str | None) -> None:
 def _outer_optimizer(
   learning_rate: float, momentum: float, average_power: float
 ) -> optax.GradientTransformation:
-  """Builds the outer optimizer of a recipe: SGD, with Nesterov momentum if any.
+  """Builds the outer optimizer of a recipe: SGD.
 
-  `average_power` is the power of a running mean of the outer parameters
-  (`dilocox_jax.averaged`); 0 means no mean.
+  A `momentum` above 0 is Nesterov's. `average_power` is the power of a running
+  mean of the outer parameters (`dilocox_jax.averaged`); 0 means no mean.
   """
   optimizer = optax.sgd(
     learning_rate, momentum=momentum or None, nesterov=bool(momentum)

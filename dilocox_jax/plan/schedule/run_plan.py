@@ -169,7 +169,7 @@ class RunPlan:
     return min(num_rounds, num_alike)
 
   def round_starts(self) -> list[float]:
-    """Returns, for each round, the share of all rounds' steps that precede it.
+    """Returns, for each round, the share of the steps in rounds before it.
 
     Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps give 0,
     0.25 and 0.5.
