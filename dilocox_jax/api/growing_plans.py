@@ -142,5 +142,6 @@ def _with_rounds(
   }
   num_fragments = config.sync.named.schedule.num_fragments
   if num_fragments > 1:
+    # The default number may depend on the lengths of rounds.
     changes["sync.num_fragments"] = num_fragments
   return changed(config, changes)

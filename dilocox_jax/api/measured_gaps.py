@@ -84,11 +84,11 @@ def _content() -> dict[str, Any]:
 
 
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
-  """Returns the gaps of a method that were measured with about M replicas.
+  """Returns a method's gaps, measured with the nearest number of replicas.
 
-  They all have the number of replicas that is nearest to `num_replicas` by
-  ratio. Of two equally near ones, as 2 and 8 are to 4, the larger counts. The
-  result is [] if the method was not measured.
+  It is the number that is nearest to `num_replicas` by ratio. Of two equally
+  near ones, as 2 and 8 are to 4, the larger counts. The result is [] if the
+  method was not measured.
   """
   gaps_of_method = []
   for fields in _content()["gaps"]:

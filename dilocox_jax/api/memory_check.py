@@ -39,8 +39,8 @@ def check_memory(
 ) -> None:
   """Refuses a run that needs more than 1.1 times the available memory.
 
-  On CPUs the available memory is what this host has free, and else the limit of
-  a device, even if a part of it is in use. If the available memory is not
+  On CPUs the available memory is what this host has free, otherwise the limit
+  of a device, even if a part of it is in use. If the available memory is not
   known, no run is refused. The needed memory is partly an estimate, which may
   be too high.
 
@@ -98,7 +98,8 @@ def _needed_bytes(
   memory = device_memory(config, device_limit_bytes)
   state_bytes = memory.state
   if config.mesh.outer_memory != "device" and platform_name() != "cpu":
-    # The outer state is in the memory of the host.
+    # The outer state, all but the parameters of the replica and the state of
+    # its inner optimizer, is in the memory of the host.
     outer_copies = num_copies(config) - 1 - optimizer_copies(config)
     copy_bytes = share_bytes(config.trained_shapes, config.division)
     state_bytes -= round(outer_copies * copy_bytes)

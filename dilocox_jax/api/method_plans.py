@@ -120,12 +120,16 @@ class MethodPlan:
 
   @property
   def is_baseline(self) -> bool:
-    """Whether this plan is AllReduce in float32, the baseline of all gaps."""
+    """Whether the plan's name is "allreduce", the baseline of all gaps."""
     return self.name == "allreduce"
 
   @property
   def is_measured(self) -> bool:
-    """Whether the gap of the method was measured, or is 0 for AllReduce."""
+    """Whether the method's gap was measured, or the method is the baseline.
+
+    It was if `gap` is not None, or if the law behind `expected` was fitted to
+    runs of the method, too.
+    """
     if self.is_baseline or self.gap is not None:
       return True
     return self.expected is not None and self.name in law().factors
@@ -137,7 +141,7 @@ class MethodPlan:
     This AllReduce makes as many steps as the fastest plan. Two things raise the
     loss of a plan: its method's gap at equal steps, and fewer steps in the same
     time if it is slower (`share_of_more_steps`). 0.02 is a loss that is 2 %
-    higher. NaN if no gap of the method was measured.
+    higher. NaN if no gap of the method was measured, and from `plan_run`.
     """
     return self._at_equal_time(self.gap_range.value)
 
@@ -148,10 +152,10 @@ class MethodPlan:
 
   @property
   def gap_range(self) -> Estimate:
-    """The gap at equal steps, with its range; 0 for AllReduce.
+    """The gap at equal steps, with its range.
 
-    It is `expected`, else the measured gap with two standard errors on each
-    side.
+    It is `expected`; if that is None, `gap` with two standard errors on each
+    side; and if both are None, 0, for AllReduce as well as for an unknown gap.
     """
     if self.expected is not None:
       expected = self.expected
@@ -166,7 +170,7 @@ class MethodPlan:
   def _at_equal_time(self, gap: float) -> float:
     """Adds the cost of fewer steps in equal time to a gap at equal steps.
 
-    The result is NaN if no gap of the method was measured.
+    The result is NaN in the cases of `gap_at_equal_time`.
     """
     if not self.is_measured:
       return math.nan
@@ -202,7 +206,7 @@ class MethodPlan:
 
   @property
   def speed_up(self) -> float:
-    """Throughput divided by the throughput of AllReduce in float32."""
+    """Throughput divided by `allreduce_tokens_per_s`."""
     return self.tokens_per_s / self.allreduce_tokens_per_s
 
   @property
@@ -278,11 +282,10 @@ def compare_methods(
   The settings of a method are chosen by the first rule that applies:
 
   1. If the config sets fields of its own method, this method keeps them.
-  2. A method whose loss was measured takes the settings of the measurement with
-     the nearest number of replicas. If the config sets H, only measurements
-     with this H count.
-  3. Any other method takes its recipe. The rank of a low-rank codec then grows
-     with the width of the model.
+  2. A method whose loss was measured takes the settings of a measurement: of
+     those with the nearest number of replicas, one with Muon and, if the config
+     sets H, with this H. If several remain, each is tried.
+  3. Any other method takes its recipe.
 
   If the config sets no H, rules 2 and 3 only give the first H of a method. Its
   doubles are tried too, up to an eighth of the run's steps and up to 500, and
@@ -314,7 +317,7 @@ def compare_methods(
 
   Raises:
     TypeError: If `config` is not a `RunConfig`.
-    ValueError: One line, if the cluster is unknown or AllReduce does not fit.
+    ValueError: One line, if the cluster is unknown or AllReduce is refused.
   """
   check_config(config)
   run_cluster = cluster_of(config, cluster)
@@ -365,9 +368,10 @@ def _intervals(
 ) -> list[int]:
   """Returns the values of H with which a method is planned.
 
-  They are the candidate's H and its doubles up to the largest H that may be
-  chosen, or this largest H alone if the candidate's H exceeds it. An H that the
-  user's `config` sets is the only value.
+  They are the candidate's H, 2 H, 4 H, ... up to the largest H that may be
+  chosen, or this largest H alone if the candidate's H exceeds it. If the user's
+  `config` sets H or other fields of the method, or if the method averages in
+  every step, only the candidate's H is returned.
   """
   schedule = candidate.sync.named.schedule
   is_chosen = config.sync.sync_interval or _sets_fields_of(method, config)
@@ -390,6 +394,7 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
   (allreduce,) = (plan.tokens_per_s for plan in all_plans if plan.is_baseline)
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
+    # Throughputs that agree in three digits count as equal.
     slowness = -float(f"{plan.tokens_per_s:.3g}")
     losses = (math.inf, math.inf)
     if plan.is_measured:
@@ -461,9 +466,10 @@ def _has_plain_muon(gap: MeasuredGap) -> bool:
 
 
 def _sets_fields_of(method: str, config: RunConfig) -> bool:
-  """Returns whether a config has a method and changes a field of its recipe.
+  """Returns whether a config has a method and changes one of its settings.
 
-  `exchange.collective` does not count.
+  These are the fields of the sections `sync`, `exchange` and `outer`, except
+  for `exchange.collective`.
   """
   if method != config.sync.method_name:
     return False
@@ -532,6 +538,7 @@ def of_method(
     values["mailbox"] = {}
   elif config.uses_mailbox:
     changes["exchange.collective"] = MAILBOX
+  # The recipe of the method chooses the inner optimizer.
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
   return from_mapping(flat(values) | changes)
 
@@ -576,7 +583,7 @@ def _plan(
 
 
 def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
-  """Returns the stated bytes, else those of the cluster's smallest device."""
+  """Returns the stated bytes, else `least_memory` of the cluster."""
   if stated_bytes is not None:
     return stated_bytes
   return least_memory(cluster)

@@ -48,7 +48,9 @@ def shown_progress() -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
   propagated_before = logger.propagate
+  # The root logger might show the lines a second time.
   logger.propagate = propagated_before and handler is None
+  # The level 0 means that none is set.
   levels = {_PACKAGE: min(logger.level or logging.INFO, logging.INFO)}
   for name in _TALKATIVE:
     levels[name] = max(logging.getLogger(name).level, logging.WARNING)
@@ -66,7 +68,8 @@ def shown_progress() -> Iterator[None]:
 def _has_handlers_of_program(logger: logging.Logger) -> bool:
   """Returns whether the user's program has set up a handler for a logger.
 
-  A handler of the root logger also counts.
+  A handler of the root logger also counts. One with Python's default format
+  does not.
   """
   handlers = [*logger.handlers, *logging.getLogger().handlers]
   # A handler with Python's default format does not count: Orbax imports absl,

@@ -194,8 +194,9 @@ class Run:
   def model(self) -> Any:
     """The trained model; LoRA adapters, if any, are added to its kernels.
 
-    It is the module that the user passed to `train`, with the trained
-    parameters, or else a nested dict of the whole model's parameters.
+    It is the module that was passed to `train`, with the trained parameters; of
+    a pair (init, apply) with a `loss`, it is `apply` with the parameters bound.
+    In all other cases it is the tree of the whole model's parameters.
 
     Raises:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
@@ -283,15 +284,17 @@ def train(
     mailbox: Mailbox through which this program, which trains one replica,
       exchanges messages with the other replicas' programs. None trains all
       replicas in this program.
-    check_memory: Whether to refuse a run that needs more memory than the host
-      or the device has (partly estimated, `api.memory_check`).
+    check_memory: Whether to refuse a run that needs more than 1.1 times the
+      memory of the host or the device (partly estimated, `api.memory_check`).
     log: Receiver of every row that the run writes: a function of a row, an
       object with `write(row)` (`dilocox_jax.RunLog`), or names such as
       "tensorboard" or "tensorboard+wandb(project=links)". None: rows are only
       written to files.
-    on_round: Function that is called with a `dilocox_jax.FinishedRound` after
-      each round, in every process. The devices wait until it returns. An error
-      that it raises ends the run.
+    on_round: Function that every process calls with a
+      `dilocox_jax.FinishedRound` when a round, or some data-parallel steps in a
+      phase without rounds, have been given to the devices. The next round is
+      given to them when the function has returned. An error that it raises ends
+      the run.
     quiet: Whether to show no progress. By default, log lines show it, or a bar
       in a terminal or in a notebook with ipywidgets.
 

@@ -167,10 +167,11 @@ class ClusterClock:
   round.
 
   Attributes:
-    description: Name of the cluster for reports, e.g. "cluster 1gbit"; if
-      another model is timed than the run's, also the size of that model.
+    description: Name of the cluster for reports, e.g. "cluster 1gbit"; with
+      `timed`, also the size of the model that is timed.
     digest: Hash of what the times depend on besides the config, 12 hexadecimal
-      digits: cluster, options, step durations, and the shape of another model.
+      digits: cluster, options, step durations, and with `timed` the shape of
+      the model that is timed.
   """
 
   def __init__(
@@ -217,7 +218,8 @@ class ClusterClock:
   def advance(self, segment: Segment, traffic: Traffic) -> float:
     """Adds the time of a segment, and returns the seconds since the start.
 
-    `traffic` computes the bytes of exchanges; with `timed`, it is not read.
+    `traffic` computes the bytes of exchanges. It is not read if the clock was
+    made with `timed`.
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
@@ -225,7 +227,8 @@ class ClusterClock:
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
     """Adds the time of exchanges that are still due; returns the total (s).
 
-    `traffic` computes the bytes of exchanges; with `timed`, it is not read.
+    `traffic` computes the bytes of exchanges. It is not read if the clock was
+    made with `timed`.
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s

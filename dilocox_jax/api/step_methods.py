@@ -128,7 +128,7 @@ def check_method(method: Any) -> None:
 
 
 def check_optimizer(argument: str, value: Any) -> None:
-  """Raises TypeError unless a value is an optax transformation.
+  """Raises TypeError unless a value has `init` and `update`, as optax's have.
 
   `argument` is the name of the value in the message.
   """
@@ -256,9 +256,9 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 
   Returns:
     A function that returns an optax transform of the method, with the defaults
-    of the method's recipe. It has the method's docstring with its own
-    arguments. It raises TypeError for an unknown argument or a wrong type, and
-    ValueError for a wrong value.
+    of the method's recipe. Its docstring is that of the method, but lists the
+    arguments of this function. It raises TypeError for an unknown argument or a
+    wrong type, and ValueError for a wrong value.
   """
   build: Any = METHODS[name]
   recipe = unflat({**DEFAULTS, **RECIPES.get(name, {})})
@@ -387,10 +387,10 @@ def _check_order(order: str | None) -> None:
 def _outer_optimizer(
   learning_rate: float, momentum: float, average_power: float
 ) -> optax.GradientTransformation:
-  """Builds the outer optimizer of a recipe: SGD, with Nesterov momentum if any.
+  """Builds the outer optimizer of a recipe: SGD.
 
-  `average_power` is the power of a running mean of the outer parameters
-  (`dilocox_jax.averaged`); 0 means no mean.
+  A `momentum` above 0 is Nesterov's. `average_power` is the power of a running
+  mean of the outer parameters (`dilocox_jax.averaged`); 0 means no mean.
   """
   optimizer = optax.sgd(
     learning_rate, momentum=momentum or None, nesterov=bool(momentum)

@@ -141,7 +141,7 @@ def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
 
   - Inner steps go on during the exchange.
   - The method averages gradients.
-  - There is one replica, or one device holds all replicas.
+  - There is one replica, or `mesh.layout` is "stacked".
   """
   method = config.sync.named
   has_own_devices = config.mesh.layout == "mesh"

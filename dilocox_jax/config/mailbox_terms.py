@@ -56,7 +56,7 @@ class MailboxTerms:
         reads, by dotted name, the values that it supports.
 
     Raises:
-      ValueError: One line, if a field of the run has another value.
+      ValueError: One line, if a field of the run has none of its values.
     """
     for field, values in computed.items():
       require(
@@ -78,7 +78,7 @@ def mailbox_terms(
       user has replaced parts of the config, such as "model".
 
   Raises:
-    ValueError: One line, if a field is missing, or a rule or the method is
+    ValueError: One line, if the method or a field of a rule is missing or
       wrong.
   """
   fields = flat(values)

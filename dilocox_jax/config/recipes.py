@@ -178,7 +178,7 @@ def resolved(
 
 
 def _interval(total_steps: int, num_parts: int) -> int:
-  """Returns the steps of one of `num_parts` equal parts, rounded up."""
+  """Returns `total_steps` / `num_parts`, rounded up, but at least 1."""
   return max(1, math.ceil(total_steps / num_parts))
 
 

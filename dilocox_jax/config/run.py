@@ -90,7 +90,7 @@ class RunConfig:
     )
 
   def __post_init__(self):
-    """Replaces None where the method decides, and checks all fields."""
+    """Replaces None where recipe or `total_steps` decide; checks all fields."""
     self._resolve()
     self._check_sizes()
     require(

@@ -265,7 +265,8 @@ class ModelConfig(Section):
   def label(self) -> str:
     """Words for the model in logs, e.g. "tiny" or "tiny with 512 tokens".
 
-    They are "of own sizes" if more than the vocabulary differs from the preset.
+    They are "of own sizes" if any field but `vocab_size` differs from the
+    preset's.
     """
     preset = MODEL_PRESETS[self.preset]
     changed = [

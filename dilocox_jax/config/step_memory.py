@@ -220,7 +220,10 @@ def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
 
 
 def _divided_tables_size(config: RunConfig) -> int:
-  """Returns the trained values of embedding or head that data shards divide."""
+  """Returns how many trained values data shards divide by token.
+
+  They are those of the embedding, of the head, of both or of none.
+  """
   return sum(
     math.prod(config.trained_shapes[path])
     for path in config.division.divided_tables(config.model.shape)

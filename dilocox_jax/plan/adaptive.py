@@ -58,8 +58,8 @@ class Policy:
     mode: What adapts: "off" (nothing), "rank", or "rank_and_interval" (rank and
       H).
     window_rounds: Number of rounds that are measured before each new setting.
-    energy: Share of an update's squared norm that counts for its rank
-      (`energy_rank`).
+    energy: An update's rank is the smallest number of directions that hold this
+      share of its squared norm (`energy_rank`).
   """
 
   first: RoundSetting
@@ -88,9 +88,8 @@ class Policy:
     """Returns the rank and the H of the next rounds.
 
     The rank is the lowest one of the ladder that is at least the mean measured
-    rank divided by 0.9, so that a tenth of the new rank stays unused. If the
-    ladder has no such rank, the largest rank is taken. H changes only in the
-    mode "rank_and_interval".
+    rank divided by 0.9, else the largest one of the ladder. H differs from the
+    first H only in the mode "rank_and_interval".
 
     Args:
       measured: Energy ranks of averaged updates (`energy_rank`), one for each

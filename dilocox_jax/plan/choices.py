@@ -42,9 +42,10 @@ class Registry(dict[str, Part]):
 
 
 def check_lazy(what: str, reference: Any) -> None:
-  """Raises ValueError unless a value is a function or a 'module:name'.
+  """Raises ValueError unless a value is callable or a text with one ":".
 
-  `what` is the name of the value in the message, e.g. "rule 'mix': build".
+  The text is not imported. `what` is the name of the value in the message, e.g.
+  "rule 'mix': build".
   """
   is_import_path = isinstance(reference, str) and reference.count(":") == 1
   if not is_import_path and not callable(reference):

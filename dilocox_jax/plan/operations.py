@@ -202,9 +202,9 @@ class StoreShares(Operation):
 
   A store is a folder or a bucket that all replicas can read. A replica writes
   its operand, and reads one slice of the operand of each other replica. The
-  mean of these and of its own slice is its *share*. It writes this share and
-  the share's rounding error (the residual), and reads the other shares. `sends`
-  is not implemented, because no message goes to a replica.
+  mean of these slices and of its own one is its *share*. The replica writes the
+  share and the share's rounding error (the residual), and reads the shares of
+  the others. `sends` is not implemented, because no message goes to a replica.
 
   Attributes:
     residual_bytes: Size of the residuals of all shares together (bytes).

@@ -123,7 +123,7 @@ class Pipeline:
     return ticks
 
   def dependencies(self, stage: int, tick: Tick) -> list[tuple[int, Tick]]:
-    """Lists the passes that must have ended before the pass `tick` may start.
+    """Lists the passes whose results the pass `tick` of stage `stage` needs.
 
     Each entry is a pair of a stage and a pass on this stage.
     """

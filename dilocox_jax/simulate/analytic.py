@@ -81,7 +81,7 @@ class Outcome:
     exchange_s: Time that the replica's exchanges took. An exchange starts when
       it has been launched and the exchange before it has ended.
     num_steps: Number of inner steps of the run.
-    sent_bytes: Bytes that one replica put on the wire.
+    sent_bytes: Bytes that a replica sends if it is in all exchanges.
   """
 
   busy_until_s: np.ndarray
@@ -137,7 +137,7 @@ class AnalyticClock:
     link_costs: Cluster and transport.
     work: Durations of the work that each replica does without the network.
     num_steps: Inner steps so far.
-    sent_bytes: Bytes that one replica has put on the wire so far.
+    sent_bytes: Bytes so far that a replica sends if it is in all exchanges.
   """
 
   def __init__(self, link_costs: LinkCosts, work: Work):
@@ -300,9 +300,9 @@ class AnalyticClock:
 
     N replicas take part in the exchange. Slow start follows more than 0.2 s of
     idle time on the connection of two replicas. After a long round every step
-    of an all-to-all starts slowly, because each step has other receivers; in a
-    ring only the first step does. The step's connections count as used
-    afterwards.
+    of an all-to-all starts slowly, because in each step a replica sends to a
+    new receiver; in a ring only the first step does. The step's connections
+    count as used afterwards.
     """
     members = links.member_array
     sending = slice(None) if step.sender is None else [step.sender]
@@ -472,7 +472,7 @@ class AnalyticClock:
     self._exchange = self._exchange + (end - start)
 
   def _wait(self, exchange_end: np.ndarray) -> None:
-    """Makes each replica wait until its exchange has ended, [M]."""
+    """Makes each replica wait until the time `exchange_end` (seconds), [M]."""
     # The wait is 0 for a replica that gets here after the end of the exchange.
     waited_s = np.maximum(exchange_end - self._now, 0.0)
     self._exposed = self._exposed + waited_s

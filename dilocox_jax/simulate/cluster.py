@@ -104,8 +104,8 @@ class Pair:
 
   Attributes:
     sites: Names of the two sites.
-    rate_bps: Rate of payload in each direction (bit/s), between two sites, or
-      between two replicas with links of their own.
+    rate_bps: Rate of payload in each direction (bit/s). Replicas of a site that
+      share a link share this rate, too; otherwise each of them has it.
     rtt_s: Round trip between the sites (seconds), in place of the round trip
       that follows from their links.
   """
@@ -215,10 +215,9 @@ class Cluster:
     return peak_flops * site.achieved_fraction * site.speed
 
   def route(self, sender: int, receiver: int) -> Route:
-    """Returns the route of a transfer between two ranks.
+    """Returns the route of a transfer from one replica, or `STORE`, to another.
 
-    A rank may be `STORE`. If both ranks are the same, the route has no links
-    and no delay.
+    If sender and receiver are the same, the route has no links and no delay.
     """
     start = self.site(sender)
     stop = self.site(receiver)

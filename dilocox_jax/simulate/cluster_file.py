@@ -145,7 +145,8 @@ def _resized(
 class _File:
   """The content of a cluster file, whose sections are still mappings from JSON.
 
-  The module's docstring describes each attribute. None or empty: it is missing.
+  The module's docstring describes each attribute. A key that the file lacks has
+  the default.
   """
 
   sites: list
@@ -253,8 +254,8 @@ def _value(dimension_or_type: Any, value: Any, path: str) -> Any:
 def _sites(file: _File) -> list[Site]:
   """Builds the sites of a file, with the values of "every_site".
 
-  A site with a "count" becomes that many sites. The devices in a "num_devices"
-  of the whole file are shared evenly.
+  A site with a "count" becomes that many sites. If the whole file states a
+  "num_devices", all sites share these devices evenly.
   """
   keys = _keys(Link) | _keys(Site) | {"count": ("count", int)}
   # The file has the keys of a link in the section of its site.

@@ -92,10 +92,10 @@ def schedules_within(
   """Yields schedules with which a run takes at most a given time.
 
   The last rounds have H, 2 H or 4 H steps. In schedules of the first kind, the
-  first rounds have 1, 2, 4, ... steps, fewer than H, and the rounds grow as
-  slowly as the time allows. In the second kind, all rounds are equally long,
-  after a data-parallel start that is as long as the time allows. Lengths of
-  rounds with which every schedule takes too long are left out.
+  first rounds have 1, 2, 4, ... steps, fewer than H, and the rounds grow about
+  as slowly as the time allows. In the second kind, all rounds are equally long,
+  after a data-parallel start that is about as long as the time allows. Lengths
+  of rounds with which every schedule takes too long are left out.
 
   Args:
     most_s: Longest time of the whole run (seconds).
@@ -147,7 +147,7 @@ def _longest_growth(
   first: int,
   total_steps: int,
 ) -> TimedSchedule | None:
-  """Returns the schedule whose rounds grow as slowly as the time allows.
+  """Returns a schedule whose rounds grow about as slowly as the time allows.
 
   None if the time or the method does not allow first rounds of `first` steps.
   """
@@ -162,7 +162,8 @@ def _largest(
 ) -> TimedSchedule | None:
   """Bisects for the largest number for which `timed` returns a schedule.
 
-  The result is this schedule; None if `timed(1)` is None.
+  The result is the schedule of the number that is found; None if `timed(1)` is
+  None.
 
   Args:
     timed: Function (number) -> schedule, or None if the number is too large.

@@ -333,7 +333,7 @@ class LinkCosts:
   def slow_start_s(self, step: MessageStep) -> np.ndarray:
     """Returns the seconds that slow start adds to a step's messages, [M].
 
-    Each connection is taken to be idle: the caller decides whether it was.
+    It assumes that each connection was idle; the caller checks whether it was.
     """
     is_alone = step.sender is not None
     rates = self.rate_bytes_per_s(step.hop, is_alone)

@@ -171,6 +171,7 @@ class LongRunClock(AnalyticClock):
     """
     longest_period = 2 * self.num_replicas
     history: list[np.ndarray] = []
+    # Two periods, and the round before them, show that the times repeat.
     while len(history) < min(count, 2 * longest_period + 1):
       history.append(self._walk_through(ops))
       period = _period(history)
@@ -179,7 +180,7 @@ class LongRunClock(AnalyticClock):
     return len(history), 0
 
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
-    """Adds up to `num_periods` periods that take as long as the first one.
+    """Adds two periods, and those after them that take as long as the first.
 
     A period is all of `ops`. The clock walks only through the first two
     periods, those that bisection looks at, and the last one that is added.
@@ -199,7 +200,7 @@ class LongRunClock(AnalyticClock):
     scales_s = np.maximum(line.period_s, np.abs(first_moments_s))
 
     def is_on_line(index: int) -> bool:
-      """Whether a period's times are on the lines of the first two periods."""
+      """Whether a period's times are on the lines of periods 0 and 1."""
       moments_s = self._walk_from(line.state_before(index), ops)
       distances_s = np.abs(moments_s - (first_moments_s + index * drifts_s))
       rounding = _ROUNDING + index * _ROUNDING_OF_JUMPS
@@ -283,7 +284,7 @@ class _Line:
     return float(np.max(self.changes["_now"]))
 
   def state_before(self, index: int) -> State:
-    """Returns the state before the period of an index, from 0."""
+    """Returns the state before the period with an index, counted from 0."""
     state = dict(self.start)
     for name in POINTS_IN_TIME:
       drift_s = self.without_rounding(self.changes[name] - self.period_s)

@@ -134,9 +134,9 @@ class Script:
     yield from self.flush(plan)
 
   def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
-    """Yields the ops of a run, flush included, and equal rounds only once.
+    """Yields the ops of a run, flush included, but repeated segments only once.
 
-    The exchanges of a repeated round keep the keys of the first such round.
+    Each repetition of a segment has the keys (`Key`) of the first one.
 
     Args:
       plan: Plan of the run.
@@ -201,9 +201,9 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of the windows of a round or a flush.
 
-    A window is the inner steps until a fragment (part of the parameters) is
-    next sent or applied. An exchange is launched at the start of the window
-    that applies its result, or after the window's inner steps if tau = 0.
+    A window is some inner steps, then at most one apply of a mean, and one send
+    of a fragment (part of the parameters). An exchange is launched at the start
+    of the window that applies its mean, or after its inner steps if tau = 0.
 
     Args:
       windows: The windows, in order.
@@ -234,15 +234,15 @@ class Script:
     """Yields the ops of an exchange and of the inner steps that hide it.
 
     The first messages have the *turn* 0, messages that need their result the
-    turn 1, and so on. The turns share the inner steps, and the codec's time
-    evenly. A turn is launched before its inner steps, and waited for after
-    them.
+    turn 1, and so on. The turns share the inner steps in proportion to their
+    bytes, and the codec's time evenly. The messages of a turn are launched
+    before its inner steps, and waited for after them.
 
     Args:
       event: Fragment of the exchange, and the steps of its send and its apply.
       start: Inner step of the run from which the schedule counts.
       behind: Inner steps between the launch and the wait; if there are none,
-        all messages are sent at once.
+        one launch has the messages of all turns, in order.
       members: Replicas that exchange, in the order of the ring; None: all.
     """
     # A schedule starts again at step 0 when H changes. So the key has the step

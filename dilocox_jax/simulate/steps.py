@@ -41,7 +41,7 @@ def step_seconds(
 
   It assumes that stages share the work evenly, and that a backward pass takes
   twice as long as a forward pass. Activations of one micro-batch are sent while
-  the next is computed. Devices wait for all other bytes of a step.
+  the next is computed. Devices wait for `inner_bytes`.
 
   Args:
     cluster: Sites, their devices, and the rates inside the sites.
@@ -164,6 +164,7 @@ def steady_state(
   start = 0
   if method.exchanged != "gradient":
     start = plan.warm_start_steps
+    # Rounds that still grow are shorter than those in the middle of a long run.
     if method.schedule.steady_round:
       start += method.schedule.steady_step
   # After `depth` rounds, results of earlier rounds arrive in every round.
@@ -203,7 +204,7 @@ def _averages_between(
   num_steps = last.num_steps - first.num_steps
 
   def per_step(name: str) -> np.ndarray:
-    """Returns by how much a field of `Outcome` grows an inner step, [M]."""
+    """Returns the increase of a field of `Outcome` per inner step, [M]."""
     return (getattr(last, name) - getattr(first, name)) / num_steps
 
   return SteadyState(

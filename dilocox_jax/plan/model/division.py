@@ -252,8 +252,9 @@ class Division:
   ) -> Spec:
     """Returns the first of some specs that divides a shape evenly.
 
-    Specs with tensor shards, or with layers on stages, are skipped if the
-    division has none of these. If no spec is left, no dimension is divided.
+    Specs that name tensor shards are skipped if there is only one, and specs
+    that begin with the stages if `layers_on_stages` is False. If no other spec
+    divides the shape evenly, no dimension is divided.
     """
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE

@@ -1,4 +1,4 @@
-"""Divides the parameter tree into fragments: parts that are sent together.
+"""Divides the parameter tree into P fragments: parts that are sent one by one.
 
 The layers of a model are stacked: every leaf under "blocks" has a leading layer
 axis. With P = 1 the whole tree is fragment 0. With more fragments there are

@@ -152,10 +152,10 @@ class GrowingSchedule(SyncSchedule):
     return last_stage.start + self.depth * last_stage.interval
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds in a row are alike, beginning with a given one.
+    """Returns how many rounds, from a given one on, are surely alike.
 
-    Rounds are alike if they have the same number of inner steps, and send and
-    apply the same fragments after the same of these steps.
+    Rounds are alike if they have equally many inner steps, and send and apply
+    fragments after the same of these steps.
 
     Args:
       round_index: Index of the given round, from 0.

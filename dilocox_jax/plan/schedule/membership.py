@@ -1,11 +1,11 @@
 """Plans in which rounds each replica takes part, and with how many steps.
 
 A replica that is away for some rounds takes no inner steps. A mean leaves it
-out if it was away in any round from the send to the apply. It comes back at the
-start of a round as a copy of the *source replica*, the first replica that was
-present in the round before: it gets the outer parameters and the source
-replica's inner optimizer state, but no residual of error feedback, and has
-nothing in flight.
+out if it was away in any round from the *send* (pseudo-gradients are measured)
+to the *apply* (their mean is applied). The replica comes back at the start of a
+round as a copy of the *source replica*, the first replica that was present in
+the round before: it gets the outer parameters and the source replica's inner
+optimizer state, but no residual of error feedback, and has nothing in flight.
 
 A slow replica m takes h_m of the H steps of a round. It takes its step k when
 floor(t h_m / H) reaches k for the first time, where t counts the H steps. The
@@ -37,7 +37,7 @@ class WindowParticipation:
   """What each replica does in a window.
 
   A window is some inner steps, then at most one apply and one send of a
-  fragment.
+  fragment (a part of the parameters).
 
   Attributes:
     num_steps: Number of inner steps of each replica, [M].
@@ -107,7 +107,7 @@ class Membership:
   inner_steps: tuple[int, ...] = ()
 
   def __post_init__(self):
-    """Raises ValueError if absences or inner steps do not fit the schedule."""
+    """Raises ValueError if a field is wrong or does not fit the schedule."""
     count = self.num_replicas
     interval = self.schedule.sync_interval
     require(
@@ -158,7 +158,7 @@ class Membership:
     return ~is_away
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds in a row are alike, beginning with a given one.
+    """Returns how many rounds, from a given one on, are surely alike.
 
     Rounds are alike if the same replicas are present, come back, and are in
     each mean. Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds

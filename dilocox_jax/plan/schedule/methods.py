@@ -152,9 +152,8 @@ class Method:
 
     With this field of a config, the part of a pseudo-gradient that the codec
     did not send stays in the replica's parameters, and is measured again at the
-    next send. The field is allowed with the rule "continue", and with the rule
-    "reset" if tau is 0. In other cases that part would be overwritten, or there
-    are no pseudo-gradients.
+    next send. A method that averages pseudo-gradients allows it with the rule
+    "continue", and with the rule "reset" if tau is 0.
     """
     if self.exchanged != "pseudo_gradient":
       return False

@@ -24,9 +24,10 @@ class Segment:
     phase: "rounds" or "data_parallel".
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
-    windows: The round in parts: some inner steps each, then at most one apply
-      and one send of a fragment. Empty if `phase` is "data_parallel".
-    ends_phase: Whether the next segment is of another phase.
+    windows: The round in parts. Each is some inner steps, then at most one mean
+      to apply, and one fragment (part of the parameters) to measure for an
+      exchange. Empty if `phase` is "data_parallel".
+    ends_phase: Whether the first round follows after this segment.
     schedule_start: Number of inner steps of the run before step 0 of the
       schedule, from which `windows` count. 0 if `phase` is "data_parallel".
     participation: What each replica does in the windows. None: all replicas
@@ -73,8 +74,8 @@ class RunPlan:
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Largest number of steps of a data-parallel segment.
     schedule_start: Number of inner steps of the run before step 0 of the
-      schedule, which starts again when H changes. None: it starts with the
-      first round.
+      schedule, which starts again when H changes. None: the schedule starts
+      with the first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """
@@ -129,10 +130,10 @@ class RunPlan:
       step = segment.stop
 
   def repeated_segments(self) -> Iterator[tuple[Segment, int]]:
-    """Yields the first of equal segments in a row, and how many they are.
+    """Yields all segments as pairs (segment, how often it repeats in a row).
 
-    Segments are equal if they differ only in their position in the run. Here,
-    data-parallel segments have one step each.
+    Repetitions differ only in their position in the run. Here, data-parallel
+    segments have one step each.
 
     Example: 100 data-parallel steps and then DiLoCo with H = 30 up to step 1010
     are 100 segments of 1 step, 30 segments of 30 steps, and 1 segment of 10
@@ -150,7 +151,7 @@ class RunPlan:
       step += num_segments * segment.num_steps
 
   def _num_equal_rounds(self, segment: Segment) -> int:
-    """Returns how many rounds in a row are equal, from the given one on."""
+    """Returns how many rounds, from a given one on, are surely equal."""
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
     round_index, interval = schedule.round_at(done)
@@ -168,7 +169,7 @@ class RunPlan:
     return min(num_rounds, num_alike)
 
   def round_starts(self) -> list[float]:
-    """Returns, for each round, the share of the rounds' steps that precede it.
+    """Returns, for each round, the share of the steps in rounds before it.
 
     Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps give 0,
     0.25 and 0.5.

@@ -60,8 +60,8 @@ class Window:
     applied: The apply after the inner steps. None: nothing is applied.
     sent: The send after the inner steps. Its pseudo-gradient is measured before
       `applied` is applied. None: nothing is sent.
-    follows_send: Whether the window before this one sent the fragment that this
-      window applies, with no inner step in between.
+    follows_send: Whether tau is 0 or a multiple of H, and the window before
+      sent the fragment that this one applies, after the same inner step.
   """
 
   num_steps: int
@@ -164,13 +164,14 @@ class SyncSchedule:
     """
     if not self.overlap_steps:
       return 0
+    # A round in which everything is sent and applied as in all later rounds.
     start = self.steady_step + self.sync_interval
     windows = self.windows(start, start + self.sync_interval)
     return min(window.num_steps for window in windows if window.applied)
 
   @property
   def is_regular(self) -> bool:
-    """Whether all rounds have H inner steps. False for every subclass."""
+    """Whether this is no subclass, so that all rounds have H inner steps."""
     return type(self) is SyncSchedule
 
   @property
@@ -211,10 +212,10 @@ class SyncSchedule:
     return f"{self.sync_interval}"
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds in a row are alike, beginning with a given one.
+    """Returns how many rounds, from a given one on, are surely alike.
 
-    Rounds are alike if they have the same number of inner steps, and send and
-    apply the same fragments after the same of these steps.
+    Rounds are alike if they have equally many inner steps, and send and apply
+    fragments after the same of these steps.
 
     Args:
       round_index: Index of the given round, from 0.
@@ -307,8 +308,8 @@ class SyncSchedule:
     """Returns, for every fragment, how many sends are not applied yet, [P].
 
     Args:
-      step: Number of finished inner steps. The sends and applies after the last
-        of them count as done.
+      step: Number of finished inner steps. What is to be sent and applied right
+        after step `step` has been sent and applied.
     """
     counts = [0] * self.num_fragments
     for event in self._pending(step):
@@ -316,10 +317,9 @@ class SyncSchedule:
     return counts
 
   def _pending(self, step: int) -> list[Event]:
-    """Returns the applies that are still due for the sends up to a step.
+    """Returns the applies after step `step` of what was sent up to this step.
 
-    Sends and applies of the step itself count as done. The applies have
-    ascending steps.
+    They have ascending steps.
     """
     return [
       event
@@ -330,11 +330,11 @@ class SyncSchedule:
   def flush_windows(self, step: int) -> list[Window]:
     """Returns the sends and applies of the flush, which ends a run.
 
-    The flush applies the mean of every pending send. It also sends the progress
-    since the last send, if there is any, and applies its mean last. The
-    fragments come one after the other. The pending sends of a fragment are
-    applied from the oldest on, after the new send if tau >= H, and before it
-    otherwise.
+    The flush treats one fragment after the other. A send is pending if its mean
+    is not applied yet. If the fragment has made progress since its last send,
+    the flush sends the progress, and applies its mean last. The pending sends
+    are applied from the oldest on: after this new send if tau >= H, and before
+    it otherwise.
 
     Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
     are pending and the progress of step 9 is unsent. So the order is send(9),
@@ -342,8 +342,8 @@ class SyncSchedule:
     pending, so the order is apply(8), send(9), apply(9).
 
     Args:
-      step: Number of finished inner steps. The sends and applies after the last
-        of them count as done.
+      step: Number of finished inner steps. What is to be sent and applied right
+        after step `step` has been sent and applied.
 
     Returns:
       Windows in order, each with one send or one apply and no inner steps. An
@@ -356,7 +356,7 @@ class SyncSchedule:
     ]
 
   def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
-    """Yields the windows that end a run for one fragment (`flush_windows`)."""
+    """Yields the windows of `flush_windows` for one fragment, in order."""
     overlap = self.overlap_steps
     pending = [
       Window(0, event)
