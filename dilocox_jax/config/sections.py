@@ -242,7 +242,7 @@ class ModelConfig(Section):
     """Refuses a preset that the user's own fields override completely."""
     preset = MODEL_PRESETS[self.preset]
     default_preset = MODEL_PRESETS[type(self).preset]
-    is_default = preset is default_preset
+    is_default = preset == default_preset
     if is_default or type(preset) is not type(default_preset):
       return
     # Only fields in which the preset differs from the default preset count.

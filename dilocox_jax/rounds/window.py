@@ -111,8 +111,8 @@ class WindowKind:
       fragment is.
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
-    follows_send: Whether the window before this one sent the fragment that is
-      applied, with no inner step in between.
+    follows_send: Whether tau is 0 or a multiple of H, and the window before
+      sent the fragment that is applied, after the same inner step.
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether replicas may differ from each other in their number of

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from unittest import mock
 
 import pytest
 
@@ -18,7 +19,11 @@ from dilocox_jax.config import (
 from dilocox_jax.config.platforms import chosen_values, on_platform
 from dilocox_jax.config.run import changed_settings, field_facts
 from dilocox_jax.data import tokenizers
-from dilocox_jax.plan.model.presets import nano
+from dilocox_jax.plan.model.presets import (
+  MODEL_PRESETS,
+  nano,
+  register_model,
+)
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
 
@@ -288,6 +293,12 @@ def test_a_preset_of_which_nothing_is_left_is_refused():
   assert (kept.norm, kept.num_layers) == ("layer", 3)
   some = from_mapping({"model": {"preset": "nano", "num_layers": 3}})
   assert some.model.shape.model_dim == 16
+
+
+def test_a_registered_preset_may_equal_the_default_one():
+  with mock.patch.dict(MODEL_PRESETS):
+    register_model("mine", dataclasses.replace(MODEL_PRESETS["tiny"]))
+    assert from_mapping({"model": {"preset": "mine"}}).model.label == "mine"
 
 
 @pytest.mark.parametrize(
