@@ -14,8 +14,8 @@ Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-Messages of a codec that chooses different values on each replica, such as the
-largest ones, are always gathered.
+Only `all_gather` averages messages of a codec that chooses other values on each
+replica, such as the largest ones.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ class Sender(NamedTuple):
       not, its values are zeros.
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
-    shares_add_up: Whether the `Reduced.own` of all replicas must add up to the
-      mean times the number of participants. If so, error feedback also makes up
-      for the rounding of means.
+    shares_add_up: Whether a collective that rounds the mean must correct
+      `Reduced.own`, so that error feedback also makes up for this rounding
+      (`ReduceScatterMean`).
   """
 
   participates: Boolean
@@ -136,9 +136,12 @@ def chosen_collective(
 ) -> Collective:
   """Returns the collective that averages the messages of a codec.
 
-  "auto" chooses "all_reduce", "all_gather" or "reduce_scatter": of those that
-  can average these messages, the one that sends the fewest bytes for large
-  leaves. In a tie, as between two replicas, "all_gather" is chosen.
+  "auto" chooses
+
+  - "all_reduce" if the messages are in float32;
+  - "reduce_scatter" if a `Quantizer` encodes them, and it sends fewer bytes for
+    large leaves than "all_gather", which needs more than two replicas;
+  - "all_gather" otherwise.
 
   Args:
     codec: The codec.

@@ -415,6 +415,7 @@ def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   # with large rounding errors. So everything is done three times. The first
   # time lengthens a remainder by up to 300. The second time makes it orthogonal
   # to about 2 digits, and the third time to the accuracy of fp32.
+  # By how much each column has been shortened so far: 1 means not at all.
   length = jnp.ones_like(panel[:, 0])
   for time, shift in enumerate(_SHIFTS):
     # Rounding errors of the panel have small parts along the basis. The second

@@ -285,6 +285,7 @@ def _pack(numbers: Array, count: int) -> Array:
   # From here on the highest bits come first.
   eights = _reversed_bits(filled, count).reshape(*numbers.shape[:-1], -1, 8)
   packed = []
+  # A number is shifted to the left by as many bits as the byte ends behind it.
   for byte in range(count):
     parts = [
       _shifted(eights[..., number], 8 * (byte + 1) - count * (number + 1))
@@ -300,6 +301,7 @@ def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
   filled = batching.pad(packed, -packed.shape[-1] % count).astype(jnp.uint32)
   groups = filled.reshape(*packed.shape[:-1], -1, count)
   numbers = []
+  # A byte is shifted to the left by as many bits as the number ends behind it.
   for number in range(8):
     parts = [
       _shifted(groups[..., byte], count * (number + 1) - 8 * (byte + 1))
@@ -417,6 +419,7 @@ class RandomMask(Projection):
     """
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
+    # [layers, 1, size]: for `map_over_rows`, each layer is one row.
     values = [
       flat[:, None] for flat in batching.concat_layers(_flat(leaves), groups)
     ]

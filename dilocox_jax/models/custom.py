@@ -135,8 +135,8 @@ def _of_module(
 ) -> LossModel:
   """Makes a `LossModel` of a module, or of a function that makes a module.
 
-  Raises ValueError if `model` is neither, or a module with other state than
-  parameters (not checked for Equinox).
+  Raises ValueError if `model` is neither, or is a module of NNX or linen that
+  has state besides parameters.
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
@@ -233,8 +233,8 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
   """Makes a `LossModel` of a module that is a tree of arrays, as in Equinox.
 
-  The module's floating-point arrays are trained, from the values that they have
-  now.
+  The module's arrays of floating-point or complex numbers are trained, from the
+  values that they have now.
   """
   trained = nested(
     {

@@ -334,7 +334,10 @@ def family_of(shape: ModelShape) -> str:
 
 
 def _has_options_of(family: Family, shape: ModelShape) -> bool:
-  """Whether a model differs from a family's models only in its sizes."""
+  """Returns whether a model differs from a family's models only in its sizes.
+
+  The sizes are the fields in `size_keys`, and `rope_factor`.
+  """
   # A subclass may belong to a model that computes something else.
   if type(shape) is not ModelShape:
     return False

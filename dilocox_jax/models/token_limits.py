@@ -119,7 +119,7 @@ def _program_inside(equation: Any) -> Jaxpr | None:
 
 
 def _keeps_ids(equation: Any, ids: set[Any]) -> bool:
-  """Returns whether the result of an operation on token ids holds token ids."""
+  """Returns whether the result of an operation on token ids counts as ids."""
   # Libraries let negative indices count from the end, by `select(id < 0, id +
   # rows, id)`. So ids plus a number that is not negative count as ids.
   name = equation.primitive.name

@@ -4,8 +4,8 @@ These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. All
 machines get the same bytes from the same values: every operation works on
 single values, or adds numbers in a fixed order.
 
-An encoded row consists of one or two rows of bytes: the codes, and for
-quantizers the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
+An encoded row consists of one or two rows of bytes: the codes, and unless they
+are floats the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
 byte 0b0010 = 2, and the scale 2, the mean of |x|. The row is decoded as (2, -2,
 2, 2).
 

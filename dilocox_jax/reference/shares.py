@@ -2,7 +2,7 @@
 
 A message consists of *tables*: rows of values of one width, encoded by one
 codec. All rows of a message, table after table, are cut into S *slices* of
-about as many bytes. *Share* s is the mean of the slices s of all messages,
+about equally many bytes. *Share* s is the mean of the slices s of all messages,
 encoded with the codec of the messages. So the S shares together are a message
 again, whose values are the mean.
 
