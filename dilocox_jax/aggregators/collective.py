@@ -14,8 +14,8 @@ Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-Only `all_gather` averages messages of a codec that chooses other values on each
-replica, such as the largest ones.
+Of the two, only `all_gather` averages messages of a codec that chooses values
+on each replica, such as the largest ones.
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ class Collective:
     """Averages the leaves of one message over the replicas that participate.
 
     A subclass should send all leaves together, with the flag that says whether
-    the sender participates: a second message would double the latency.
+    the sender counts in the mean: a second message would double the latency.
 
     Args:
       encoder: Encoder of the leaves.
@@ -139,8 +139,8 @@ def chosen_collective(
   "auto" chooses
 
   - "all_reduce" if the messages are in float32;
-  - "reduce_scatter" if a `Quantizer` encodes them, and it sends fewer bytes for
-    large leaves than "all_gather", which needs more than two replicas;
+  - "reduce_scatter" if a `Quantizer` encodes them, and "all_gather" would send
+    more bytes for large leaves;
   - "all_gather" otherwise.
 
   Args:

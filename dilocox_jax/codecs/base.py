@@ -257,7 +257,7 @@ class Quantizer(Encoder):
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into float32 rows of each group (`RowLayout`)."""
+    """Decodes a message into float32 rows of each group of leaves."""
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(

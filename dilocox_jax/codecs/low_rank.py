@@ -155,8 +155,9 @@ class LowRank(Projection):
   ) -> Coroutine:
     """Averages leaves: sends left factors and whole leaves, then right factors.
 
-    Each further power iteration sends left factors and right factors again.
-    `Codec.run` has the arguments and the result.
+    A leaf is sent whole if its factors would not be smaller. Each further power
+    iteration sends left factors and right factors again. `Codec.run` has the
+    arguments and the result.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
@@ -628,8 +629,10 @@ def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
   for path, leaf_factors in factors.items():
     right = leaf_factors.right[..., :rank]
     num_layers = len(leaf_factors.right)
+    # A Gram matrix has rank^2 values of 4 bytes.
     most_layers = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
     num_observed = min(max(most_layers, 1), num_layers)
+    # The kept layers are spread evenly over all layers.
     observed = right[np.arange(num_observed) * num_layers // num_observed]
     product = _product(transpose(observed), observed)
     products[path] = product * (num_layers / num_observed)

@@ -252,6 +252,7 @@ def _bit_of_rank(words: Array, ranks: Array) -> Array:
   A rank is the number of lower set bits, and the lowest bit has position 0.
   """
   position = jnp.zeros_like(words)
+  # A binary search for the bit: each step skips a half with too few set bits.
   for length in (16, 8, 4, 2, 1):
     lower_half = (words >> position) & jnp.uint32(2**length - 1)
     count = jax.lax.population_count(lower_half)
@@ -457,5 +458,6 @@ class RandomMask(Projection):
     draw = functools.partial(jax.random.uniform, shape=(1, len(widths)))
     uniform = jax.vmap(functools.partial(draw, dtype=jnp.float32))(keys)
     offset = jnp.floor(uniform * widths.astype(jnp.float32)[None, None])
+    # The product may have been rounded up to the width.
     offset = jnp.minimum(offset.astype(jnp.int32), widths[None, None] - 1)
     return bounds[None, None, :-1] + offset

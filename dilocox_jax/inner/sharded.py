@@ -229,7 +229,10 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 
 
 def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
-  """Gives a stage's function the argument `transfer` if `gather` is "layer"."""
+  """Gives a stage's function the argument `transfer` if `gather` is "layer".
+
+  `transfer` says how a device gathers one layer.
+  """
   if gather == "stage":
     return function
   return functools.partial(function, transfer=_layer_transfer(specs))
@@ -365,7 +368,7 @@ def _from_stages(
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
-  # Data shards and stages divide one dimension, which is not that of layers.
+  # Data shards and stages divide the same dimension, not that of the layers.
   if gather == "stage" and by_data and by_data == by_stage:
     all_layers = _sum_and_swap(leaf, by_data)
     return _rows(all_layers, jnp.asarray(stage_layers.rows))

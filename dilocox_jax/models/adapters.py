@@ -78,6 +78,7 @@ def _adapters(lora: Lora, base: Tree) -> Adaptation:
       leaves[path] = jnp.zeros(shape)
       if path.endswith(DOWN):
         key, leaf_key = jax.random.split(key)
+        # `shape` is [layers, inputs, rank].
         bound = 1 / math.sqrt(shape[1])
         leaves[path] = jax.random.uniform(
           leaf_key, shape, jnp.float32, minval=-bound, maxval=bound

@@ -203,6 +203,7 @@ def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
   positions = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
   previous_BxL = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
   starts = jnp.where(segments_BxL != previous_BxL, positions, 0)
+  # The highest start so far is that of the token's own segment.
   return positions - jax.lax.cummax(starts, axis=1)
 
 

@@ -82,7 +82,7 @@ def as_loss_model(
 def _loss_model_of(
   model: Any, loss: ModelLoss | None, example: Callable[[], Tree]
 ) -> LossModel:
-  """Does the work of `as_loss_model`, but ignores the argument `partition`.
+  """Turns a user's model into a `LossModel`, as `as_loss_model` does.
 
   A `loss` that draws random numbers must already read its key from the batch
   (`reads_keyed_batch`).

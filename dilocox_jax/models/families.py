@@ -232,6 +232,7 @@ def _rope_factor(rope: Mapping[str, Any]) -> float:
 
   Raises ValueError for rotary positions that the decoder does not support.
   """
+  # Older checkpoints have the key "type".
   rope_type = rope.get("rope_type", rope.get("type", "default"))
   require(
     rope_type in ("default", _STRETCHED_ROPE),
@@ -299,6 +300,7 @@ def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
   config["architectures"] = [family.architecture]
   config["torch_dtype"] = "float32"
   if family_name == "opt":
+    # OPT models may have an embedding of another width than their layers.
     config["word_embed_proj_dim"] = shape.model_dim
     return config
   # In `ModelShape` 0 means the usual size. Other libraries read the number.

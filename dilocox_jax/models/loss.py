@@ -35,8 +35,8 @@ class LossModel(NamedTuple):
       [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters. Without a
       module it returns the parameters.
-    logits: (parameters, tokens [B, L]) -> logits [B, L, V], for a user's module
-      that is trained on tokens. None for any other model.
+    logits: (parameters, tokens [B, L]) -> logits [B, L, V]. `as_loss_model`
+      sets it for a module that is trained on tokens; None: unknown.
     partition: (path, shape) -> partition of a parameter among the devices of a
       replica (`distributed.partition_rules`). None: of a user's model, the data
       shards divide the largest dimension of every large parameter.

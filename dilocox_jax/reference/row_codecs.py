@@ -323,6 +323,8 @@ def _to_bfloat16(values: np.ndarray) -> np.ndarray:
   limit = np.float32(LARGEST_BFLOAT16)
   clipped = np.clip(values.astype(np.float32), -limit, limit)
   bits = clipped.view(np.uint32)
+  # The upper half is the bfloat16. The lower half carries into it if it is more
+  # than 0x8000, or is 0x8000 and the upper half is odd.
   rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)
   return (rounded >> 16).astype("<u2")
 

@@ -287,6 +287,7 @@ def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
   the messages, but other bytes in each row.
   """
   bits = RESIDUAL_ROWS.bits
+  # The codes of a row, and its bfloat16 scale.
   row_bytes = tuple((-(-width * bits // 8), 2) for width in tables.widths)
   return Cuts(starts=cuts.starts, row_bytes=row_bytes)
 
