@@ -242,9 +242,10 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback, the new residual is `feedback` times the codec's loss,
-    or zeros if a corrected value is not finite. With `keep_unsent`, the loss is
-    returned as `Averaged.retained` instead.
+    With error feedback, the new residual is `feedback` times (corrected values
+    - R), or zeros if a corrected value is not finite. R is what the others
+    decode, or with `against="mean"` the mean. With `keep_unsent`, values minus
+    `Averaged.sent` are returned as `Averaged.retained`.
 
     Args:
       values: Values of this replica, a tree like the argument of `init`.
