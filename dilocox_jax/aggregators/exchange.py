@@ -407,7 +407,7 @@ def _finite_part(values: Tree) -> tuple[Tree, Boolean]:
 
 
 def _stacked(tree: Tree) -> dict[str, Array]:
-  """Returns the leaves that are not empty by path, as [num_layers, *shape].
+  """Returns the non-empty leaves by path, each as [num_layers, *shape].
 
   A leaf outside the stack of layers becomes [1, ...].
   """

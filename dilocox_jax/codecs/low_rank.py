@@ -309,7 +309,7 @@ class LocalLowRank(Encoder):
 
 
 def with_rank(codec: Codec, rank: int) -> Codec:
-  """Returns a copy of a `LowRank` codec that has another rank.
+  """Returns a copy of a `LowRank` codec with the given rank.
 
   Any other codec is returned unchanged.
   """

@@ -391,9 +391,10 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
 
 
 def tensor_name(path: str, layer: int, family: Family) -> str:
-  """Returns the name of the tensor that holds a leaf in a checkpoint.
+  """Returns the name of a leaf's tensor in a checkpoint.
 
-  `layer` is the number of the layer; ignored for a leaf outside the blocks.
+  A leaf of the blocks has one tensor for each layer, which `layer` chooses; for
+  other leaves `layer` is ignored.
   """
   module_path, _, last_key = path.rpartition("/")
   # The two tables of "embed" are different modules in a checkpoint, so they

@@ -153,7 +153,8 @@ class _Attention(nnx.Module):
         returned.
       start: Position of the first token.
       segments: Number of each token's segment, its document in the sequence,
-        [B, L] (`models.attention`). None: a sequence is one document.
+        [B, L] (`models.attention`). None, as always with a `cache`: a sequence
+        is one document.
     """
     y_TxD = self.norm(x_TxD)
 

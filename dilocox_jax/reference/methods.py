@@ -457,7 +457,7 @@ class EagerFragment(Fragment):
     self.has_sent = False
 
   def run_events(self, step: int) -> None:
-    """Measures and applies if a round of the fragment ends after `step`."""
+    """If due after `step`, measures, and applies the mean of the last round."""
     if step in self.delays:
       self.last_send = step
       self.apply(self.measure())
