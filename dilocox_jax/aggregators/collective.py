@@ -14,8 +14,8 @@ Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-Of the two, only `all_gather` averages messages of a codec that chooses values
-on each replica, such as the largest ones.
+Of the two ways, only `all_gather` averages messages of a codec that chooses
+other values on each replica, such as the largest ones.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,9 @@ class Sender(NamedTuple):
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
     shares_add_up: Whether a collective that rounds the mean must correct
-      `Reduced.own`, so that error feedback also makes up for this rounding
-      (`ReduceScatterMean`).
+      `Reduced.own`, so that those of all replicas add up to the mean times the
+      number of participants. Then error feedback also makes up for the rounding
+      of the mean.
   """
 
   participates: Boolean

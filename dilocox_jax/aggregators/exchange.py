@@ -242,10 +242,10 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback, the new residual is `feedback` times (corrected values
-    - R), or zeros if a corrected value is not finite. R is what the others
-    decode, or with `against="mean"` the mean. With `keep_unsent`, values minus
-    `Averaged.sent` are returned as `Averaged.retained`.
+    With error feedback, the new residual is `feedback` times the loss: the
+    corrected values minus what the others decode, or with `against="mean"`
+    minus the mean. The residual is zero if a corrected value is not finite.
+    With `keep_unsent`, `Averaged.retained` is values minus `Averaged.sent`.
 
     Args:
       values: Values of this replica, a tree like the argument of `init`.

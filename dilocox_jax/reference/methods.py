@@ -457,7 +457,10 @@ class EagerFragment(Fragment):
     self.has_sent = False
 
   def run_events(self, step: int) -> None:
-    """If due after `step`, measures, and applies the mean of the last round."""
+    """Does what is due after `step`: measures, then applies an older mean.
+
+    The older mean is that of the round before.
+    """
     if step in self.delays:
       self.last_send = step
       self.apply(self.measure())
