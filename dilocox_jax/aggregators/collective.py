@@ -14,8 +14,8 @@ Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-Of the two ways, only `all_gather` averages messages of a codec that chooses
-other values on each replica, such as the largest ones.
+Of the two ways, only `all_gather` can average messages for which each replica
+chooses the values that it sends, such as its largest ones.
 """
 
 from collections.abc import Sequence
