@@ -91,6 +91,7 @@ def swapped_in_pairs(
   def swap(raw: Array) -> Rows:
     return (jax.lax.switch(number, swaps, raw),)
 
+  # The first axis is that of the senders, and the partner is the only one.
   return [array[0] for array in _over_devices(arrays, 0, swap)]
 
 

@@ -14,8 +14,8 @@ Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-Messages of a codec that chooses different values on each replica, such as the
-largest ones, are always gathered.
+Of the two ways, only `all_gather` can average messages for which each replica
+chooses the values that it sends, such as its largest ones.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,10 @@ class Sender(NamedTuple):
       not, its values are zeros.
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
-    shares_add_up: Whether the `Reduced.own` of all replicas must add up to the
-      mean times the number of participants. If so, error feedback also makes up
-      for the rounding of means.
+    shares_add_up: Whether a collective that rounds the mean must correct
+      `Reduced.own`, so that those of all replicas add up to the mean times the
+      number of participants. Then error feedback also makes up for the rounding
+      of the mean.
   """
 
   participates: Boolean
@@ -96,7 +97,7 @@ class Collective:
     """Averages the leaves of one message over the replicas that participate.
 
     A subclass should send all leaves together, with the flag that says whether
-    the sender participates: a second message would double the latency.
+    the sender counts in the mean: a second message would double the latency.
 
     Args:
       encoder: Encoder of the leaves.
@@ -136,9 +137,12 @@ def chosen_collective(
 ) -> Collective:
   """Returns the collective that averages the messages of a codec.
 
-  "auto" chooses "all_reduce", "all_gather" or "reduce_scatter": of those that
-  can average these messages, the one that sends the fewest bytes for large
-  leaves. In a tie, as between two replicas, "all_gather" is chosen.
+  "auto" chooses
+
+  - "all_reduce" if the messages are in float32;
+  - "reduce_scatter" if a `Quantizer` encodes them, and "all_gather" would send
+    more bytes for large leaves;
+  - "all_gather" otherwise.
 
   Args:
     codec: The codec.

@@ -91,8 +91,8 @@ def exchange(
   against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica whose values are not finite loses its residual, and no
-  replica makes up for its rounding of means in this exchange. 1-bit Adam keeps
+  Differs: a replica whose values are not finite loses its residual. If it
+  rounds the mean of a slice, no replica makes up for that. 1-bit Adam keeps
   the loss from rounding the mean of a slice in an array of its own. Here it
   goes into the residual of the replica that has rounded the mean.
 
@@ -242,9 +242,10 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback, `feedback` times the codec's loss becomes the new
-    residual; it is zero if the corrected values are not finite. With
-    `keep_unsent`, the loss is returned as `Averaged.retained` instead.
+    With error feedback, the new residual is `feedback` times the loss: the
+    corrected values minus what the others decode, or with `against="mean"`
+    minus the mean. The residual is zero if a corrected value is not finite.
+    With `keep_unsent`, `Averaged.retained` is values minus `Averaged.sent`.
 
     Args:
       values: Values of this replica, a tree like the argument of `init`.
@@ -406,7 +407,7 @@ def _finite_part(values: Tree) -> tuple[Tree, Boolean]:
 
 
 def _stacked(tree: Tree) -> dict[str, Array]:
-  """Returns the leaves that are not empty by path, as [num_layers, *shape].
+  """Returns the non-empty leaves by path, each as [num_layers, *shape].
 
   A leaf outside the stack of layers becomes [1, ...].
   """

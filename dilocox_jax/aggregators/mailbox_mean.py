@@ -115,8 +115,8 @@ class MailboxMean(Collective):
 
     It is a `StoreShares` if each replica averages one slice of the messages,
     else a `StoreObject`. Its size is that of encoded leaves, header and
-    signature. A `StoreShares` also counts the losses of encoding the means,
-    even if the run does not send them.
+    signature. A `StoreShares` also counts what a lossy codec loses of the
+    means, even if the run does not send these residuals.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)

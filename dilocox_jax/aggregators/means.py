@@ -19,7 +19,7 @@ def summed(
   Args:
     values: Tree whose leaves all have one dtype; zeros if this replica does not
       participate.
-    participates: Whether this replica participates (boolean scalar).
+    participates: Whether this replica counts in the mean (boolean scalar).
     axis_name: Name of the axis over which replicas are mapped.
 
   Returns:

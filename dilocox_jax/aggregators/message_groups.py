@@ -54,7 +54,7 @@ class MessageGroups:
 
   @classmethod
   def of(cls, encoder: Quantizer, shapes: Sequence[Shape]) -> "MessageGroups":
-    """Returns the groups for the device or devices of the current replica."""
+    """Returns the groups of leaves of these shapes, for the current replica."""
     layout = encoder.layout(list(shapes))
     return cls(
       widths=layout.widths,

@@ -94,7 +94,7 @@ class PairMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one message to the partner: the codes and the sender's flag."""
+    """Returns one permute: codes, and whether the sender participates."""
     del num_replicas
     return [Permute(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 

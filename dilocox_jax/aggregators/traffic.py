@@ -125,7 +125,8 @@ class Traffic:
   ) -> int:
     """Returns the bytes that a replica sends in the flush at the end of a run.
 
-    The flush makes the exchanges whose means are not applied yet.
+    The flush applies the means that are not applied yet, and exchanges what was
+    trained since the last exchange. The bytes of all these exchanges count.
 
     Args:
       step: Number of inner steps that the run has made.

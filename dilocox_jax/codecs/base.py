@@ -257,7 +257,7 @@ class Quantizer(Encoder):
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into float32 rows of each group (`RowLayout`)."""
+    """Decodes a message into float32 rows of each group of leaves."""
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(
@@ -302,8 +302,8 @@ def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
 
   Slices have equally many rows, so up to num_slices - 1 rows of zeros are
   added. A row has at most `width` values, and at most a 16th of a slice or 128
-  values, whichever is more. So the zeros of a large leaf have less than a 16th
-  of its values.
+  values, whichever is more. So to a large leaf, fewer zeros are added than a
+  16th of its values.
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))
   return min(width, block_width(math.prod(shape[1:]), longest))

@@ -35,7 +35,7 @@ class RowLayout:
   group, whose rows are concatenated into one array [1, rows, width]. A leaf
   that is alone in its group keeps its layers, [num_layers, rows, width].
 
-  With slices (parts that one replica each averages), the array is [num_slices,
+  With slices (each replica averages one of them), the array is [num_slices,
   rows, width], and rows of zeros may end a leaf. For example, 5 rows in 2
   slices are rows 0, 1 and 2 in the first slice, and rows 3, 4 and a row of
   zeros in the second one.

@@ -155,8 +155,9 @@ class LowRank(Projection):
   ) -> Coroutine:
     """Averages leaves: sends left factors and whole leaves, then right factors.
 
-    Each further power iteration sends left factors and right factors again.
-    `Codec.run` has the arguments and the result.
+    A leaf is sent whole if its factors would not be smaller. Each further power
+    iteration sends left factors and right factors again. `Codec.run` has the
+    arguments and the result.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
@@ -308,7 +309,7 @@ class LocalLowRank(Encoder):
 
 
 def with_rank(codec: Codec, rank: int) -> Codec:
-  """Returns a copy of a `LowRank` codec that has another rank.
+  """Returns a copy of a `LowRank` codec with the given rank.
 
   Any other codec is returned unchanged.
   """
@@ -415,6 +416,7 @@ def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   # with large rounding errors. So everything is done three times. The first
   # time lengthens a remainder by up to 300. The second time makes it orthogonal
   # to about 2 digits, and the third time to the accuracy of fp32.
+  # By how much each column has been shortened so far: 1 means not at all.
   length = jnp.ones_like(panel[:, 0])
   for time, shift in enumerate(_SHIFTS):
     # Rounding errors of the panel have small parts along the basis. The second
@@ -627,8 +629,10 @@ def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
   for path, leaf_factors in factors.items():
     right = leaf_factors.right[..., :rank]
     num_layers = len(leaf_factors.right)
+    # A Gram matrix has rank^2 values of 4 bytes.
     most_layers = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
     num_observed = min(max(most_layers, 1), num_layers)
+    # The kept layers are spread evenly over all layers.
     observed = right[np.arange(num_observed) * num_layers // num_observed]
     product = _product(transpose(observed), observed)
     products[path] = product * (num_layers / num_observed)

@@ -146,6 +146,7 @@ def _hint(name: str) -> str:
 
   It is "" if no known name is similar.
   """
+  # Names such as "int4" and "uint_8".
   bits = re.fullmatch(r"u?int_?(\d+)", name)
   if bits:
     return f": did you mean 'int(bits={bits[1]})'?"

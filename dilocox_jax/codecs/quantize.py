@@ -249,8 +249,9 @@ def _signs(values: Array) -> tuple[Array, Array]:
 def _magnitudes(values: Array) -> tuple[Array, Array]:
   """Returns codes of 2 bits [..., width], and two scales of each row [..., 2].
 
-  A code is 2 if x is negative, plus 1 if |x| is above its mean over the row.
-  The scales are the mean of the |x| up to this mean, and of those above it.
+  The high bit of a code says whether x is negative, and the low bit whether |x|
+  is above its mean over the row. The scales are the mean of the |x| up to this
+  mean, and the mean of the |x| above it.
   """
   width = values.shape[-1]
   sizes, factor = _scaled_magnitudes(values, width)

@@ -252,6 +252,7 @@ def _bit_of_rank(words: Array, ranks: Array) -> Array:
   A rank is the number of lower set bits, and the lowest bit has position 0.
   """
   position = jnp.zeros_like(words)
+  # A binary search for the bit: each step skips a half with too few set bits.
   for length in (16, 8, 4, 2, 1):
     lower_half = (words >> position) & jnp.uint32(2**length - 1)
     count = jax.lax.population_count(lower_half)
@@ -285,6 +286,7 @@ def _pack(numbers: Array, count: int) -> Array:
   # From here on the highest bits come first.
   eights = _reversed_bits(filled, count).reshape(*numbers.shape[:-1], -1, 8)
   packed = []
+  # A number is shifted to the left by as many bits as the byte ends behind it.
   for byte in range(count):
     parts = [
       _shifted(eights[..., number], 8 * (byte + 1) - count * (number + 1))
@@ -300,6 +302,7 @@ def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
   filled = batching.pad(packed, -packed.shape[-1] % count).astype(jnp.uint32)
   groups = filled.reshape(*packed.shape[:-1], -1, count)
   numbers = []
+  # A byte is shifted to the left by as many bits as the number ends behind it.
   for number in range(8):
     parts = [
       _shifted(groups[..., byte], count * (number + 1) - 8 * (byte + 1))
@@ -417,6 +420,7 @@ class RandomMask(Projection):
     """
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
+    # [layers, 1, size]: for `map_over_rows`, each layer is one row.
     values = [
       flat[:, None] for flat in batching.concat_layers(_flat(leaves), groups)
     ]
@@ -454,5 +458,6 @@ class RandomMask(Projection):
     draw = functools.partial(jax.random.uniform, shape=(1, len(widths)))
     uniform = jax.vmap(functools.partial(draw, dtype=jnp.float32))(keys)
     offset = jnp.floor(uniform * widths.astype(jnp.float32)[None, None])
+    # The product may have been rounded up to the width.
     offset = jnp.minimum(offset.astype(jnp.int32), widths[None, None] - 1)
     return bounds[None, None, :-1] + offset

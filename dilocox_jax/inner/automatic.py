@@ -1,9 +1,9 @@
 """Lets JAX's partitioner divide a replica's work among its devices.
 
-This is how a user's model is trained. The functions here tell the partitioner
-that data shards divide the rows of a batch, and that each gradient is divided
-like its parameter. The partitioner does the rest: it gathers parameters and
-sums gradients where an operation needs it. (Data shards are devices that read
+This is how a user's model is trained if a replica has several devices. The
+functions here tell the partitioner that data shards divide the rows of a batch,
+and that each gradient is divided like its parameter. The partitioner gathers
+parameters and sums gradients where needed. (Data shards are devices that read
 different rows of a batch. Tensor shards read the same rows and divide the
 matrix products.)
 

@@ -166,7 +166,7 @@ class TrainingStage(Stage):
 
     The returned state has new `activations`, also in the micro-batch's slot of
     `outputs`, and new arrays in its slot of `saved`. `at` has the numbers of
-    the micro-batch and of its slots.
+    the micro-batch and of its slots (places in these buffers).
     """
     context = self.context(at.micro_batch)
 
@@ -194,7 +194,7 @@ class TrainingStage(Stage):
     that the next stage has sent. The first stage ends with the embedding. The
     returned state has new `gradients`, and the micro-batch's loss and gradients
     are added to the sums. `at` has the numbers of the micro-batch and of its
-    slots.
+    slots (places in the buffers `outputs` and `saved`).
     """
     last_row = self.count - 1
 

@@ -2,8 +2,8 @@
 
 A pipeline runs the forward and the backward of a layer at different times, so
 the forward must return arrays that can be stored. They are the residuals of
-`jax.vjp` (no relatives of the residuals of error feedback), without the layer's
-parameters, which the stage has anyway.
+`jax.vjp` (not those of error feedback), without the layer's parameters, which
+the stage has anyway.
 
 Letters in names: T tokens of a micro-batch, D width of the residual stream.
 """

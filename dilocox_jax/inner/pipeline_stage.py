@@ -245,6 +245,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
       empty_buffer(x_TxD.shape, x_TxD.dtype),
       zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),
     )
+    # The last stage begins as many ticks late as there are stages before it.
     ticks = jnp.arange(num_batches + len(layer_counts) - 1, dtype=np.int32)
     (_, total), _ = jax.lax.scan(tick, first, ticks)
     return total / num_batches

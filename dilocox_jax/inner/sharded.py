@@ -5,9 +5,9 @@ leaves that all stages share, before the pipeline starts. Of large tables it
 gathers only a part (`inner.vocabulary`). Afterwards the gradients go back to
 the devices that keep the parameters. Both happen once in each optimizer step.
 
-With `mesh.gather="layer"`, a device gathers a layer whenever a micro-batch
-passes through it. So it holds only one or two whole layers at a time, but
-gathers every layer twice for each micro-batch.
+With pipeline stages and `mesh.gather="layer"`, a device gathers a layer when a
+micro-batch's forward passes through the layer, and again for its backward. So
+the device holds only one or two whole layers at a time.
 
 In this module, *blocks* are the layers of the model, stacked along their first
 axis. A *spec* of a leaf says for each dimension which mesh axes divide it.
@@ -229,7 +229,10 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 
 
 def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
-  """Gives a stage's function the argument `transfer` if `gather` is "layer"."""
+  """Gives a stage's function the argument `transfer` if `gather` is "layer".
+
+  `transfer` says how a device gathers one layer.
+  """
   if gather == "stage":
     return function
   return functools.partial(function, transfer=_layer_transfer(specs))
@@ -338,7 +341,7 @@ def _to_stages(
   """Gathers this stage's layers of one leaf, [K, ...].
 
   `leaf` is this device's part of the leaf, and `spec` says which mesh axes
-  divide it. If `gather` is "layer", data shards still divide the result.
+  divide it. If `gather` is "layer", data shards divide the result as before.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
@@ -361,10 +364,11 @@ def _from_stages(
   """Sums gradients of one leaf over data shards, and gives devices their parts.
 
   `leaf` has the gradients of this stage's layers, [K, ...]. If `gather` is
-  "layer" and data shards divide the leaf, they are already summed.
+  "layer" and data shards divide the leaf, the gradients are already summed.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
+  # Data shards and stages divide the same dimension, not that of the layers.
   if gather == "stage" and by_data and by_data == by_stage:
     all_layers = _sum_and_swap(leaf, by_data)
     return _rows(all_layers, jnp.asarray(stage_layers.rows))

@@ -51,7 +51,8 @@ class Adaptation:
       whose product is 0 at first; leaves of the model itself keep their values.
     frozen: Frozen leaves, each an array or a `LazyArray`.
     join: (trained, frozen) -> parameters of the model. Adapters are put beside
-      their kernels, where `split_layer` finds them, and are already scaled.
+      their kernels, where `split_layer` finds them, with `lora_b` already
+      multiplied by the scale.
     fold: (trained, frozen) -> parameters of an equal model without adapters:
       each scaled product of adapters is added to its kernel.
   """
@@ -77,6 +78,7 @@ def _adapters(lora: Lora, base: Tree) -> Adaptation:
       leaves[path] = jnp.zeros(shape)
       if path.endswith(DOWN):
         key, leaf_key = jax.random.split(key)
+        # `shape` is [layers, inputs, rank].
         bound = 1 / math.sqrt(shape[1])
         leaves[path] = jax.random.uniform(
           leaf_key, shape, jnp.float32, minval=-bound, maxval=bound

@@ -184,11 +184,12 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
 def segment_ids(
   tokens_BxL: Int[Array, "B L"], end_of_text: int
 ) -> Int[Array, "B L"]:
-  """Returns the number of each token's segment, counted from 0.
+  """Returns the number of each token's segment.
 
-  A segment is the part of a sequence that belongs to one document. Example: if
-  token 0 is `end_of_text`, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments
-  [0, 0, 1, 1, 1, 2, 2].
+  A segment is the part of a sequence that belongs to one document. Its number
+  is the number of `end_of_text` tokens up to its first token. Example: if token
+  0 is `end_of_text`, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments [0, 0,
+  1, 1, 1, 2, 2].
   """
   return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)
 
@@ -202,6 +203,7 @@ def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
   positions = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
   previous_BxL = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
   starts = jnp.where(segments_BxL != previous_BxL, positions, 0)
+  # The highest start so far is that of the token's own segment.
   return positions - jax.lax.cummax(starts, axis=1)
 
 

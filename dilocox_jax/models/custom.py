@@ -82,7 +82,7 @@ def as_loss_model(
 def _loss_model_of(
   model: Any, loss: ModelLoss | None, example: Callable[[], Tree]
 ) -> LossModel:
-  """Does the work of `as_loss_model`, but ignores the argument `partition`.
+  """Turns a user's model into a `LossModel`, as `as_loss_model` does.
 
   A `loss` that draws random numbers must already read its key from the batch
   (`reads_keyed_batch`).
@@ -135,8 +135,8 @@ def _of_module(
 ) -> LossModel:
   """Makes a `LossModel` of a module, or of a function that makes a module.
 
-  Raises ValueError if `model` is neither, or a module with other state than
-  parameters (not checked for Equinox).
+  Raises ValueError if `model` is neither, or is a module of NNX or linen that
+  has state besides parameters.
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
@@ -233,8 +233,8 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
   """Makes a `LossModel` of a module that is a tree of arrays, as in Equinox.
 
-  The module's floating-point arrays are trained, from the values that they have
-  now.
+  The module's arrays of floating-point or complex numbers are trained, from the
+  values that they have now.
   """
   trained = nested(
     {

@@ -232,6 +232,7 @@ def _rope_factor(rope: Mapping[str, Any]) -> float:
 
   Raises ValueError for rotary positions that the decoder does not support.
   """
+  # Older checkpoints have the key "type".
   rope_type = rope.get("rope_type", rope.get("type", "default"))
   require(
     rope_type in ("default", _STRETCHED_ROPE),
@@ -299,6 +300,7 @@ def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
   config["architectures"] = [family.architecture]
   config["torch_dtype"] = "float32"
   if family_name == "opt":
+    # OPT models may have an embedding of another width than their layers.
     config["word_embed_proj_dim"] = shape.model_dim
     return config
   # In `ModelShape` 0 means the usual size. Other libraries read the number.
@@ -334,7 +336,10 @@ def family_of(shape: ModelShape) -> str:
 
 
 def _has_options_of(family: Family, shape: ModelShape) -> bool:
-  """Whether a model differs from a family's models only in its sizes."""
+  """Returns whether a model differs from a family's models only in its sizes.
+
+  The sizes are the fields in `size_keys`, and `rope_factor`.
+  """
   # A subclass may belong to a model that computes something else.
   if type(shape) is not ModelShape:
     return False
@@ -386,9 +391,10 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
 
 
 def tensor_name(path: str, layer: int, family: Family) -> str:
-  """Returns the name of the tensor that holds a leaf in a checkpoint.
+  """Returns the name of a leaf's tensor in a checkpoint.
 
-  `layer` is the number of the layer; ignored for a leaf outside the blocks.
+  A leaf of the blocks has one tensor for each layer, which `layer` chooses; for
+  other leaves `layer` is ignored.
   """
   module_path, _, last_key = path.rpartition("/")
   # The two tables of "embed" are different modules in a checkpoint, so they

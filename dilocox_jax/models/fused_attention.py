@@ -1,4 +1,4 @@
-"""Causal attention that never holds the weights [L, L] of a whole sequence.
+"""Causal attention that never holds the weights [L, L] of a long sequence.
 
 `models.attention.attend` computes the same result, holds the weights, and is
 the fastest on a CPU. The functions here are for accelerators:
@@ -141,8 +141,9 @@ def _blocks(
 ) -> tuple[Array, Callable[[Array], Callable[..., Array]]]:
   """Divides L queries into the fewest equal blocks of at most `_BLOCK`.
 
-  Returns the first position of each block, and a function from such a position
-  to a function (all queries, keys, values) -> attention of that block.
+  Returns the first position of each block, and a function from the first
+  position of a block to a function (all queries, keys, values) -> attention of
+  the block's queries.
   """
   length = query.shape[1]
   size = min(_BLOCK, length)

@@ -35,11 +35,11 @@ class LossModel(NamedTuple):
       [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters. Without a
       module it returns the parameters.
-    logits: (parameters, tokens [B, L]) -> logits [B, L, V]. None for a user's
-      model: its batches may be any trees that its loss reads.
+    logits: (parameters, tokens [B, L]) -> logits [B, L, V]. `as_loss_model`
+      sets it for a module that is trained on tokens; None: unknown.
     partition: (path, shape) -> partition of a parameter among the devices of a
-      replica (`distributed.partition_rules`). None for a user's model: the data
-      shards divide the largest dimension of every parameter.
+      replica (`distributed.partition_rules`). None: of a user's model, the data
+      shards divide the largest dimension of every large parameter.
     draws_random: Whether the loss draws random numbers. If so, a batch is a
       `random_loss.KeyedBatch` in training, and a plain batch in evaluations.
   """

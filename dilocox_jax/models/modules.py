@@ -153,7 +153,8 @@ class _Attention(nnx.Module):
         returned.
       start: Position of the first token.
       segments: Number of each token's segment, its document in the sequence,
-        [B, L] (`models.attention`). None: a sequence is one document.
+        [B, L] (`models.attention`). None, as always with a `cache`: a sequence
+        is one document.
     """
     y_TxD = self.norm(x_TxD)
 
@@ -291,8 +292,8 @@ class _Embed(nnx.Module):
     """Returns the residual stream before the first layer: a row for each token.
 
     A row is that of the token in the token table, plus that of its position in
-    the table of positions, if there is one. A token or a position that its
-    table lacks gives a row of NaN.
+    the table of positions, if there is one. A token or a position beyond the
+    end of its table gives a row of NaN.
 
     Args:
       tokens_BxL: The tokens.
@@ -301,18 +302,19 @@ class _Embed(nnx.Module):
         [B, L]. Positions then count from the start of each segment. None: a
         sequence is one document.
     """
-    # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
-    # run. The default would clamp the token and train on another one.
+    # "fill" gives NaN for a token beyond the vocabulary, and NaN stops the run.
+    # The default would clamp the token and train on another one.
     tokens_T = tokens_BxL.reshape(-1)
     rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
     if self.positions is not None:
       positions = jnp.arange(tokens_BxL.shape[1], dtype=np.int32) + start
       if segments is not None:
         positions = segment_positions(segments).reshape(-1)
-      # A position outside the table gives NaN, too.
+      # A position beyond the table gives NaN, too.
       position_rows = jnp.take(
         self.positions[...], positions, axis=0, mode="fill"
       )
+      # Without segments, all sequences have the same positions.
       num_repeats = tokens_T.size // positions.size
       rows = rows + jnp.tile(position_rows, (num_repeats, 1))
     return rows.astype(self.dtype)

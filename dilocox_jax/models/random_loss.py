@@ -1,8 +1,8 @@
 """Losses that draw random numbers, for example for dropout.
 
 Such a loss has an argument `key`: (model, batch, key) -> scalar. In training
-`key` is a key of JAX, another one for each micro-batch of each replica. In an
-evaluation it is None, and the loss should draw no random numbers.
+`key` is a key of JAX, a new one for each micro-batch of each replica. In an
+evaluation `key` is None, and the loss should draw no random numbers.
 
 Keys travel in the batch, two numbers per row. So a replica draws the same
 numbers however many devices divide its batch.
@@ -32,7 +32,10 @@ class KeyedBatch:
 
 
 def draws_random(loss: Callable) -> bool:
-  """Returns whether a loss has an argument `key`; False if unknown."""
+  """Returns whether a loss has an argument `key`.
+
+  False for a builtin whose signature cannot be read.
+  """
   try:
     return "key" in inspect.signature(loss).parameters
   except (TypeError, ValueError):  # A builtin without a signature.

@@ -49,8 +49,8 @@ def generate(
 
   Raises:
     ValueError: One line, if the model cannot decode or has too few positions,
-      if the prompt is empty or has ids outside the vocabulary, or if a number
-      is outside its limits.
+      if the prompt is empty or has ids outside the vocabulary (not checked
+      under `jax.jit`), or if a number is outside its limits.
   """
   decode = model.decode
   if decode is None:

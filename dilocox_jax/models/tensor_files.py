@@ -115,8 +115,8 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 
   Raises:
     ValueError: One line, if a file is missing or damaged, if a tensor has a
-      type that numpy lacks, if it is not clear which files belong to the
-      checkpoint, or if the extra `weights` is not installed.
+      type that this module cannot read, if it is not clear which files belong
+      to the checkpoint, or if the extra `weights` is not installed.
   """
   weight_map = _weight_map(folder)
   if weight_map is None:
@@ -167,7 +167,8 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
 def _only_file(folder: pathlib.Path) -> pathlib.Path:
   """Returns the file that has all tensors of a folder without an index.
 
-  Raises ValueError if the folder has no such file, or several.
+  It is `model.safetensors` if that exists, else the only .safetensors file.
+  Raises ValueError if there is neither.
   """
   if (folder / TENSORS_FILE).exists():
     return folder / TENSORS_FILE
@@ -185,7 +186,7 @@ def _open_file(file: pathlib.Path) -> dict[str, StoredTensor]:
   """Checks header and digest of a file, and returns its tensors by name.
 
   Files of other programs have no digest. Raises ValueError if the file is
-  damaged, or has a type that numpy lacks.
+  missing or damaged, or has a type that is not in `_DTYPES`.
   """
   header, values_offset = _header(file)
   metadata = header.pop(_METADATA, {})
@@ -299,8 +300,8 @@ def divided_among_files(
       gets a file of its own.
 
   Returns:
-    The tensors of each file, by name of the file: `TENSORS_FILE` if there is
-    one, else names such as "model-00001-of-00002.safetensors".
+    The tensors of each file, by name of the file. A single file is named
+    `TENSORS_FILE`, several are named like "model-00001-of-00002.safetensors".
   """
   groups: list[list[TensorShape]] = [[]]
   num_bytes = 0

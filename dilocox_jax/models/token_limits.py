@@ -78,8 +78,8 @@ def token_limits(
 def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
   """Yields the number of rows of each table in which a jaxpr looks up tokens.
 
-  `ids` are the variables that hold token ids. This function adds the variables
-  to which the jaxpr moves ids.
+  `ids` are the variables that hold token ids. This function adds to `ids` the
+  variables to which the jaxpr moves token ids.
   """
   for equation in jaxpr.eqns:
     # A literal is not a variable, and cannot be in a set.
@@ -119,7 +119,7 @@ def _program_inside(equation: Any) -> Jaxpr | None:
 
 
 def _keeps_ids(equation: Any, ids: set[Any]) -> bool:
-  """Returns whether the result of an operation on token ids holds token ids."""
+  """Returns whether an operation on token ids is known to give token ids."""
   # Libraries let negative indices count from the end, by `select(id < 0, id +
   # rows, id)`. So ids plus a number that is not negative count as ids.
   name = equation.primitive.name

@@ -70,10 +70,10 @@ class Model(NamedTuple):
 
 
 def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
-  """Returns a function that puts a nested dict of leaves into a module.
+  """Returns a function (nested dict of leaves) -> module with these leaves.
 
   Args:
-    module: The module. Its leaves may be only shapes and types.
+    module: A module of this kind. Its leaves may be only shapes and types.
   """
   graph, abstract_state = nnx.split(module)
 

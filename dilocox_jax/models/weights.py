@@ -38,9 +38,9 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Returns whether a folder has a config.json that names a family of models.
+  """Returns whether a folder has a config.json with the key "model_type".
 
-  The family may be one that this module cannot read.
+  The key names a family of models, maybe one that this module cannot read.
 
   Raises:
     ValueError: One line, if config.json is there but cannot be read.
@@ -78,8 +78,8 @@ class StoredCheckpoint:
       index: Slice of every axis, with steps of 1.
 
     Raises:
-      ValueError: One line, if a value is not finite, or if a tied head differs
-        from the embedding.
+      ValueError: One line, if a value of the part is not finite, or if the part
+        is of the embedding and a tied head differs from it.
     """
     leaf_shape = self.shape.parameter_shapes[path]
     ranges = [

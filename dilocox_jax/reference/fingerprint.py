@@ -79,8 +79,8 @@ def rounding_unit(type_name: str) -> float:
   """Returns the largest relative error when a value is rounded to a type.
 
   Args:
-    type_name: Name of a floating-point type, e.g. "float32". Unknown types
-      count as types of 8 bits.
+    type_name: Name of a floating-point type, e.g. "float32". "float64" counts
+      as "float32", and unknown types count as types of 8 bits.
   """
   return _ROUNDING_UNITS.get(type_name, _ROUNDING_UNIT_OF_OTHERS)
 

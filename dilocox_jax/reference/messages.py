@@ -26,9 +26,10 @@ class Exchanged(Protocol):
 
   @property
   def is_superseded(self) -> bool:
-    """Whether a message of an earlier process of this replica counts instead.
+    """Whether a message of an earlier process counts in place of this one's.
 
-    The earlier process was stopped after it had sent the same work.
+    The earlier process of this replica was stopped after it had sent the same
+    work.
     """
     ...
 

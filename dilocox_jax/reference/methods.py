@@ -87,8 +87,8 @@ class Result:
       for each replica.
     params: Parameters of each replica at the end.
     losses: Loss of each replica on its batch, before each step, [M, num_steps].
-    snapshots: `theta` after every round. With `train_on_mean_gradient`, after
-      every step.
+    snapshots: `theta` after every whole round. With `train_on_mean_gradient`,
+      after every step.
   """
 
   theta: Any
@@ -127,8 +127,9 @@ def train(
     outer: Optimizer of theta. Each fragment gets a copy; under "eager", each
       fragment of each replica.
     sync_interval: H, inner steps between two sends of a fragment.
-    first_interval: Length of the first rounds; None: all rounds have H steps.
+    first_interval: Length of the first rounds.
     steps_per_doubling: Inner steps after which the length of a round doubles.
+      If this or `first_interval` is None, all rounds have H steps.
     overlap_steps: tau, inner steps between a send and its apply. The rule
       "eager" does not read it: its results are always one round old.
     rule: "reset", "continue", "mix" or "eager" (`Fragment.rejoin`).
@@ -209,8 +210,9 @@ def rounds_of(
   Args:
     num_steps: Inner steps of the run.
     sync_interval: H.
-    first_interval: Length of the first rounds. None: all rounds have H steps.
-    steps_per_doubling: Inner steps after which the length doubles.
+    first_interval: Length of the first rounds.
+    steps_per_doubling: Inner steps after which the length doubles. If this or
+      `first_interval` is None, all rounds have H steps.
 
   Returns:
     Pairs (steps before the round, its length). The last pair begins at or after
@@ -306,9 +308,10 @@ class Fragment:
   last_send: int = 0
 
   def run_events(self, step: int) -> None:
-    """Measures the fragment and applies an older mean, if due after `step`.
+    """Does what is due after `step`: measures, then applies an older mean.
 
-    A new pseudo-gradient is then in flight; with tau = 0 it is applied at once.
+    The measured pseudo-gradients are then in flight, or with tau = 0 averaged
+    and applied at once.
     """
     measured = self.measure() if step in self.delays else None
     if self.in_flight:
@@ -454,7 +457,10 @@ class EagerFragment(Fragment):
     self.has_sent = False
 
   def run_events(self, step: int) -> None:
-    """Measures and applies if a round of the fragment ends after `step`."""
+    """Does what is due after `step`: measures, then applies an older mean.
+
+    The older mean is that of the round before.
+    """
     if step in self.delays:
       self.last_send = step
       self.apply(self.measure())

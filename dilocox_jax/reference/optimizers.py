@@ -237,6 +237,7 @@ def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
   """
   weights = [1.0]
   for s in range(1, len(iterates)):
+    # The last factor is the ratio of the weights of x_(s + 1) and x_s.
     weights.append(weights[-1] * (s + power) / s)
   shares = np.array(weights) / sum(weights)
   return {

@@ -4,8 +4,8 @@ These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. All
 machines get the same bytes from the same values: every operation works on
 single values, or adds numbers in a fixed order.
 
-An encoded row consists of one or two rows of bytes: the codes, and for
-quantizers the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
+An encoded row consists of one or two rows of bytes: the codes, and unless they
+are floats the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
 byte 0b0010 = 2, and the scale 2, the mean of |x|. The row is decoded as (2, -2,
 2, 2).
 
@@ -323,6 +323,8 @@ def _to_bfloat16(values: np.ndarray) -> np.ndarray:
   limit = np.float32(LARGEST_BFLOAT16)
   clipped = np.clip(values.astype(np.float32), -limit, limit)
   bits = clipped.view(np.uint32)
+  # The upper half is the bfloat16. The lower half carries into it if it is more
+  # than 0x8000, or is 0x8000 and the upper half is odd.
   rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)
   return (rounded >> 16).astype("<u2")
 

@@ -2,7 +2,7 @@
 
 A message consists of *tables*: rows of values of one width, encoded by one
 codec. All rows of a message, table after table, are cut into S *slices* of
-about as many bytes. *Share* s is the mean of the slices s of all messages,
+about equally many bytes. *Share* s is the mean of the slices s of all messages,
 encoded with the codec of the messages. So the S shares together are a message
 again, whose values are the mean.
 
@@ -287,6 +287,7 @@ def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
   the messages, but other bytes in each row.
   """
   bits = RESIDUAL_ROWS.bits
+  # The codes of a row, and its bfloat16 scale.
   row_bytes = tuple((-(-width * bits // 8), 2) for width in tables.widths)
   return Cuts(starts=cuts.starts, row_bytes=row_bytes)
 
