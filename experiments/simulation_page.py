@@ -429,7 +429,7 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
 
 def _start(plan: MethodPlan, config: str) -> str:
-  """Returns the command that trains a planned run, and explains the command."""
+  """Returns a text with the command that trains a planned run, explained."""
   cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))

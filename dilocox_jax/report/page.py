@@ -263,7 +263,7 @@ def _sample(workdir: pathlib.Path) -> str:
 
 
 def _check_mailbox_row(row: dict[str, Any]) -> None:
-  """Raises ValueError unless a row of mailbox.jsonl has all fields."""
+  """Raises ValueError unless a row of mailbox.jsonl has what the page reads."""
   of_type("event", row.get("event"), int)
   for name in of_type("members", row.get("members"), list):
     of_type("members", name, str)

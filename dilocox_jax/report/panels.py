@@ -282,7 +282,7 @@ def _front_names(
 
   They come in this order:
 
-  - The baseline.
+  - The first baseline of a setting.
   - If the axis is simulated time, the first to reach the target loss.
   - The setting that sends fewest bytes at about the baseline's loss.
   - `frame.front`.

@@ -155,7 +155,7 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 
   Examples: "18 s" or "18 ± 1.2 s" if all seeds reached the loss, "1 of 3 seeds"
   or "not reached" if not, "-" if no seed has evaluations. If some seeds lack
-  evaluations, the time ends with the number of the others.
+  evaluations, a text such as " (2 of 3 seeds)" follows the time.
 
   Args:
     setting: The setting.

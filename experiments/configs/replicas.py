@@ -52,7 +52,7 @@ _SUFFIXES = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns the name of the AllReduce to compare with each setting, by name."""
+  """Returns the AllReduce to compare with each setting, by setting (names)."""
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":

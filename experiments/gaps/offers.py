@@ -168,6 +168,7 @@ def sites_of(cluster: str) -> int | None:
   Raises:
     ValueError: One line, if there is no such cluster.
   """
+  # A cluster for a fixed number of replicas refuses any other number.
   sizes = set()
   for num_replicas in (2, 3):
     try:

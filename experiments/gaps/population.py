@@ -91,8 +91,8 @@ class Carry(NamedTuple):
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
-  A text without a judge part, on which nothing is chosen, has the validation
-  part in its place.
+  If the text has no judge part (on which nothing is chosen), the judge losses
+  are those on the validation part.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])
@@ -119,8 +119,8 @@ def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
 def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
   """Returns the tokens that the replicas of a run read, in the text's dtype.
 
-  Settings that take the same number of sequences in a step, all replicas
-  together, read the same sequences in each step.
+  With one text, seed and sequence length, the sequences that all replicas
+  together read in a step depend only on their number.
 
   Returns:
     Tokens [steps, M, B, L + 1]: in a step, M replicas take B sequences each.

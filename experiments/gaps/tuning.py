@@ -64,7 +64,7 @@ class Missing(NamedTuple):
 
   Attributes:
     runs: The runs to train next; empty if the setting is finished.
-    num_later: Estimated number of runs that follow after them.
+    num_later: Estimated number of further runs, after those in `runs`.
   """
 
   runs: list[Run]
@@ -77,14 +77,15 @@ def missing_runs(
   """Returns the runs that a setting needs next.
 
   At first these are runs of the tuning seeds, by which rates are chosen, at the
-  best rates so far and at their neighbors on the grid. If all of them are
-  finished, they are runs of other seeds, the result seeds, at the best rates.
+  best rates so far and at their neighbors on the grid. Once all of these are
+  finished, the result seeds come next, at the best rates only.
 
   Args:
     setting: Setting whose rates are searched.
     results: Finished runs of the setting.
-    start: The point at which the search begins; None: the usual first point
-      for the size of the model.
+    start: The point at which the search begins, read only while no point is
+      finished on all tuning seeds; None: the usual first point for the size of
+      the model.
   """
   center = best_point(setting, results) or start or _first_point(setting)
   done = {(_point(setting, result), result.seed) for result in results}
@@ -94,14 +95,17 @@ def missing_runs(
     for seed in TUNING_SEEDS
   ]
   missing = [run for run in tuning_runs if run not in done]
-  num_left = _usual_number(setting) - len(done)  # While rates are searched.
-  if not missing:
+  if missing:
+    # The search may go on after these runs: a usual number of runs is assumed.
+    num_others = _usual_number(setting) - len(done) - len(missing)
+    num_later = max(num_others, 0)
+  else:
     result_runs = [(center, seed) for seed in RESULT_SEEDS]
     missing = [run for run in result_runs if run not in done]
-    num_left = len(missing)
+    num_later = 0  # The result runs are the last ones.
   return Missing(
     runs=[Run(_rates(setting, point), seed) for point, seed in missing],
-    num_later=max(num_left - len(missing), 0),
+    num_later=num_later,
   )
 
 
@@ -178,6 +182,7 @@ def _distance(setting: Setting, other: Setting) -> float:
 
   For example, H = 16 and H = 32 differ by about one doubling.
   """
+  # One is added to each number, because some are 0.
   numbers = [
     (value, getattr(other, field))
     for field, value in dataclasses.asdict(setting).items()

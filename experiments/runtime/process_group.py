@@ -260,10 +260,10 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 
 
 def _cause(members: Sequence[Member]) -> Member:
-  """Returns a failed process that did not fail only because another one did.
+  """Returns the failed process that probably made the others fail.
 
-  Waits for one up to `_SETTLE_S` seconds. If none comes, returns another failed
-  process.
+  It is the first whose exit code is not one of `_CONSEQUENCES`. If none has
+  such a code within `_SETTLE_S` seconds, it is the first that failed at all.
   """
   deadline = time.monotonic() + _SETTLE_S
   while True:

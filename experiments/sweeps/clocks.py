@@ -36,9 +36,9 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the largest time in `at_s` up to a step (seconds), else 0.
+    """Returns when the last segment of the first `step` inner steps ends (s).
 
-    `step` is a number of inner steps.
+    The result is 0 if no segment has ended by then.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)

@@ -106,7 +106,8 @@ def _gaps(
   A setting is a name with a run for each seed. The gap is its loss in `rows`
   divided by AllReduce's in `base`, minus 1. The losses are means over the seeds
   that both have. The error is the standard error of the gaps of single seeds.
-  Settings whose names `_NAME` or `_SIZES` do not allow are left out.
+  AllReduce, and settings whose names `_NAME` or `_SIZES` do not allow, are left
+  out.
   """
   for name, runs in rows.items():
     match = _NAME.fullmatch(name)

@@ -82,8 +82,8 @@ class SweepRun:
   def _changed(self, always: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the values that are not at their defaults, by dotted name.
 
-    The fields `always` are included also at their defaults, unless they are
-    None.
+    Fields in `always` are included even at their defaults, unless their value
+    is None.
     """
     defaults = flat(RunConfig().to_mapping())
     for path in always:

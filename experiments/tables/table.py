@@ -152,7 +152,7 @@ class Prediction:
   def error(self) -> str:
     """The error as text: "exact" or e.g. "-1 steps" on a grid, else "+10.9%".
 
-    Without a grid and a published number, the text is empty.
+    The text is empty if there is neither a grid nor a published number.
     """
     if self.grid_steps == 0:
       return "exact"
@@ -364,7 +364,7 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def _first_row(table: Table, name: str) -> Prediction:
-  """Returns the first row of a table that predicts a published number."""
+  """Returns the first row of a table that predicts the number `name`."""
   # Later rows predict the same number from other assumptions.
   return next(row for row in table.rows if row.name == name)
 

@@ -133,7 +133,8 @@ class Row:
       simulator (seconds).
     measured_s: The same time as measured (seconds).
     bytes_ratio: Bytes that the kernel counted divided by the predicted bytes.
-    cpu_s: CPU time of all processes together (seconds); None for a method.
+    cpu_s: CPU time of all processes together, which is that of the last one
+      times their number (seconds); None for a method.
     open_s: Time of the collective over links that are not throttled (seconds);
       None if it was not measured.
   """

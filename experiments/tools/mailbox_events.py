@@ -246,6 +246,7 @@ def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
   if codec.is_exact:
     arrays = [array.view(np.float32) for array in arrays]
   else:
+    # A mailbox takes the norm of a message from its floating-point arrays.
     arrays[1] = arrays[1].view(np.float16)
   return arrays, tables
 

@@ -74,7 +74,7 @@ class LossRun:
 
     def run_replica(number: int) -> None:
       store = SimulatedStore(world, objects, latency_s=0.01)
-      # Replicas enter one after the other, so seats have the same order.
+      # Replicas enter one after the other, in the order of their numbers.
       store.pause(float(number))
       mailbox = Mailbox(
         store,
