@@ -165,6 +165,8 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
     f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms,"
     f" an inner step {min(steps_s):.4g} to {max(steps_s):.4g} s, by replica."
   )
+  # A message goes in four pieces, each sent on when it has arrived. So a delay
+  # of up to three quarters of the time of a full buffer leaves no line idle.
   bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
   buffer_bytes = bytes_under_way * 4 / 3
   is_nccl = costs.transport.pieces > 1 and not config.uses_mailbox
@@ -357,9 +359,10 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
   """Returns the plan with the lowest expected loss at equal time.
 
-  Only plans count that have memory to spare and whose gap was measured, or is 0
-  (AllReduce); without any, the result is the first plan. Of plans whose losses
-  are equal to 0.1 %, the first counts.
+  Only plans with memory to spare count whose gap is 0 (AllReduce), was
+  measured, or is expected for a method that was measured with another H or M;
+  without any, the result is the first plan. Of plans whose losses are equal to
+  0.1 %, the first counts.
   """
   ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
   return min(

@@ -250,7 +250,7 @@ class Frame:
 
     Without a baseline, the bytes of fp32 gradients in every step take its
     place. The result is 1 for a baseline itself, and NaN if the setting sends
-    nothing or has no run.
+    nothing or has no run, or if those fp32 bytes are not known.
     """
     if not setting.sent_bytes:
       return math.nan
@@ -279,10 +279,11 @@ class Frame:
     )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns the settings that no other setting beats in both loss and bytes.
+    """Returns the settings with a lower loss than all that send no more bytes.
 
     The one with the fewest bytes comes first. Only settings with all seeds and
-    a finite loss count.
+    a finite loss count. Of settings with equal bytes and losses, the first
+    counts.
     """
     complete = [
       setting
@@ -380,7 +381,7 @@ def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
 
 
 def _is_timed(run: LoadedRun) -> bool:
-  """Whether a run has a simulated time for each of its evaluations."""
+  """Whether a run has evaluations, and a simulated time for each of them."""
   steps = {evaluation.step for evaluation in run.evaluations}
   return bool(steps) and steps <= run.simulated_s.keys()
 

@@ -250,7 +250,10 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
 
 
 def _sample(workdir: pathlib.Path) -> str:
-  """Returns the text that the model wrote to `sample.txt`; "" without one."""
+  """Returns the text that the model wrote to `sample.txt`.
+
+  The result is "" if the file is missing, too large or a link.
+  """
   # A link would let anybody who can write in the directory show any file of
   # this machine on the page, so it does not count as a sample.
   with one_line(workdir / SAMPLE, "read"):

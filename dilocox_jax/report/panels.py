@@ -152,8 +152,9 @@ def loss_panel(
 ) -> Figure:
   """Draws the validation loss of all settings against a cost.
 
-  A horizontal line marks the frame's target loss. A picture of bytes with more
-  than six settings also has the Pareto front of loss and bytes.
+  A horizontal line marks the frame's target loss, if there is one in view. A
+  picture of bytes with more than six settings also has the Pareto front of loss
+  and bytes.
 
   Args:
     frame: All settings, at least one.
@@ -282,7 +283,7 @@ def _front_names(
 
   They come in this order:
 
-  - The first baseline of a setting.
+  - The baseline of the first setting that has one.
   - If the axis is simulated time, the first to reach the target loss.
   - The setting that sends fewest bytes at about the baseline's loss.
   - `frame.front`.

@@ -151,7 +151,8 @@ class LoadedRun:
   def bits_per_byte(self) -> float:
     """Last validation loss in bits a byte, comparable between tokenizers.
 
-    The result is NaN if the record does not say how many bytes a token has.
+    The result is NaN before the first validation, and if the record does not
+    say how many bytes a token has.
     """
     bytes_per_token = self.record.get("bytes_per_token") or math.nan
     return self.validation_loss / math.log(2) / bytes_per_token

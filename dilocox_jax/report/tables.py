@@ -62,7 +62,7 @@ def _sent_bytes(frame: Frame, setting: Setting) -> str:
 
 
 def _fewer_bytes(frame: Frame, setting: Setting) -> str:
-  """Returns the bytes of the baseline, or else of fp32, over a setting's."""
+  """Returns `Frame.fewer_bytes` of a setting as text, e.g. "25.3x"."""
   return units.human_ratio(frame.fewer_bytes(setting))
 
 

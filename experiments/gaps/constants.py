@@ -158,7 +158,7 @@ def write(rows: Sequence[GapRow], field: str) -> None:
 def _fitted_lines(
   rows: Sequence[GapRow], field: str
 ) -> Iterator[dict[str, Any]]:
-  """Yields lines "doublings lost = a log2 M - b" that are fitted to runs.
+  """Yields fitted lines "doublings lost = a log2 M - b", as JSON values.
 
   The doublings lost say how many times AllReduce's batch may be halved until
   its loss is that of M replicas. There is a line for each model, number of
@@ -211,8 +211,8 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   The doublings lost say how many times AllReduce's batch may be halved until
   its loss is that of the replicas. Each setting of DiLoCo with default options,
   several replicas and H other than 16 gives a value of p, by comparison with
-  the same setting at H = 16, if both lose more than 0 doublings. Their mean is
-  taken.
+  the same setting at H = 16, if both lose more than 0 doublings. The result has
+  the mean of these values.
 
   Returns:
     The entry "interval_power" of `law.json`; None if no setting gives a value.

@@ -166,7 +166,7 @@ def sites_of(cluster: str) -> int | None:
     cluster: Name of a preset or path of a cluster file.
 
   Raises:
-    ValueError: One line, if there is no such cluster.
+    ValueError: One line, if there is no such cluster or its file is damaged.
   """
   # A cluster for a fixed number of replicas refuses any other number.
   sizes = set()

@@ -119,8 +119,8 @@ def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
 def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
   """Returns the tokens that the replicas of a run read, in the text's dtype.
 
-  With one text, seed and sequence length, the sequences that all replicas
-  together read in a step depend only on their number.
+  Two settings read the same sequences in a step if they have the same text,
+  seed, sequence length and number of sequences of all replicas together.
 
   Returns:
     Tokens [steps, M, B, L + 1]: in a step, M replicas take B sequences each.
@@ -343,7 +343,7 @@ class _OneRun:
   def _data_parallel(
     self, inner: optax.GradientTransformation
   ) -> optax.GradientTransformationExtraArgs:
-    """Returns a transform that averages gradients for an optimizer."""
+    """Returns a transform: `inner`, on gradients averaged over the replicas."""
     return step_transform(METHODS["allreduce"](), inner)
 
   def _rounds(
@@ -408,7 +408,7 @@ class _OneRun:
   def _flush(
     self, transform: optax.GradientTransformationExtraArgs, carry: Carry
   ) -> Carry:
-    """Exchanges everything that was not sent or not applied in the last steps.
+    """Makes the exchanges that are still due after the last inner step.
 
     It takes one more round of steps whose gradients and learning rate are 0.
     """

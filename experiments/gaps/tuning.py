@@ -50,9 +50,8 @@ class Point(NamedTuple):
   """A point of the grid of rates.
 
   Attributes:
-    inner: Number of factors of the root of 2 between `_FIRST_INNER` and the
-      inner rate.
-    outer: Number of factors of the root of 2 between 1 and the outer rate.
+    inner: The inner rate is `_FIRST_INNER` times this power of the root of 2.
+    outer: The outer rate is this power of the root of 2.
   """
 
   inner: int

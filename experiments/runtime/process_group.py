@@ -128,7 +128,10 @@ class Member:
     return self._process.poll() if self._process else None
 
   def failure(self) -> Failure:
-    """Returns why the process ended. Call it only if its exit code is not 0."""
+    """Returns why the process failed.
+
+    Call it only after the process has ended with an exit code other than 0.
+    """
     self.new_lines()
     code = self.exit_code or 0
     return Failure(

@@ -101,6 +101,7 @@ class SweepClock:
       segment.stop: clock.walk(setup.script.segment(segment)).now_s
       for segment in setup.plan.segments()
     }
+    # The exchanges that are still due after the last inner step.
     outcome = clock.walk(setup.script.flush(setup.plan))
     return Times(
       at_s=at_s, end_s=outcome.now_s, utilization=outcome.utilization

@@ -152,7 +152,8 @@ def text_of(config: RunConfig) -> tuple[DataConfig, int]:
 def check_field(path: str) -> None:
   """Raises ValueError unless the config of a sweep may have a field.
 
-  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". The
+  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". Below
+  `base` and `grid` the whole name is checked, elsewhere its first part. The
   message has the nearest name.
   """
   head, _, config_path = path.partition(".")
@@ -354,7 +355,8 @@ def short_name(path: str) -> str:
   """Returns the shortest name of a config's field that no other field has.
 
   Examples: "sync_interval" for "sync.sync_interval", but "outer.momentum" with
-  its section, because the section `inner` has a field `momentum`, too.
+  its section, because the section `inner` has a field `momentum`, too. A field
+  called `name` always keeps its section.
   """
   last = path.rpartition(".")[2]
   names = collections.Counter(

@@ -1,4 +1,4 @@
-"""Simulates runs of papers from the recipes and plans of the trainer."""
+"""Simulates runs of papers with the configs and plans of the trainer."""
 
 from collections.abc import Callable
 

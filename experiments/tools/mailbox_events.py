@@ -201,7 +201,7 @@ def _entered(
     rules=_rules(exchanges),
     **times,
   )
-  mailbox.newest()
+  mailbox.newest()  # No snapshot is there, so it begins at event 0.
   mailbox.announce(0)
   return mailbox
 

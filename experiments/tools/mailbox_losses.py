@@ -94,7 +94,7 @@ class LossRun:
         clock=store.clock,
         pause=store.pause,
       )
-      mailbox.newest()
+      mailbox.newest()  # No snapshot is there, so it begins at event 0.
       losses[number] = self._train_replica(mailbox, number)
 
     world.run(
