@@ -61,8 +61,9 @@ class SeedRun:
 
   Attributes:
     seed: Seed of the run.
-    loss: Last validation loss (nats a token); not finite if the run diverged,
-      NaN before its first validation.
+    loss: Last validation loss, or loss on the judge text (held-out files by
+      which nothing is chosen) if the report shows that (nats a token); not
+      finite if the run diverged, NaN before the first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
     tokens: Tokens that all replicas (with a mailbox: this one) have seen.
@@ -88,11 +89,11 @@ class Setting:
     seed_runs: Runs of the setting, one for each seed; may be empty.
     baseline: Name of the setting with which this one is compared: its own name
       for a baseline, "" for none.
-    seconds: Simulated time of the run so far (s), by the name of the simulated
-      cluster (clock).
+    seconds: Simulated time of the whole run, or of the part that is recorded
+      (s), by the name of the simulated cluster (clock).
     utilization: Share of this time in which replicas take inner steps, from 0
       to 1, by the clock's name; empty if it is not known.
-    fp32_bytes: Bytes that a replica would send in the whole run if it sent fp32
+    fp32_bytes: Bytes that a replica would have sent so far if it had sent fp32
       gradients in every step; NaN if this is not known.
     changed: Hyper-parameters that differ from other settings, in words.
     note: Text after the name, such as " (not finished)".

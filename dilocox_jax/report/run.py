@@ -69,7 +69,8 @@ class LoadedRun:
     config: All fields of the config by name, nested by section.
     record: Content of `run.json`: versions, source revision, corpus, method and
       sizes.
-    rounds: Rows of training rounds, in order.
+    rounds: Rows of training, one for each round or for several data-parallel
+      steps, in order.
     evaluations: Rows of validations, in order; the final one is last.
     finished: Whether the run wrote its final row.
     timings: Rows of durations, in order.

@@ -278,6 +278,7 @@ def cost_axis(
     else:
       name = f"{name} (log scale)"
     ax.set_xscale("log")
+    # The wider the axis, the fewer ticks a power of ten has.
     if decades < 1.6:
       ticks_per_decade = (1, 2, 5)
     elif decades < 2.5:

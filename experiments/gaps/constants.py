@@ -246,8 +246,8 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
 def _factors(power: float) -> dict[str, Any]:
   """Computes how many times more doublings each method loses than DiLoCo.
 
-  Replicas lose d doublings if AllReduce with a batch that is d times halved
-  ends at their loss. Their gap g fulfills ln(1 + g) = -d ln(1 - s), where
+  Replicas lose d doublings if AllReduce ends at their loss after its batch was
+  halved d times. Their gap g fulfills ln(1 + g) = -d ln(1 - s), where
   AllReduce's loss falls by the share s if its batch doubles. So the ratio of
   two numbers of doublings is that of the two ln(1 + g).
 

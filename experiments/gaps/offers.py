@@ -34,8 +34,8 @@ class Hours:
     allreduce_s: Time of AllReduce on the same links (seconds, simulated).
     alone_share: Share of the run's work that one cluster alone would do in
       `time_s`.
-    loss: Expected loss at the end (nats a token); NaN: AllReduce's loss is not
-      known.
+    loss: Expected loss at the end, with its range (nats a token); all NaN if
+      AllReduce's loss is not known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,
       derived), by fewer steps or fewer sequences in a step, whichever is
       better.

@@ -326,6 +326,7 @@ class _OneRun:
       final_fraction=inner.final_fraction,
     )
 
+    # `_flush` takes further steps, in which the inner optimizer must not act.
     def rate_of(count: Any) -> Any:
       return jnp.where(count < self.setting.steps, schedule(count), 0.0)
 
@@ -372,7 +373,7 @@ class _OneRun:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
-    """Returns the values before the first step of a replica's transform.
+    """Returns parameters, with a new state of the transform for each replica.
 
     `params` has the parameters of all replicas, leaves [M, ...].
     """

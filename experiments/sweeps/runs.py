@@ -230,10 +230,10 @@ def _run(
 
 
 def _with_schedule(config: RunConfig) -> RunConfig:
-  """Returns a config in which H, P and tau of its method are filled in.
+  """Returns a config in which open fields of `SCHEDULE` have usual values.
 
-  Values that the method does not take, or that its name has, as in
-  "diloco(sync_interval=8)", stay None.
+  Those of the method are taken. Fields that the method does not take, or that
+  its name has, as in "diloco(sync_interval=8)", stay None.
   """
   method, settings_in_name = method_parts(config.sync.method)
   stated = {}

@@ -45,7 +45,8 @@ class Exchanges:
 
   Attributes:
     num_replicas: Number of replicas that take part in all events, M.
-    num_absent: Number of further replicas, which end after two events.
+    num_absent: Number of further replicas, which end after two events; only for
+      `simulated_cost`.
     num_events: Number of events. The first half is not measured.
     latency_s: Time of a request (seconds).
     message_bytes: Bytes of a message without its scales.
