@@ -142,9 +142,10 @@ def _is_held_out(row: GapRow) -> bool:
 def _by_kind(
   all_costs: Sequence[Cost], doublings: str
 ) -> dict[Setting, list[Cost]]:
-  """Groups costs whose settings differ only in the number of replicas.
+  """Groups costs (losses of replicas beside AllReduce) that differ only in M.
 
-  Costs of one replica are left out, and costs whose field `doublings` is NaN.
+  M is the number of replicas. Costs with M = 1 are left out, and costs whose
+  field `doublings` is NaN.
   The key is the group's setting with one replica that takes all sequences.
   """
   grouped: dict[Setting, list[Cost]] = {}
@@ -176,7 +177,7 @@ def _correlation(seed_fits: np.ndarray) -> float:
 
 
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
-  """Returns the gap that a fitted line gives for the replicas of a cost.
+  """Returns the gap to AllReduce that a line gives for measured replicas.
 
   The line gives the doublings lost. Each multiplies the loss by (1 + measured
   gap)^(1 / measured doublings lost).

@@ -171,7 +171,10 @@ def lowest_mean(
 
 
 def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
-  """Returns the rates of `best_point`; None if no rates count yet."""
+  """Returns the rates with the lowest mean loss over the tuning seeds.
+
+  None if no rates are finished on all of these seeds without divergence.
+  """
   point = best_point(setting, results)
   return None if point is None else _rates(setting, point)
 
@@ -191,7 +194,7 @@ def _distance(setting: Setting, other: Setting) -> float:
 
 
 def _usual_number(setting: Setting) -> int:
-  """Returns how many runs a setting usually needs, result seeds included."""
+  """Returns how many runs a setting usually needs, for rates and results."""
   num_points = _USUAL_POINTS_OTHERS
   if setting.is_allreduce:
     num_points = _USUAL_POINTS_ALLREDUCE

@@ -175,7 +175,7 @@ class ThrottledNetwork:
     yield _SWITCH, f"port{node}", link.down_bps, 0.0
 
   def _connect(self, node: int) -> None:
-    """Makes a node and connects it with the switch.
+    """Makes a node (a network namespace), and connects it with the switch.
 
     Filters at both ends of the link give the packets of each other node a queue
     of their own. `throttle` makes these queues.

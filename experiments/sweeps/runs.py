@@ -323,7 +323,7 @@ def _is_filled_list(value: Any) -> bool:
 
 
 def _named(settings: list[_Setting]) -> list[_Setting]:
-  """Names the settings that have no name, and leaves out repeated settings.
+  """Names settings (values of fields) without a name; leaves out repeated ones.
 
   A name lists the changed fields without the seed, e.g.
   "sync_interval=30,inner.learning_rate=0.002", or is "base" if there are none.

@@ -182,7 +182,7 @@ def _tpus(topology: str, num_slices: int) -> AbsentDevices:
 
 
 def _gpus(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices of GPUs, e.g. of "h100:8" or "h100:4x8".
+  """Returns the GPUs of slices (groups of hosts), e.g. "h100:8" or "h100:4x8".
 
   Raises ValueError if `topology` has another form, or if the compiler is
   missing or knows no such slice.
