@@ -264,10 +264,7 @@ def report_methods(
 def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
   """Returns sentences that say how the methods are ranked.
 
-  Args:
-    plans: A planned run for each method.
-    is_gain_known: Whether the expected gaps follow from --losses, and not from
-      the size of the model.
+  The arguments are those of `report_methods`.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"
@@ -359,10 +356,9 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
   """Returns the plan with the lowest expected loss at equal time.
 
-  Only plans with memory to spare count whose gap is 0 (AllReduce), was
-  measured, or is expected for a method that was measured with another H or M;
-  without any, the result is the first plan. Of plans whose losses are equal to
-  0.1 %, the first counts.
+  Only plans with memory to spare count whose method is AllReduce or was ever
+  measured; without any, the result is the first plan. Of plans whose losses are
+  equal to 0.1 %, the first counts.
   """
   ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
   return min(

@@ -343,8 +343,8 @@ class Frame:
 def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
   """Returns the simulated time at which a run first reached a loss (s).
 
-  The result is infinity if the run never did. The loss is interpolated between
-  evaluations: if it is 2 at 10 s and 1 at 20 s, it reaches 1.5 at 15 s.
+  The result is infinity if the run never did. Between evaluations the loss is
+  interpolated.
   """
   before = points[0]
   for point in points:

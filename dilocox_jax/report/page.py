@@ -220,9 +220,7 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
 
   They name the replicas whose messages each event averaged or left out, and
   count requests to the mailbox. If an event has several rows, the last counts.
-
-  Raises:
-    RecordError: If a row is damaged.
+  Raises RecordError if a row is damaged.
   """
   rows = read_rows(workdir / MAILBOX_LOG)
   try:

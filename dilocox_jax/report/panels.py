@@ -257,15 +257,15 @@ def _loss_limits(
 ) -> tuple[float, float]:
   """Returns the lowest and the highest loss of an axis with many settings.
 
-  The axis ends above the highest last loss that is not far above the others.
-  Example: for last losses of 2.0, 2.1, 2.2, 2.3 and 9.0, the median is 2.2, and
-  the median distance from it is 0.1, so losses above 2.2 + 4 * 0.1 = 2.6 are
-  far above the others.
+  The axis ends above the highest last loss that is not far above the others:
+  not above their median by more than four times the median distance from it.
 
   Args:
     losses: All finite losses of all settings (nats a token).
     last_losses: Finite last loss of each setting (nats a token).
   """
+  # Example: for last losses of 2.0, 2.1, 2.2, 2.3 and 9.0, the median is 2.2,
+  # and the median distance 0.1, so losses above 2.2 + 4 * 0.1 = 2.6 are far.
   middle = statistics.median(last_losses)
   usual_distance = statistics.median(abs(loss - middle) for loss in last_losses)
   far_above = middle + _FAR * usual_distance

@@ -211,11 +211,11 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   The doublings lost say how many times AllReduce's batch may be halved until
   its loss is that of the replicas. Each setting of DiLoCo with default options,
   several replicas and H other than 16 gives a value of p, by comparison with
-  the same setting at H = 16, if both lose more than 0 doublings. The result has
-  the mean of these values.
+  the same setting at H = 16, if both lose more than 0 doublings.
 
   Returns:
-    The entry "interval_power" of `law.json`; None if no setting gives a value.
+    The entry "interval_power" of `law.json`, with the mean of these values;
+    None if no setting gives a value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling
@@ -247,9 +247,7 @@ def _factors(power: float) -> dict[str, Any]:
   """Computes how many times more doublings each method loses than DiLoCo.
 
   Replicas lose d doublings if AllReduce ends at their loss after its batch was
-  halved d times. Their gap g fulfills ln(1 + g) = -d ln(1 - s), where
-  AllReduce's loss falls by the share s if its batch doubles. So the ratio of
-  two numbers of doublings is that of the two ln(1 + g).
+  halved d times.
 
   Args:
     power: Power p by which the gaps are converted to the same H: the doublings
@@ -267,6 +265,8 @@ def _factors(power: float) -> dict[str, Any]:
     # A method without H exchanges at every step, and has no law of rounds.
     if gap is None or diloco is None or name not in gap.settings:
       continue
+    # A gap g means d doublings lost with ln(1 + g) = -d ln(1 - s), where
+    # AllReduce's loss falls by the share s if its batch doubles.
     ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
     intervals = gap.settings[name] / diloco.settings[name]
     value = ratio * intervals**-power

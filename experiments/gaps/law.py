@@ -142,10 +142,9 @@ def _is_held_out(row: GapRow) -> bool:
 def _by_kind(
   all_costs: Sequence[Cost], doublings: str
 ) -> dict[Setting, list[Cost]]:
-  """Groups costs (losses of replicas beside AllReduce) that differ only in M.
+  """Groups costs (`Cost`) whose settings differ only in the number of replicas.
 
-  M is the number of replicas. Costs with M = 1 are left out, and costs whose
-  field `doublings` is NaN.
+  Costs of one replica are left out, and costs whose field `doublings` is NaN.
   The key is the group's setting with one replica that takes all sequences.
   """
   grouped: dict[Setting, list[Cost]] = {}

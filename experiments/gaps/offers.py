@@ -225,8 +225,8 @@ def with_hours(
 def _alone_factor(share: float, gain: float) -> float:
   """Returns the factor by which the loss changes if a part of the work is done.
 
-  The work has fewer steps or fewer sequences in a step, whichever gives the
-  lower loss. With a share above 1, it has more steps.
+  It has fewer steps or fewer sequences in a step, whichever gives the lower
+  loss, or with a share above 1 more steps.
 
   Args:
     share: Share of the work that is done, e.g. 0.5.

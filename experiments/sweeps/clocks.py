@@ -71,9 +71,9 @@ class SweepClock:
     of the same parts.
 
     Example: `changed` has the model `qwen_107b` and the codec
-    "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with
-    "low_rank(rank=16)+int(bits=4)" is timed with both. A run of `tiny` with
-    "int(bits=1)" is timed as `qwen_107b` with "int(bits=1)".
+    "low_rank(rank=2048)+int(bits=4)". A run with
+    "low_rank(rank=16)+int(bits=4)" is timed with both, a run with "int(bits=1)"
+    as `qwen_107b` with "int(bits=1)".
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:

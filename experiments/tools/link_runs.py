@@ -238,7 +238,6 @@ def _measured(
 
   Raises:
     StoppedError: If a process fails.
-    UsageError: If this machine cannot throttle the links.
   """
   request_path = folder / "asked.json"
   result_path = folder / "measured.json"
