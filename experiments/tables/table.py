@@ -249,8 +249,8 @@ class Table:
     name: Name of the table's CSV file and of its section in `notes.md`.
     rows: All rows, which are written to the CSV file.
     numbers: Values that replace names in braces in the notes, by name.
-    header: Header of the table on the page, if its layout differs from the
-      layout of the CSV file. If it is empty, the page shows `rows`.
+    header: Header of a table with its own layout for the page; empty: the page
+      shows `rows`.
     cells: Cells below `header`, one sequence for each line of the table.
     pictures: Caption and matplotlib figure, by the name of the picture's file
       without suffix.

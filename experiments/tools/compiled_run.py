@@ -45,8 +45,8 @@ class Program(NamedTuple):
     planned_bytes: Bytes that one replica should send in the program, computed
       from the config.
     idle_bytes: Bytes of the training state that a device keeps although the
-      program does not read them. They are of fragments (parts of the
-      parameters) whose pseudo-gradients it neither measures nor applies.
+      program does not read them: those of fragments (parts of the parameters)
+      whose pseudo-gradients the program neither measures nor applies.
     lowered: The program, traced but not compiled yet.
   """
 

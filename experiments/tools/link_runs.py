@@ -181,8 +181,8 @@ def run_cases(
 ) -> Iterator[Row]:
   """Times collectives over throttled links, and yields a row for each.
 
-  Each is measured `repeats` times. The simulator predicts its time with
-  `transport`. `folder` is for intermediate files.
+  Each collective is measured `repeats` times. The simulator predicts its time
+  with `transport`. `folder` is for intermediate files.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
