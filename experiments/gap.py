@@ -141,13 +141,9 @@ def _check(config: "RunConfig") -> None:
 def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
   """Trains the runs of AllReduce that are missing, and computes s from them.
 
-  s is the share by which AllReduce's loss falls when its batch doubles.
-
-  Raises:
-    UsageError: If the batch is odd, if --minutes are too few for any models, or
-      if the larger batch does not lower the loss.
-    StoppedError: If a run failed, if all rates of a batch diverged, or if the
-      program was interrupted.
+  s is the share by which AllReduce's loss falls when its batch doubles. Errors
+  are those of `measured_gain.measured`, with a UsageError for a ValueError, and
+  a StoppedError if the program was interrupted.
   """
   from experiments.gaps import measured_gain
   from experiments.gaps.tuned_pairs import PairTraining

@@ -135,8 +135,8 @@ def _prepare(workdir: pathlib.Path) -> None:
 def _training_documents() -> list[bytes]:
   """Returns documents from which a tokenizer is trained.
 
-  They are the first --bpe_mb megabytes that are not held out; there are none
-  unless --tokenizer is bpe.
+  They are the first ones that are not held out, about --bpe_mb megabytes in
+  all; there are none unless --tokenizer is bpe.
   """
   contents: list[bytes] = []
   if _TOKENIZER.value != tokenizers.BPE:

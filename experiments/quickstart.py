@@ -46,7 +46,7 @@ _METHOD = flags.DEFINE_enum(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains all methods at the same time, and writes the comparison.
+  """Trains all methods, and writes the comparison.
 
   With --method only this method is trained, and nothing is compared.
   """
@@ -76,7 +76,10 @@ def _run_config(method: str) -> RunConfig:
 
 
 def _train_all() -> None:
-  """Trains every method in its own process, on TPUs one after the other."""
+  """Trains every method in its own process.
+
+  All processes run at once, or on TPUs one after the other.
+  """
   members = [
     process_group.Member(number, _command(method), _environment())
     for number, method in enumerate(METHODS)

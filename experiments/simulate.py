@@ -110,7 +110,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _config() -> "RunConfig":
-  """Returns the config of the run; raises UsageError if a field is wrong."""
+  """Returns the config of the run, as --transport and --tokens change it.
+
+  Raises UsageError if a field is wrong.
+  """
   values = config_flag.CONFIG.value
   if _TRANSPORT.value == "mailbox":
     values.exchange.collective = "mailbox"

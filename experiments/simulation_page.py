@@ -165,6 +165,8 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
     f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms,"
     f" an inner step {min(steps_s):.4g} to {max(steps_s):.4g} s, by replica."
   )
+  # A message goes in four pieces, each sent on when it has arrived. So a delay
+  # of up to three quarters of the time of a full buffer leaves no line idle.
   bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
   buffer_bytes = bytes_under_way * 4 / 3
   is_nccl = costs.transport.pieces > 1 and not config.uses_mailbox
@@ -262,10 +264,7 @@ def report_methods(
 def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
   """Returns sentences that say how the methods are ranked.
 
-  Args:
-    plans: A planned run for each method.
-    is_gain_known: Whether the expected gaps follow from --losses, and not from
-      the size of the model.
+  The arguments are those of `report_methods`.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"
@@ -357,9 +356,9 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
   """Returns the plan with the lowest expected loss at equal time.
 
-  Only plans count that have memory to spare and whose gap was measured, or is 0
-  (AllReduce); without any, the result is the first plan. Of plans whose losses
-  are equal to 0.1 %, the first counts.
+  Only plans with memory to spare count whose method is AllReduce or was ever
+  measured; without any, the result is the first plan. Of plans whose losses are
+  equal to 0.1 %, the first counts.
   """
   ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
   return min(
@@ -429,7 +428,7 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
 
 def _start(plan: MethodPlan, config: str) -> str:
-  """Returns the command that trains a planned run, and explains the command."""
+  """Returns a text with the command that trains a planned run, explained."""
   cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))

@@ -156,8 +156,8 @@ def mailbox_address(
     The address of the mailbox; None if none of the flags is given.
 
   Raises:
-    UsageError: If the flags do not go together, or the name or the secret is
-      wrong.
+    UsageError: If the flags do not go together, if the name is wrong, or if,
+      without --distributed, the secret cannot be read.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
   present = [flag for flag in needed_flags if flag.value]

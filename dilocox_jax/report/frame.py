@@ -61,8 +61,9 @@ class SeedRun:
 
   Attributes:
     seed: Seed of the run.
-    loss: Last validation loss (nats a token); not finite if the run diverged,
-      NaN before its first validation.
+    loss: Last validation loss, or loss on the judge text (held-out files by
+      which nothing is chosen) if the report shows that (nats a token); not
+      finite if the run diverged, NaN before the first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
     tokens: Tokens that all replicas (with a mailbox: this one) have seen.
@@ -88,11 +89,11 @@ class Setting:
     seed_runs: Runs of the setting, one for each seed; may be empty.
     baseline: Name of the setting with which this one is compared: its own name
       for a baseline, "" for none.
-    seconds: Simulated time of the run so far (s), by the name of the simulated
-      cluster (clock).
+    seconds: Simulated time of the whole run, or of the part that is recorded
+      (s), by the name of the simulated cluster (clock).
     utilization: Share of this time in which replicas take inner steps, from 0
       to 1, by the clock's name; empty if it is not known.
-    fp32_bytes: Bytes that a replica would send in the whole run if it sent fp32
+    fp32_bytes: Bytes that a replica would have sent so far if it had sent fp32
       gradients in every step; NaN if this is not known.
     changed: Hyper-parameters that differ from other settings, in words.
     note: Text after the name, such as " (not finished)".
@@ -250,7 +251,7 @@ class Frame:
 
     Without a baseline, the bytes of fp32 gradients in every step take its
     place. The result is 1 for a baseline itself, and NaN if the setting sends
-    nothing or has no run.
+    nothing or has no run, or if those fp32 bytes are not known.
     """
     if not setting.sent_bytes:
       return math.nan
@@ -279,10 +280,11 @@ class Frame:
     )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns the settings that no other setting beats in both loss and bytes.
+    """Returns the settings with a lower loss than all that send no more bytes.
 
     The one with the fewest bytes comes first. Only settings with all seeds and
-    a finite loss count.
+    a finite loss count. Of settings with equal bytes and losses, the first
+    counts.
     """
     complete = [
       setting
@@ -341,8 +343,8 @@ class Frame:
 def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
   """Returns the simulated time at which a run first reached a loss (s).
 
-  The result is infinity if the run never did. The loss is interpolated between
-  evaluations: if it is 2 at 10 s and 1 at 20 s, it reaches 1.5 at 15 s.
+  The result is infinity if the run never did. Between evaluations the loss is
+  interpolated.
   """
   before = points[0]
   for point in points:
@@ -380,7 +382,7 @@ def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
 
 
 def _is_timed(run: LoadedRun) -> bool:
-  """Whether a run has a simulated time for each of its evaluations."""
+  """Whether a run has evaluations, and a simulated time for each of them."""
   steps = {evaluation.step for evaluation in run.evaluations}
   return bool(steps) and steps <= run.simulated_s.keys()
 

@@ -80,7 +80,10 @@ def _put_pictures_inside(tokens: Sequence[Token], folder: pathlib.Path) -> None:
 
 
 def _data_uri(folder: pathlib.Path, name: str) -> str:
-  """Returns a picture as a data URI; "" if the file is missing or a link."""
+  """Returns a picture as a data URI.
+
+  The result is "" if the file is missing, too large or a link.
+  """
   # A link would let anybody who can write in the directory show any file of
   # this machine on the page, so it does not count as a picture.
   subfolder, _, file_name = name.partition("/")

@@ -220,9 +220,7 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
 
   They name the replicas whose messages each event averaged or left out, and
   count requests to the mailbox. If an event has several rows, the last counts.
-
-  Raises:
-    RecordError: If a row is damaged.
+  Raises RecordError if a row is damaged.
   """
   rows = read_rows(workdir / MAILBOX_LOG)
   try:
@@ -250,7 +248,10 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
 
 
 def _sample(workdir: pathlib.Path) -> str:
-  """Returns the text that the model wrote to `sample.txt`; "" without one."""
+  """Returns the text that the model wrote to `sample.txt`.
+
+  The result is "" if the file is missing, too large or a link.
+  """
   # A link would let anybody who can write in the directory show any file of
   # this machine on the page, so it does not count as a sample.
   with one_line(workdir / SAMPLE, "read"):
@@ -263,7 +264,7 @@ def _sample(workdir: pathlib.Path) -> str:
 
 
 def _check_mailbox_row(row: dict[str, Any]) -> None:
-  """Raises ValueError unless a row of mailbox.jsonl has all fields."""
+  """Raises ValueError unless a row of mailbox.jsonl has what the page reads."""
   of_type("event", row.get("event"), int)
   for name in of_type("members", row.get("members"), list):
     of_type("members", name, str)

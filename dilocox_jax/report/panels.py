@@ -152,8 +152,9 @@ def loss_panel(
 ) -> Figure:
   """Draws the validation loss of all settings against a cost.
 
-  A horizontal line marks the frame's target loss. A picture of bytes with more
-  than six settings also has the Pareto front of loss and bytes.
+  A horizontal line marks the frame's target loss, if there is one in view. A
+  picture of bytes with more than six settings also has the Pareto front of loss
+  and bytes.
 
   Args:
     frame: All settings, at least one.
@@ -256,15 +257,15 @@ def _loss_limits(
 ) -> tuple[float, float]:
   """Returns the lowest and the highest loss of an axis with many settings.
 
-  The axis ends above the highest last loss that is not far above the others.
-  Example: for last losses of 2.0, 2.1, 2.2, 2.3 and 9.0, the median is 2.2, and
-  the median distance from it is 0.1, so losses above 2.2 + 4 * 0.1 = 2.6 are
-  far above the others.
+  The axis ends above the highest last loss that is not far above the others:
+  not above their median by more than four times the median distance from it.
 
   Args:
     losses: All finite losses of all settings (nats a token).
     last_losses: Finite last loss of each setting (nats a token).
   """
+  # Example: for last losses of 2.0, 2.1, 2.2, 2.3 and 9.0, the median is 2.2,
+  # and the median distance 0.1, so losses above 2.2 + 4 * 0.1 = 2.6 are far.
   middle = statistics.median(last_losses)
   usual_distance = statistics.median(abs(loss - middle) for loss in last_losses)
   far_above = middle + _FAR * usual_distance
@@ -282,7 +283,7 @@ def _front_names(
 
   They come in this order:
 
-  - The baseline.
+  - The baseline of the first setting that has one.
   - If the axis is simulated time, the first to reach the target loss.
   - The setting that sends fewest bytes at about the baseline's loss.
   - `frame.front`.

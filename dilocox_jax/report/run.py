@@ -69,7 +69,8 @@ class LoadedRun:
     config: All fields of the config by name, nested by section.
     record: Content of `run.json`: versions, source revision, corpus, method and
       sizes.
-    rounds: Rows of training rounds, in order.
+    rounds: Rows of training, one for each round or for several data-parallel
+      steps, in order.
     evaluations: Rows of validations, in order; the final one is last.
     finished: Whether the run wrote its final row.
     timings: Rows of durations, in order.
@@ -151,7 +152,8 @@ class LoadedRun:
   def bits_per_byte(self) -> float:
     """Last validation loss in bits a byte, comparable between tokenizers.
 
-    The result is NaN if the record does not say how many bytes a token has.
+    The result is NaN before the first validation, and if the record does not
+    say how many bytes a token has.
     """
     bytes_per_token = self.record.get("bytes_per_token") or math.nan
     return self.validation_loss / math.log(2) / bytes_per_token

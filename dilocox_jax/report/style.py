@@ -90,9 +90,9 @@ class PlainFigure(Figure):
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
   """Returns color, marker and line style of each curve, by its name.
 
-  Curves of one method differ in line style. Curves whose names begin with no
-  known method get the colors in order. The values are keyword arguments of
-  `Axes.plot`.
+  Up to four curves of one method differ in line style. Curves whose names begin
+  with no known method get `COLORS` in order. The values are keyword arguments
+  of `Axes.plot`.
   """
   looks_of_others = itertools.cycle(zip(COLORS, MARKERS, strict=True))
   looks_by_name: dict[str, dict[str, Any]] = {}
@@ -278,6 +278,7 @@ def cost_axis(
     else:
       name = f"{name} (log scale)"
     ax.set_xscale("log")
+    # The wider the axis, the fewer ticks a power of ten has.
     if decades < 1.6:
       ticks_per_decade = (1, 2, 5)
     elif decades < 2.5:

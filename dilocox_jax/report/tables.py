@@ -64,7 +64,7 @@ def _sent_bytes(frame: Frame, setting: Setting) -> str:
 
 
 def _fewer_bytes(frame: Frame, setting: Setting) -> str:
-  """Returns the bytes of the baseline, or else of fp32, over a setting's."""
+  """Returns `Frame.fewer_bytes` of a setting as text, e.g. "25.3x"."""
   return units.human_ratio(frame.fewer_bytes(setting))
 
 
@@ -181,7 +181,7 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 
   Examples: "18 s" or "18 ± 1.2 s" if all seeds reached the loss, "1 of 3 seeds"
   or "not reached" if not, "-" if no seed has evaluations. If some seeds lack
-  evaluations, the time ends with the number of the others.
+  evaluations, a text such as " (2 of 3 seeds)" follows the time.
 
   Args:
     setting: The setting.

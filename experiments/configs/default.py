@@ -24,9 +24,9 @@ from dilocox_jax.config import RunConfig
 
 
 def get_config(path: str = "") -> config_dict.ConfigDict:
-  """Returns a locked config: every field of `RunConfig` at its default.
+  """Returns a locked config that has every field of `RunConfig`.
 
-  Fields whose values follow from `config.sync.method` are None.
+  By default, fields whose values follow from `config.sync.method` are None.
 
   Args:
     path: JSON file whose values replace the defaults, such as the config.json

@@ -52,7 +52,7 @@ _SUFFIXES = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns the name of the AllReduce to compare with each setting, by name."""
+  """Returns the name of each setting's baseline, by name of the setting."""
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":

@@ -158,7 +158,7 @@ def write(rows: Sequence[GapRow], field: str) -> None:
 def _fitted_lines(
   rows: Sequence[GapRow], field: str
 ) -> Iterator[dict[str, Any]]:
-  """Yields lines "doublings lost = a log2 M - b" that are fitted to runs.
+  """Yields fitted lines "doublings lost = a log2 M - b", as JSON values.
 
   The doublings lost say how many times AllReduce's batch may be halved until
   its loss is that of M replicas. There is a line for each model, number of
@@ -209,12 +209,13 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   """Computes the power p of "doublings lost are proportional to H^p".
 
   The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of the replicas. Each DiLoCo setting with another H than 16
-  gives a value of p, by comparison with the same setting at H = 16, if both
-  lose more than 0 doublings.
+  its loss is that of the replicas. Each setting of DiLoCo with default options,
+  several replicas and H other than 16 gives a value of p, by comparison with
+  the same setting at H = 16, if both lose more than 0 doublings.
 
   Returns:
-    The entry "interval_power" of `law.json`; None if no setting gives a value.
+    The entry "interval_power" of `law.json`, with the mean of these values;
+    None if no setting gives a value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling
@@ -245,10 +246,8 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
 def _factors(power: float) -> dict[str, Any]:
   """Computes how many times more doublings each method loses than DiLoCo.
 
-  Replicas lose d doublings if AllReduce with a batch that is d times halved
-  ends at their loss. Their gap g fulfills ln(1 + g) = -d ln(1 - s), where
-  AllReduce's loss falls by the share s if its batch doubles. So the ratio of
-  two numbers of doublings is that of the two ln(1 + g).
+  Replicas lose d doublings if AllReduce ends at their loss after its batch was
+  halved d times.
 
   Args:
     power: Power p by which the gaps are converted to the same H: the doublings
@@ -266,6 +265,8 @@ def _factors(power: float) -> dict[str, Any]:
     # A method without H exchanges at every step, and has no law of rounds.
     if gap is None or diloco is None or name not in gap.settings:
       continue
+    # A gap g means d doublings lost with ln(1 + g) = -d ln(1 - s), where
+    # AllReduce's loss falls by the share s if its batch doubles.
     ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
     intervals = gap.settings[name] / diloco.settings[name]
     value = ratio * intervals**-power

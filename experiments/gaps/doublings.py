@@ -48,8 +48,8 @@ class Cost(NamedTuple):
       B / 2 to B sequences.
     by_last_doubling: Doublings lost, if each doubling of the batch lowers
       AllReduce's loss by the share s.
-    by_curve: Doublings lost, by AllReduce's losses at all batches. NaN: the
-      replicas' loss lies outside of these losses.
+    by_curve: Doublings lost, interpolated between AllReduce's losses at all
+      batches. NaN: the replicas' loss lies outside of these losses.
   """
 
   setting: Setting

@@ -56,8 +56,8 @@ class Answer:
 
   Attributes:
     config: Config of the planned run.
-    gain: The measured s, the share by which AllReduce's loss falls when its
-      batch doubles; and the runs behind it.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles,
+      and the runs behind it.
     offers: Expected gap, bytes and times, by method and number of replicas, the
       planned method first.
     cluster: Name or path of the cluster; None: there is none.
@@ -89,8 +89,7 @@ def answer(
 
   Args:
     config: Config of the planned run.
-    gain: The measured s, the share by which AllReduce's loss falls when its
-      batch doubles.
+    gain: s, the share by which AllReduce's loss falls when its batch doubles.
     cluster: Name of a preset or path of a cluster file; None: no times. If the
       cluster has a fixed number of replicas, only this number has times.
     step_s: Duration of an inner step of the planned run (seconds); None: it
@@ -98,7 +97,8 @@ def answer(
 
   Raises:
     ValueError: One line, if the planned run does not fit on the cluster, or if
-      none of `NUMBERS_OF_REPLICAS` divides its sequences in a step.
+      no gap can be computed for the planned method, e.g. because none of
+      `NUMBERS_OF_REPLICAS` divides the sequences in a step.
   """
   planned_method = config.sync.method_name
   other_methods = [name for name in METHODS if name != planned_method]

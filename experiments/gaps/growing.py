@@ -20,8 +20,8 @@ class GrowingSetting(Setting):
   Attributes:
     first_interval: Number of inner steps of the first rounds; 0: all rounds
       have `interval` steps.
-    steps_per_doubling: Inner steps after which the length of a round doubles;
-      0: it does not.
+    steps_per_doubling: Inner steps from one doubling of the length of a round
+      to the next, up to `interval`; 0: it does not double.
     outer_schedule: Schedule of the outer rate, "constant" or "cosine".
     outer_optimizer: Name of the outer optimizer. "schedule_free_sgd" evaluates
       its own average, in place of the usual one.
@@ -33,7 +33,7 @@ class GrowingSetting(Setting):
   outer_optimizer: str = "sgd"
 
   def __post_init__(self):
-    """Raises ValueError unless the run ends with a whole round."""
+    """Raises ValueError if a run with rounds does not end with a whole one."""
     if self.is_allreduce:
       return
     config = self.config(Run(Rates(inner=1.0, outer=1.0), seed=0))

@@ -20,7 +20,7 @@ from experiments.gaps.settings import Rates, Run
 
 @dataclasses.dataclass(frozen=True)
 class GrowingRow(Row):
-  """A finished run: one line of the file.
+  """A finished run of the study of growing rounds: a line of its CSV file.
 
   Losses are in nats a token. NaN means that the run diverged.
 
@@ -94,17 +94,18 @@ class GrowingRuns:
   def train_results(self, name: str) -> None:
     """Trains a setting with its best rates, on `result_seeds`.
 
-    Nothing is trained while no pair of rates is finished on all of `seeds`.
+    Nothing is trained while no pair of rates has finished all of `seeds`
+    without divergence.
     """
     best = self._best_rates(name)
     if best is not None:
       self._train(name, best, self.result_seeds)
 
   def _train(self, name: str, rates: Rates, seeds: Sequence[int]) -> None:
-    """Trains a setting on those of `seeds` that are not finished.
+    """Trains a setting with some rates, on those of `seeds` not finished yet.
 
-    The runs are one JAX program. Each becomes a line of the file. After the
-    deadline nothing is trained.
+    One JAX program trains them, and each becomes a line of the CSV file. After
+    the deadline nothing is trained.
     """
     done = {row.seed for row in self._rows(name) if row.rates == rates}
     runs = [Run(rates, seed) for seed in seeds if seed not in done]

@@ -65,7 +65,7 @@ def lines(
   """
   rows_by_setting = by_setting([row for row in rows if not _is_held_out(row)])
   all_costs = _by_kind(costs(rows_by_setting, field), doublings)
-  # The same costs, but by a single seed each.
+  # The same costs by each seed alone: their spread gives the errors of a and b.
   seed_costs = [
     _by_kind(costs(rows_by_setting, field, seeds=(seed,)), doublings)
     for seed in tuning.RESULT_SEEDS
@@ -142,7 +142,7 @@ def _is_held_out(row: GapRow) -> bool:
 def _by_kind(
   all_costs: Sequence[Cost], doublings: str
 ) -> dict[Setting, list[Cost]]:
-  """Groups costs whose settings differ only in the number of replicas.
+  """Groups costs (`Cost`) whose settings differ only in the number of replicas.
 
   Costs of one replica are left out, and costs whose field `doublings` is NaN.
   The key is the group's setting with one replica that takes all sequences.
@@ -176,10 +176,10 @@ def _correlation(seed_fits: np.ndarray) -> float:
 
 
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
-  """Returns the gap that a fitted line gives for the replicas of a cost.
+  """Returns the gap to AllReduce that a line gives for measured replicas.
 
-  The line gives the doublings lost. Each of them raises the loss by the factor
-  by which a doubling that the replicas lost raised it on average.
+  The line gives the doublings lost. Each multiplies the loss by (1 + measured
+  gap)^(1 / measured doublings lost).
   """
   lost = slope * math.log2(cost.setting.replicas) - offset
   mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / getattr(cost, doublings))

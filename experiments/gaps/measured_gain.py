@@ -72,7 +72,10 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 
 
 def usual_processes() -> int:
-  """Returns how many runs train at once: one a core, or one on accelerators."""
+  """Returns how many runs train at once.
+
+  It is one for each core, or a single one if JAX can use a GPU or a TPU.
+  """
   return 1 if _has_accelerator() else usable_cores()
 
 

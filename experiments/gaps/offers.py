@@ -34,8 +34,8 @@ class Hours:
     allreduce_s: Time of AllReduce on the same links (seconds, simulated).
     alone_share: Share of the run's work that one cluster alone would do in
       `time_s`.
-    loss: Expected loss at the end (nats a token); NaN: AllReduce's loss is not
-      known.
+    loss: Expected loss at the end, with its range (nats a token); all NaN if
+      AllReduce's loss is not known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,
       derived), by fewer steps or fewer sequences in a step, whichever is
       better.
@@ -166,8 +166,9 @@ def sites_of(cluster: str) -> int | None:
     cluster: Name of a preset or path of a cluster file.
 
   Raises:
-    ValueError: One line, if there is no such cluster.
+    ValueError: One line, if there is no such cluster or its file is damaged.
   """
+  # A cluster for a fixed number of replicas refuses any other number.
   sizes = set()
   for num_replicas in (2, 3):
     try:
@@ -224,8 +225,8 @@ def with_hours(
 def _alone_factor(share: float, gain: float) -> float:
   """Returns the factor by which the loss changes if a part of the work is done.
 
-  The work has fewer steps or fewer sequences in a step, whichever gives the
-  lower loss. With a share above 1, it has more steps.
+  It has fewer steps or fewer sequences in a step, whichever gives the lower
+  loss, or with a share above 1 more steps.
 
   Args:
     share: Share of the work that is done, e.g. 0.5.

@@ -91,8 +91,8 @@ class Carry(NamedTuple):
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
-  A text without a judge part, on which nothing is chosen, has the validation
-  part in its place.
+  If the text has no judge part (on which nothing is chosen), the judge losses
+  are those on the validation part.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])
@@ -119,8 +119,8 @@ def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
 def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
   """Returns the tokens that the replicas of a run read, in the text's dtype.
 
-  Settings that take the same number of sequences in a step, all replicas
-  together, read the same sequences in each step.
+  Two settings read the same sequences in a step if they have the same text,
+  seed, sequence length and number of sequences of all replicas together.
 
   Returns:
     Tokens [steps, M, B, L + 1]: in a step, M replicas take B sequences each.
@@ -326,6 +326,7 @@ class _OneRun:
       final_fraction=inner.final_fraction,
     )
 
+    # `_flush` takes further steps, in which the inner optimizer must not act.
     def rate_of(count: Any) -> Any:
       return jnp.where(count < self.setting.steps, schedule(count), 0.0)
 
@@ -343,7 +344,7 @@ class _OneRun:
   def _data_parallel(
     self, inner: optax.GradientTransformation
   ) -> optax.GradientTransformationExtraArgs:
-    """Returns a transform that averages gradients for an optimizer."""
+    """Returns a transform: `inner`, on gradients averaged over the replicas."""
     return step_transform(METHODS["allreduce"](), inner)
 
   def _rounds(
@@ -372,7 +373,7 @@ class _OneRun:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
-    """Returns the values before the first step of a replica's transform.
+    """Returns parameters, with a new state of the transform for each replica.
 
     `params` has the parameters of all replicas, leaves [M, ...].
     """
@@ -408,7 +409,7 @@ class _OneRun:
   def _flush(
     self, transform: optax.GradientTransformationExtraArgs, carry: Carry
   ) -> Carry:
-    """Exchanges everything that was not sent or not applied in the last steps.
+    """Makes the exchanges that are still due after the last inner step.
 
     It takes one more round of steps whose gradients and learning rate are 0.
     """

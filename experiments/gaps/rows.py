@@ -38,7 +38,7 @@ RowKind = TypeVar("RowKind", bound=Row)
 
 @dataclasses.dataclass(frozen=True)
 class GapRow(Row):
-  """A finished run: one line of the file.
+  """A finished run of the study of the gap: one line of its CSV file.
 
   The fields from `size` to `sequence_length` describe the setting (`Setting`).
   Losses are in nats a token. NaN means that the run diverged.
@@ -142,10 +142,11 @@ def read(path: pathlib.Path) -> list[GapRow]:
 def read_rows(path: pathlib.Path, kind: type[RowKind]) -> list[RowKind]:
   """Reads the finished runs of a file; without a file there are none.
 
-  A last line without an end, as in a file that was cut, is left out.
+  A last line without a line break is left out, because the file was cut there.
 
   Raises:
-    RecordError: If the file cannot be read, or has other columns.
+    RecordError: If the file cannot be read, or if its columns are not the
+      fields of `kind`.
   """
   types = typing.get_type_hints(kind)
   try:
@@ -162,7 +163,8 @@ def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
   """Adds one or more finished runs to a file; replaces lines of the same runs.
 
   Raises:
-    RecordError: If the file has other columns or cannot be written.
+    RecordError: If the file cannot be read or written, or if its columns are
+      not the fields of the runs.
   """
   make_directory(path.parent)
   with _write_lock(path):
@@ -174,7 +176,7 @@ def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:
 
 
 def lock_path(path: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the file that a program locks while it trains a setting.
+  """Returns the file that a program locks while it trains the setting `name`.
 
   `path` is the file to which the finished runs are added.
   """

@@ -75,8 +75,9 @@ def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
 def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
   """Returns a config of AllReduce with a smaller model of the same shape.
 
-  `divisor` divides the width, the layers and the heads. None if that cannot be,
-  for example because the model is too small or trains adapters.
+  `divisor` divides the width, the layers and the heads. Batch, steps and
+  learning rate are fitted to the smaller model. None if that cannot be, for
+  example because the model is too small or trains adapters.
   """
   shape = config.model.shape
   if type(shape) is not ModelShape or config.lora.rank:

@@ -304,8 +304,8 @@ def tuned_batch(batch: int, losses: Mapping[float, float]) -> Tuned:
 def _vertex(losses: Sequence[float]) -> float:
   """Returns the lowest value of the parabola through three losses.
 
-  The points are equally distant. Without a finite parabola that opens upward,
-  the result is the middle loss.
+  The losses are those at three equally distant points. Without a finite
+  parabola that opens upward, the result is the middle loss.
   """
   left, middle, right = losses
   curvature = left - 2 * middle + right

@@ -50,9 +50,8 @@ class Point(NamedTuple):
   """A point of the grid of rates.
 
   Attributes:
-    inner: Number of factors of the root of 2 between `_FIRST_INNER` and the
-      inner rate.
-    outer: Number of factors of the root of 2 between 1 and the outer rate.
+    inner: The inner rate is `_FIRST_INNER` times this power of the root of 2.
+    outer: The outer rate is this power of the root of 2.
   """
 
   inner: int
@@ -64,7 +63,7 @@ class Missing(NamedTuple):
 
   Attributes:
     runs: The runs to train next; empty if the setting is finished.
-    num_later: Estimated number of runs that follow after them.
+    num_later: Estimated number of further runs, after those in `runs`.
   """
 
   runs: list[Run]
@@ -77,14 +76,15 @@ def missing_runs(
   """Returns the runs that a setting needs next.
 
   At first these are runs of the tuning seeds, by which rates are chosen, at the
-  best rates so far and at their neighbors on the grid. If all of them are
-  finished, they are runs of other seeds, the result seeds, at the best rates.
+  best rates so far and at their neighbors on the grid. Once all of these are
+  finished, the result seeds come next, at the best rates only.
 
   Args:
     setting: Setting whose rates are searched.
     results: Finished runs of the setting.
-    start: The point at which the search begins; None: the usual first point
-      for the size of the model.
+    start: The point at which the search begins, read only while no point is
+      finished on all tuning seeds; None: the usual first point for the size of
+      the model.
   """
   center = best_point(setting, results) or start or _first_point(setting)
   done = {(_point(setting, result), result.seed) for result in results}
@@ -94,14 +94,17 @@ def missing_runs(
     for seed in TUNING_SEEDS
   ]
   missing = [run for run in tuning_runs if run not in done]
-  num_left = _usual_number(setting) - len(done)  # While rates are searched.
-  if not missing:
+  if missing:
+    # The search may go on after these runs: a usual number of runs is assumed.
+    num_others = _usual_number(setting) - len(done) - len(missing)
+    num_later = max(num_others, 0)
+  else:
     result_runs = [(center, seed) for seed in RESULT_SEEDS]
     missing = [run for run in result_runs if run not in done]
-    num_left = len(missing)
+    num_later = 0  # The result runs are the last ones.
   return Missing(
     runs=[Run(_rates(setting, point), seed) for point, seed in missing],
-    num_later=max(num_left - len(missing), 0),
+    num_later=num_later,
   )
 
 
@@ -168,7 +171,10 @@ def lowest_mean(
 
 
 def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
-  """Returns the rates of `best_point`; None if no rates count yet."""
+  """Returns the rates with the lowest mean loss over the tuning seeds.
+
+  None if no rates are finished on all of these seeds without divergence.
+  """
   point = best_point(setting, results)
   return None if point is None else _rates(setting, point)
 
@@ -178,6 +184,7 @@ def _distance(setting: Setting, other: Setting) -> float:
 
   For example, H = 16 and H = 32 differ by about one doubling.
   """
+  # One is added to each number, because some are 0.
   numbers = [
     (value, getattr(other, field))
     for field, value in dataclasses.asdict(setting).items()
@@ -187,7 +194,7 @@ def _distance(setting: Setting, other: Setting) -> float:
 
 
 def _usual_number(setting: Setting) -> int:
-  """Returns how many runs a setting usually needs, result seeds included."""
+  """Returns how many runs a setting usually needs, for rates and results."""
   num_points = _USUAL_POINTS_OTHERS
   if setting.is_allreduce:
     num_points = _USUAL_POINTS_ALLREDUCE

@@ -126,7 +126,10 @@ def parse_flags(
 def _check_fields(
   argv: Sequence[str], check_field: Callable[[str], None]
 ) -> None:
-  """Raises UsageError if `argv` sets a field that `check_field` refuses."""
+  """Raises UsageError if `argv` sets a config field that does not exist.
+
+  `check_field` raises ValueError for the dotted name of such a field.
+  """
   for argument in argv[1:]:
     flag, _, _ = argument.lstrip("-").partition("=")
     name, _, field = flag.partition(".")

@@ -103,10 +103,11 @@ def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
 
 
 def check_unset(setter: str) -> None:
-  """Raises UsageError if the user gives a flag that a program sets itself.
+  """Raises UsageError if the user gives a flag that only `setter` may set.
 
   Args:
-    setter: Name of the program, for the message.
+    setter: Name of the program that sets --distributed, --coordinator,
+      --num_processes and --process_id itself.
   """
   for flag in (DISTRIBUTED, COORDINATOR, NUM_PROCESSES, PROCESS_ID):
     if flag.present:

@@ -128,7 +128,10 @@ class Member:
     return self._process.poll() if self._process else None
 
   def failure(self) -> Failure:
-    """Returns why the process ended. Call it only if its exit code is not 0."""
+    """Returns why the process failed.
+
+    Call it only after the process has ended with an exit code other than 0.
+    """
     self.new_lines()
     code = self.exit_code or 0
     return Failure(
@@ -260,10 +263,10 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 
 
 def _cause(members: Sequence[Member]) -> Member:
-  """Returns a failed process that did not fail only because another one did.
+  """Returns the failed process that probably made the others fail.
 
-  Waits for one up to `_SETTLE_S` seconds. If none comes, returns another failed
-  process.
+  It is the first whose exit code is not one of `_CONSEQUENCES`. If none has
+  such a code within `_SETTLE_S` seconds, it is the first that failed at all.
   """
   deadline = time.monotonic() + _SETTLE_S
   while True:

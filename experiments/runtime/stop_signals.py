@@ -33,6 +33,7 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
     return
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
+  # With these handlers a signal does nothing but write its number to the pipe.
   old_handlers = {s: signal.signal(s, lambda *_: None) for s in SIGNALS}
   old_writer = signal.set_wakeup_fd(writer)
   thread = threading.Thread(

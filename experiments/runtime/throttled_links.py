@@ -110,7 +110,10 @@ class ThrottledNetwork:
     return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
-    """Sets the rates of a node's link, which may be in use."""
+    """Sets the rates of a node's link, which may be in use.
+
+    Its delay and loss, if `impair` has set them, end.
+    """
     num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
@@ -135,7 +138,7 @@ class ThrottledNetwork:
   def impair(self) -> None:
     """Adds the delays and losses of all links.
 
-    Call it after the last `throttle`, which would remove them.
+    A later `throttle` of a link removes its delay and loss.
     """
     for node, link in enumerate(self.links):
       for space, device, _, delay_s in self._ends(node, link):
@@ -172,9 +175,10 @@ class ThrottledNetwork:
     yield _SWITCH, f"port{node}", link.down_bps, 0.0
 
   def _connect(self, node: int) -> None:
-    """Makes a node and connects it with the switch.
+    """Makes a node (a network namespace), and connects it with the switch.
 
-    Both ends of the link get a queue for each other node, but no rates yet.
+    Filters at both ends of the link give the packets of each other node a queue
+    of their own. `throttle` makes these queues.
     """
     address = self.addresses[node]
     port = f"port{node}"

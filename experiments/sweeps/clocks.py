@@ -36,9 +36,9 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the largest time in `at_s` up to a step (seconds), else 0.
+    """Returns when the last segment of the first `step` inner steps ends (s).
 
-    `step` is a number of inner steps.
+    The result is 0 if no segment has ended by then.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -71,9 +71,9 @@ class SweepClock:
     of the same parts.
 
     Example: `changed` has the model `qwen_107b` and the codec
-    "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with
-    "low_rank(rank=16)+int(bits=4)" is timed with both. A run of `tiny` with
-    "int(bits=1)" is timed as `qwen_107b` with "int(bits=1)".
+    "low_rank(rank=2048)+int(bits=4)". A run with
+    "low_rank(rank=16)+int(bits=4)" is timed with both, a run with "int(bits=1)"
+    as `qwen_107b` with "int(bits=1)".
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
@@ -101,6 +101,7 @@ class SweepClock:
       segment.stop: clock.walk(setup.script.segment(segment)).now_s
       for segment in setup.plan.segments()
     }
+    # The exchanges that are still due after the last inner step.
     outcome = clock.walk(setup.script.flush(setup.plan))
     return Times(
       at_s=at_s, end_s=outcome.now_s, utilization=outcome.utilization

@@ -81,8 +81,8 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  The evaluations are in NAME_curves.csv beside it, if this file exists. Those
-  of NAME_others.csv are there, too. Returns lines of runs.csv and of
+  The evaluations are in NAME_curves.csv beside it, if this file exists. It also
+  has the evaluations of NAME_others.csv. Returns lines of runs.csv and of
   evaluations.csv.
   """
   study = path.stem

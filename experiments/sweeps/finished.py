@@ -114,12 +114,12 @@ class Rows:
     return self.runs.get(run_id(self.study, run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
-    """Returns the lines of runs that were trained on one version of their text.
+    """Returns the line of each run on one version of the text, or else None.
 
     Losses on two versions of a text, e.g. of Python's library, do not compare.
     The version with the most lines is chosen; of two with equally many, the
     version of the later line. If configs name several texts, a version of each
-    is chosen. A run without a line on the chosen version gets None.
+    is chosen.
     """
     corpora_by_config: dict[str, list[str]] = {}
     last_line: dict[str, int] = {}

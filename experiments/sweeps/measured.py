@@ -86,10 +86,10 @@ def _rows(study: str) -> dict[str, list[RunRow]]:
 
 
 def _paired_losses(rows: list[RunRow], base: list[RunRow]) -> pd.DataFrame:
-  """Returns the losses on the judge text of the seeds that two settings share.
+  """Returns the judge losses of the seeds that two settings share.
 
-  The judge text consists of held-out files by which no setting is chosen. The
-  runs `rows` become the column "own", and the runs `base` the column "base".
+  They are losses on held-out files by which no setting is chosen. The runs
+  `rows` become the column "own", and the runs `base` the column "base".
   """
   columns = {
     name: pd.Series({row.seed: row.judge_loss for row in runs})
@@ -103,10 +103,10 @@ def _gaps(
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
-  A setting is a name with a run for each seed. The gap is its loss in `rows`
-  divided by AllReduce's in `base`, minus 1. The losses are means over the seeds
-  that both have. The error is the standard error of the gaps of single seeds.
-  Settings whose names `_NAME` or `_SIZES` do not allow are left out.
+  The gap is the loss of the setting in `rows` divided by AllReduce's in `base`,
+  minus 1. The losses are means over the seeds that both have. The error is the
+  standard error of the gaps of single seeds. AllReduce, and settings whose
+  names `_NAME` or `_SIZES` do not allow, are left out.
   """
   for name, runs in rows.items():
     match = _NAME.fullmatch(name)
@@ -146,8 +146,7 @@ def _gaps(
 def _exponent(main: RowsBySetting) -> dict[str, Any]:
   """Computes e in loss ~ steps^-e, which says how fast AllReduce's loss falls.
 
-  It follows from a short and a long run, with means over the seeds that both
-  have:
+  It follows from the mean losses of a short and a long run:
 
     e = ln(short run's loss / long run's loss) / ln(long steps / short steps)
 

@@ -82,8 +82,8 @@ class SweepRun:
   def _changed(self, always: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the values that are not at their defaults, by dotted name.
 
-    The fields `always` are included also at their defaults, unless they are
-    None.
+    Fields in `always` are included even at their defaults, unless their value
+    is None.
     """
     defaults = flat(RunConfig().to_mapping())
     for path in always:
@@ -152,7 +152,8 @@ def text_of(config: RunConfig) -> tuple[DataConfig, int]:
 def check_field(path: str) -> None:
   """Raises ValueError unless the config of a sweep may have a field.
 
-  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". The
+  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". Below
+  `base` and `grid` the whole name is checked, elsewhere its first part. The
   message has the nearest name.
   """
   head, _, config_path = path.partition(".")
@@ -229,10 +230,10 @@ def _run(
 
 
 def _with_schedule(config: RunConfig) -> RunConfig:
-  """Returns a config in which H, P and tau of its method are filled in.
+  """Returns a config in which open fields of `SCHEDULE` have usual values.
 
-  Values that the method does not take, or that its name has, as in
-  "diloco(sync_interval=8)", stay None.
+  Those of the method are taken. Fields that the method does not take, or that
+  its name has, as in "diloco(sync_interval=8)", stay None.
   """
   method, settings_in_name = method_parts(config.sync.method)
   stated = {}
@@ -322,7 +323,7 @@ def _is_filled_list(value: Any) -> bool:
 
 
 def _named(settings: list[_Setting]) -> list[_Setting]:
-  """Names the settings that have no name, and leaves out repeated settings.
+  """Names settings (values of fields) without a name; leaves out repeated ones.
 
   A name lists the changed fields without the seed, e.g.
   "sync_interval=30,inner.learning_rate=0.002", or is "base" if there are none.
@@ -354,7 +355,8 @@ def short_name(path: str) -> str:
   """Returns the shortest name of a config's field that no other field has.
 
   Examples: "sync_interval" for "sync.sync_interval", but "outer.momentum" with
-  its section, because the section `inner` has a field `momentum`, too.
+  its section, because the section `inner` has a field `momentum`, too. A field
+  called `name` always keeps its section.
   """
   last = path.rpartition(".")[2]
   names = collections.Counter(

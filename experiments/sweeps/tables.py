@@ -162,9 +162,10 @@ def replace_studies(
 
 
 def commit(path: str) -> None:
-  """Replaces the runs of a sweep in docs/results by those of a work directory.
+  """Copies the sweeps of a work directory to docs/results.
 
-  `path` is the file runs.csv in the work directory.
+  There they replace the sweeps of the same names. `path` is the file runs.csv
+  in the work directory.
 
   Raises:
     RecordError: If a file cannot be read or written, or is damaged.

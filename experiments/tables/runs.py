@@ -1,4 +1,4 @@
-"""Simulates runs of papers from the recipes and plans of the trainer."""
+"""Simulates runs of papers with the configs and plans of the trainer."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ def config_of(method: str, **changes) -> RunConfig:
 def equal_links(
   num_replicas: int, up_bps: float, down_bps: float | None = None, **link
 ) -> Cluster:
-  """Returns a cluster of sites with one replica each and equal links.
+  """Returns a cluster of sites (places of a replica) with equal links.
 
   Args:
     num_replicas: Number of sites, M.

@@ -152,7 +152,7 @@ class Prediction:
   def error(self) -> str:
     """The error as text: "exact" or e.g. "-1 steps" on a grid, else "+10.9%".
 
-    Without a grid and a published number, the text is empty.
+    The text is empty if there is neither a grid nor a published number.
     """
     if self.grid_steps == 0:
       return "exact"
@@ -249,8 +249,8 @@ class Table:
     name: Name of the table's CSV file and of its section in `notes.md`.
     rows: All rows, which are written to the CSV file.
     numbers: Values that replace names in braces in the notes, by name.
-    header: Header of the table on the page, if its layout differs from the
-      layout of the CSV file. If it is empty, the page shows `rows`.
+    header: Header of a table with its own layout for the page; empty: the page
+      shows `rows`.
     cells: Cells below `header`, one sequence for each line of the table.
     pictures: Caption and matplotlib figure, by the name of the picture's file
       without suffix.
@@ -364,7 +364,7 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def _first_row(table: Table, name: str) -> Prediction:
-  """Returns the first row of a table that predicts a published number."""
+  """Returns the first row of a table that predicts the number `name`."""
   # Later rows predict the same number from other assumptions.
   return next(row for row in table.rows if row.name == name)
 

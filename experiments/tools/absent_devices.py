@@ -152,8 +152,7 @@ def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
 def _tpus(topology: str, num_slices: int) -> AbsentDevices:
   """Returns the devices of slices of TPUs, e.g. of "v5p:4x4x8".
 
-  Raises ValueError if the compiler is missing or knows no such slice, or if the
-  memory of such TPUs is not known here.
+  Errors are those of `absent_devices`.
   """
   require(
     is_tpu_compiler_installed(),
@@ -182,10 +181,9 @@ def _tpus(topology: str, num_slices: int) -> AbsentDevices:
 
 
 def _gpus(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices of GPUs, e.g. of "h100:8" or "h100:4x8".
+  """Returns the GPUs of slices (groups of hosts), e.g. "h100:8" or "h100:4x8".
 
-  Raises ValueError if `topology` has another form, or if the compiler is
-  missing or knows no such slice.
+  Errors are those of `absent_devices`.
   """
   match = _GPU_PATTERN.fullmatch(topology)
   require(

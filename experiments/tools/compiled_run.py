@@ -45,8 +45,8 @@ class Program(NamedTuple):
     planned_bytes: Bytes that one replica should send in the program, computed
       from the config.
     idle_bytes: Bytes of the training state that a device keeps although the
-      program does not read them. They are of fragments (parts of the
-      parameters) whose pseudo-gradients it neither measures nor applies.
+      program does not read them: those of fragments (parts of the parameters)
+      whose pseudo-gradients the program neither measures nor applies.
     lowered: The program, traced but not compiled yet.
   """
 
@@ -206,7 +206,8 @@ class Compiled:
 
   Attributes:
     name: Method and model.
-    machine: The slices, e.g. "2 x v5p:4x4x8".
+    machine: The slices (groups of devices with fast links), or the one device,
+      e.g. "2 x v5p:4x4x8".
     memory_bytes: Memory of a device (bytes).
     num_steps: Number of inner steps of the program.
     state_bytes: Memory of the program's arguments, and of the state that the
@@ -352,7 +353,8 @@ def analyze(
     config: Config of the run.
     program: The program that was compiled.
     compiled: The compiled program.
-    machine: The slices in words, e.g. "2 x v5p:4x4x8".
+    machine: The slices (groups of devices with fast links) in words, e.g.
+      "2 x v5p:4x4x8".
     memory_bytes: Memory of a device (bytes).
     has_transfers: Whether the program's text says which transfers go to other
       slices.
@@ -421,7 +423,8 @@ def write_compiled(
 def _transfer_lines(slice_transfers: Sequence[Transfer] | None) -> list[str]:
   """Returns the report's lines about transfers between slices.
 
-  If `slice_transfers` is None, they say that the transfers are not known.
+  Slices are groups of devices with fast links. If `slice_transfers` is None,
+  the lines say that the transfers are not known.
   """
   if slice_transfers is None:
     return [

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from dilocox_jax.plan.operations import operation
 from dilocox_jax.rounds.window import INNER_STEPS
 
+# Name, element type, its bits, sizes, operation and operand of an instruction.
 _INSTRUCTION = re.compile(
   r"%?([\w.-]+) = \(?([a-z]+)(\d*)\[([\d,]*)\].*? "
   r"(send|recv|recv-done|while)\(%?([\w.-]*)"

@@ -133,7 +133,8 @@ class Row:
       simulator (seconds).
     measured_s: The same time as measured (seconds).
     bytes_ratio: Bytes that the kernel counted divided by the predicted bytes.
-    cpu_s: CPU time of all processes together (seconds); None for a method.
+    cpu_s: CPU time of all processes together, which is that of the last one
+      times their number (seconds); None for a method.
     open_s: Time of the collective over links that are not throttled (seconds);
       None if it was not measured.
   """
@@ -180,8 +181,8 @@ def run_cases(
 ) -> Iterator[Row]:
   """Times collectives over throttled links, and yields a row for each.
 
-  Each is measured `repeats` times. The simulator predicts its time with
-  `transport`. `folder` is for intermediate files.
+  Each collective is measured `repeats` times. The simulator predicts its time
+  with `transport`. `folder` is for intermediate files.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -237,7 +238,6 @@ def _measured(
 
   Raises:
     StoppedError: If a process fails.
-    UsageError: If this machine cannot throttle the links.
   """
   request_path = folder / "asked.json"
   result_path = folder / "measured.json"

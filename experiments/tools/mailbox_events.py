@@ -45,7 +45,8 @@ class Exchanges:
 
   Attributes:
     num_replicas: Number of replicas that take part in all events, M.
-    num_absent: Number of further replicas, which end after two events.
+    num_absent: Number of further replicas, which end after two events; only for
+      `simulated_cost`.
     num_events: Number of events. The first half is not measured.
     latency_s: Time of a request (seconds).
     message_bytes: Bytes of a message without its scales.
@@ -201,7 +202,7 @@ def _entered(
     rules=_rules(exchanges),
     **times,
   )
-  mailbox.newest()
+  mailbox.newest()  # No snapshot is there, so it begins at event 0.
   mailbox.announce(0)
   return mailbox
 
@@ -246,6 +247,7 @@ def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
   if codec.is_exact:
     arrays = [array.view(np.float32) for array in arrays]
   else:
+    # A mailbox takes the norm of a message from its floating-point arrays.
     arrays[1] = arrays[1].view(np.float16)
   return arrays, tables
 

@@ -74,7 +74,7 @@ class LossRun:
 
     def run_replica(number: int) -> None:
       store = SimulatedStore(world, objects, latency_s=0.01)
-      # Replicas enter one after the other, so seats have the same order.
+      # Replicas enter one after the other, in the order of their numbers.
       store.pause(float(number))
       mailbox = Mailbox(
         store,
@@ -94,7 +94,7 @@ class LossRun:
         clock=store.clock,
         pause=store.pause,
       )
-      mailbox.newest()
+      mailbox.newest()  # No snapshot is there, so it begins at event 0.
       losses[number] = self._train_replica(mailbox, number)
 
     world.run(
