@@ -19,7 +19,7 @@ seeds. `tune`: the runs on seed 1000 that chose the rates. All these ran on one
 NVIDIA H200, many runs as one program, with products in TF32. Four sweeps ran on
 a CPU in fp32: `way_back` (how much loss the rounding of a mean costs a small
 model), `cpu` (equal time on 1 Gbit/s with four replicas, and eager updates),
-`equal_time` (the same with two replicas) and `equal_rounds` (DiLoCo and
+`equal_time` (the same with two replicas) and `equal_rounds` (DiLoCo, MuLoCo and
 `overlap_loco` with the same H).
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \

@@ -7,7 +7,7 @@ from dilocox_jax.report import units
 from docs.figures import loss_by_bytes
 from experiments.configs import quickstart
 from tests.docs.committed_runs import equal
-from tests.docs.results_claims import cost_of_bits_and_delay
+from tests.docs.results_claims import cost_over_diloco
 from tests.docs.simulated import OF_107B, seconds, sent_bytes
 
 # The methods of "Which method?", and when the page recommends each.
@@ -36,7 +36,9 @@ def from_rows() -> Iterator[str]:
     f"Two replicas ended {100 * two:.2f} % above AllReduce, four"
     f" {100 * four:.2f} %, and eight {100 * eight:.2f} %."
   )
-  (average, its_error), (newest, newest_error) = cost_of_bits_and_delay()
+  (average, its_error), (newest, newest_error) = cost_over_diloco(
+    "overlap_loco"
+  )
   yield (
     f"ends {100 * average:.1f} ± {100 * its_error:.1f} % above `diloco` in fp32"
     " on the average of the parameters, and"
