@@ -346,6 +346,7 @@ def _check_settings(
     if argument in method_arguments:
       continue
     hint = did_you_mean(argument, arguments)
+    # Without a similar name the hint lists all names, as this message does.
     suggestion = f": {hint}" if hint.startswith("did") else ""
     raise TypeError(
       f"dilocox_jax.{name} has no argument {argument!r} (it has: "

@@ -263,10 +263,11 @@ class ModelConfig(Section):
 
   @property
   def label(self) -> str:
-    """Words for the model in logs, e.g. "tiny" or "tiny with 512 tokens".
+    """Words for the model in logs, by how it differs from the preset.
 
-    They are "of own sizes" if any field but `vocab_size` differs from the
-    preset's.
+    - "tiny", the name of the preset: in no field.
+    - "tiny with 512 tokens": only in `vocab_size`, which is 512.
+    - "of own sizes": in any other field.
     """
     preset = MODEL_PRESETS[self.preset]
     changed = [

@@ -4,8 +4,10 @@ Such a loss has an argument `key`: (model, batch, key) -> scalar. In training
 `key` is a key of JAX, a new one for each micro-batch of each replica. In an
 evaluation `key` is None, and the loss should draw no random numbers.
 
-Keys travel in the batch, two numbers per row. So a replica draws the same
-numbers however many devices divide its batch.
+Each row of a batch has a key of its own (two numbers), so keys are divided into
+micro-batches as rows are. The loss gets the key of the first row of its
+micro-batch. Devices that divide a batch use the same key, so a replica draws
+the same numbers however many devices it has.
 """
 
 import dataclasses

@@ -253,20 +253,22 @@ class SharedFactors:
 class ErrorFeedback:
   """Adds the loss of a lossy exchange to the next exchange.
 
-  Replica m with the tree d_m and the residual e_m sends sent_m = C(d_m + e_m),
-  where C is the codec. Then e_m <- decay (d_m + e_m - R), where R is sent_m
-  ("own") or the mean that was received ("mean"). A replica for which d_m + e_m
-  is not finite is left out, and its residual becomes zero.
+  Replica m with the tree d_m and the residual e_m passes c_m = d_m + e_m to the
+  exchange. The exchange returns the mean, and sent_m: what the others receive
+  of replica m. (With `Scattered`, sent_m also has the loss of rounding the
+  mean.) Then e_m <- decay (c_m - R), where R is sent_m ("own") or the mean
+  ("mean"). A replica for which c_m is not finite is left out, and its residual
+  becomes zero.
 
   Source: Seide et al., 2014; DiLoCoX, arXiv 2506.21263, Algorithm 2 ("mean":
-  e_{t+1} = d_t - mean C(d_t), where d_t already contains e_t); SparseLoCo,
-  arXiv 2508.15706 ("own", with decay).
+  e_{t+1} = d_t - mean C(d_t), where C is the codec and d_t already contains
+  e_t); SparseLoCo, arXiv 2508.15706 ("own", with decay).
 
   Attributes:
     exchange: The lossy exchange.
     decay: Fraction of the loss that becomes the residual, 0 to 1.
-    against: What the loss is measured against: "own", the replica's message as
-      it is decoded, or "mean".
+    against: What is subtracted from c_m to get the loss: "own" (sent_m) or
+      "mean".
     residuals: Residual e of each replica; empty before the first exchange.
   """
 

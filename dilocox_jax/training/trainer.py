@@ -443,6 +443,7 @@ class Trainer:
           batches,
           segment.windows,
           segment.participation,
+          # So that compiling is not counted as time of the rounds.
           one_at_a_time=self._is_new(segment),
         )
       else:
@@ -515,8 +516,13 @@ class Trainer:
   ) -> None:
     """Computes and records the validation losses of a state.
 
-    Only in the last evaluation, `num_steps` (the inner steps of the run) is
-    given, and the loss on the judge text, if there is one, is computed, too.
+    The last evaluation of a run also computes the loss on the judge text, if
+    there is one: held-out files that no other evaluation reads.
+
+    Args:
+      state: State to evaluate.
+      num_steps: Inner steps of the run, if this is its last evaluation; None if
+        the run goes on.
     """
     judging = self.data.judging if num_steps else None
     with self._reader.activity("evaluating", self._next_steps()):

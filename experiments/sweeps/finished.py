@@ -43,7 +43,7 @@ class Rows:
     study: Name of the sweep.
     source: Path of the runs.csv that was read, or after `add`, that was
       written.
-    runs: Lines of the sweep in their order, by name of the run.
+    runs: Lines of the sweep in their order, by name of the run (`RunRow.run`).
   """
 
   def __init__(
