@@ -262,9 +262,10 @@ def report_methods(
 
 
 def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
-  """Returns sentences that say how the methods are ranked.
+  """Returns sentences that say how the methods are ranked, and state s.
 
-  The arguments are those of `report_methods`.
+  s is the share by which AllReduce's loss falls when its batch doubles. The
+  arguments are those of `report_methods`.
   """
   source = (
     "extrapolated from the size of the model; give --losses, or measure it with"
@@ -273,13 +274,14 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
   if is_gain_known:
     source = "from --losses"
   share = "not known"
-  for plan in plans:
-    if plan.expected is not None:
-      gain = plan.expected.gain
-      share = (
-        f"{100 * gain.value:.2g} % ({100 * gain.low:.2g} to"
-        f" {100 * gain.high:.2g})"
-      )
+  # All plans with an expected gap have the same s.
+  expected = next((plan.expected for plan in plans if plan.expected), None)
+  if expected is not None:
+    gain = expected.gain
+    share = (
+      f"{100 * gain.value:.2g} % ({100 * gain.low:.2g} to"
+      f" {100 * gain.high:.2g})"
+    )
   return (
     "Ranked by the loss at equal time beside AllReduce's, at worst: the upper"
     " end of the expected gap, and what fewer steps in this time cost (half as"

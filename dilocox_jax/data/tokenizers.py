@@ -333,7 +333,8 @@ def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
   patterns = _patterns(json_object(text, name, is_ours=False))
   if not patterns:
     return
-  characters = sorted({*_PROBES, *"".join(patterns)})
+  # `_PROBES` come first, as they are always tried.
+  characters = [*dict.fromkeys([*_PROBES, *sorted("".join(patterns))])]
   for character in characters[:_MOST_PROBES]:
     for count in range(1, _LONGEST_PROBE):
       # Unlike the time of the clock, the time of this thread does not depend

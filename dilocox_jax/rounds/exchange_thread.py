@@ -83,13 +83,17 @@ def beside_steps(
 
 
 class InThread:
-  """Dispatches an exchange in a second thread if inner steps can hide it.
+  """Dispatches an exchange in a second thread, beside a window's inner steps.
+
+  A window is some inner steps, then perhaps an apply of a mean and a send. Its
+  exchange computes the mean that it applies. In some windows its own program
+  does the exchange (`run`).
 
   Attributes:
-    splits_windows: False: a window (some inner steps, then perhaps an apply and
-      a send) is not divided, so that its steps can run beside its exchange.
+    splits_windows: False: a window stays one program.
     reuses_states: True: programs may reuse the memory of the states.
-    waits_for_exchanges: True: the host waits for the thread.
+    waits_for_exchanges: True: the host waits for the thread before it
+      dispatches the apply.
   """
 
   splits_windows = False

@@ -191,9 +191,10 @@ def _fitted_lines(
 
 
 def _is_plain(setting: Setting) -> bool:
-  """Returns whether a setting is DiLoCo with default options.
+  """Returns whether a setting is DiLoCo with the defaults of `Setting`.
 
-  Its model, replicas, sequences, steps and H may be any.
+  The model, H, and the numbers of replicas, of steps and of sequences in a step
+  may have any value.
   """
   plain = Setting(
     setting.size,
