@@ -72,8 +72,8 @@ def main(argv: Sequence[str]) -> None:
 def _estimate(config: RunConfig, memory_bytes: float) -> None:
   """Prints what a run needs by arithmetic.
 
-  Raises StoppedError if this is more than `memory_bytes`, the memory of a
-  device, which is infinity if it is not known.
+  `memory_bytes` is the memory of a device; infinity if it is not known. Raises
+  StoppedError if the run needs more.
   """
   from dilocox_jax.api.memory_advice import memory_advice
   from dilocox_jax.config.device_memory import LEAST_SPARE, device_memory
@@ -123,7 +123,7 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
 
 
 def _print_parameters(config: RunConfig) -> None:
-  """Prints the shape and size of every leaf, and the sums of the sizes."""
+  """Prints shape and number of parameters of every leaf, and the totals."""
   trained_shapes = config.trained_shapes
   all_shapes = config.model.shape.parameter_shapes
   rows = []
@@ -150,9 +150,11 @@ def _print_table(
 
 
 def _compile(config: RunConfig, topology: str) -> None:
-  """Compiles a run for a slice such as "v5e:2x2", and writes the page.
+  """Compiles a run for absent devices, and writes the page.
 
-  Raises StoppedError if the program does not fit into a device.
+  `topology` is the kind and size of one of their groups with fast links, e.g.
+  "v5e:2x2". Raises StoppedError if the program does not fit into a
+  device.
   """
   # Programs are compiled for slices that are not there. So JAX must not look
   # for real ones.

@@ -141,9 +141,9 @@ def _check(config: "RunConfig") -> None:
 def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
   """Trains the runs of AllReduce that are missing, and computes s from them.
 
-  s is the share by which AllReduce's loss falls when its batch doubles. Errors
-  are those of `measured_gain.measured`, with a UsageError for a ValueError, and
-  a StoppedError if the program was interrupted.
+  s is the share by which AllReduce's loss falls when its batch doubles. Raises
+  the errors of `measured_gain.measured`, but UsageError in place of ValueError,
+  and StoppedError if the program is interrupted.
   """
   from experiments.gaps import measured_gain
   from experiments.gaps.tuned_pairs import PairTraining
@@ -164,6 +164,7 @@ def _measured(config: "RunConfig", workdir: "pathlib.Path") -> "MeasuredGain":
     most_rates=_RATES.value,
     num_seeds=_SEEDS.value,
   )
+  # SIGTERM acts as Ctrl-C does.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     with command_line.usage_errors():

@@ -1,4 +1,7 @@
-"""Prints the schedules that `experiments.simulate --methods=growing` found."""
+"""Prints the schedules that `experiments.simulate --methods=growing` found.
+
+A schedule says how many inner steps the rounds have, and when they double.
+"""
 
 import textwrap
 from collections.abc import Sequence

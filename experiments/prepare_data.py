@@ -133,10 +133,10 @@ def _prepare(workdir: pathlib.Path) -> None:
 
 
 def _training_documents() -> list[bytes]:
-  """Returns documents from which a tokenizer is trained.
+  """Returns the documents from which --tokenizer=bpe is trained.
 
-  They are the first ones that are not held out, about --bpe_mb megabytes in
-  all; there are none unless --tokenizer is bpe.
+  They are the first ones that are not held out, up to about --bpe_mb megabytes
+  in all. With another --tokenizer the list is empty.
   """
   contents: list[bytes] = []
   if _TOKENIZER.value != tokenizers.BPE:

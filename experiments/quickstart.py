@@ -78,7 +78,7 @@ def _run_config(method: str) -> RunConfig:
 def _train_all() -> None:
   """Trains every method in its own process.
 
-  All processes run at once, or on TPUs one after the other.
+  The processes run at once, or if libtpu is installed, one after the other.
   """
   members = [
     process_group.Member(number, _command(method), _environment())
@@ -108,7 +108,8 @@ def _command(method: str) -> list[str]:
 def _environment() -> dict[str, str]:
   """Returns the environment of a process that trains one method.
 
-  The process gets its share of the cores, unless the user has set the threads.
+  The process gets its share of the cores, unless the user's environment sets
+  the numbers of threads.
   """
   return {
     **process_group.thread_limits(len(METHODS)),

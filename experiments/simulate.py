@@ -183,7 +183,8 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
 def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
   """Prints schedules that exchange more often early in a run.
 
-  They take no more time than the run of `config`, whose rounds have one length.
+  Runs with these schedules take no more time than the run of `config`, whose
+  rounds have one length.
   """
   from dilocox_jax.api import growing_plans
   from experiments import growing_page
@@ -194,7 +195,7 @@ def _propose_growing_rounds(config: "RunConfig", options: "Options") -> None:
 
 
 def _print_clusters() -> None:
-  """Prints name and description of each cluster, as wide as the terminal."""
+  """Prints each cluster's name and description, wrapped to the terminal."""
   from dilocox_jax.simulate.cluster_file import cluster_presets
 
   width = shutil.get_terminal_size().columns

@@ -311,7 +311,8 @@ def _assumptions(plan: MethodPlan) -> list[str]:
 def _advice(plans: Sequence[MethodPlan]) -> str:
   """Returns a text that recommends the first plan, and states its gaps.
 
-  If the first plan has no memory to spare, the text says what would help.
+  If the first plan leaves no memory to spare, the text only says what would
+  help.
   """
   best = plans[0]
   if not best.has_room:
@@ -358,9 +359,9 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 def _best_expected(plans: Sequence[MethodPlan]) -> MethodPlan:
   """Returns the plan with the lowest expected loss at equal time.
 
-  Only plans with memory to spare count whose method is AllReduce or was ever
-  measured; without any, the result is the first plan. Of plans whose losses are
-  equal to 0.1 %, the first counts.
+  A plan counts if it leaves memory to spare and its method is AllReduce or was
+  ever measured. If no plan counts, the result is the first plan. Losses are
+  rounded to 0.1 %, and of plans with equal losses the first is returned.
   """
   ranked = [plan for plan in plans if plan.has_room and plan.is_measured]
   return min(
@@ -401,7 +402,7 @@ def _hiding(plan: MethodPlan) -> str:
 
 
 def _remove_earlier(workdir: pathlib.Path) -> None:
-  """Removes the files of an earlier simulation from the directory."""
+  """Removes numbers and configs of an earlier simulation from a directory."""
   plan_names = (*METHODS, NARROW_ALLREDUCE)
   for name in (NUMBERS, *map(_config_file, plan_names)):
     (workdir / name).unlink(missing_ok=True)

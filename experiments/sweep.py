@@ -94,6 +94,7 @@ def main(argv: Sequence[str]) -> None:
   )
   # A wrong clock is found before anything begins.
   clocks, times = _clocks_and_times(sweep, runs)
+  # SIGTERM acts as Ctrl-C does.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   is_late = False
   try:
@@ -228,9 +229,10 @@ def _write_page(
 
 
 def _check_field(path: str) -> None:
-  """Raises ValueError if no sweep can have a field of this name.
+  """Raises ValueError if no sweep can have the field `path` (dotted name).
 
-  Below `base` and `grid` the whole name is checked, elsewhere its first part.
+  A name that begins with `base` or `grid` is checked as a whole, and of any
+  other name the first part.
   """
   from experiments.sweeps import runs  # Only a mistake needs it this early.
 

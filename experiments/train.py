@@ -156,8 +156,8 @@ def mailbox_address(
     The address of the mailbox; None if none of the flags is given.
 
   Raises:
-    UsageError: If the flags do not go together, if the name is wrong, or if,
-      without --distributed, the secret cannot be read.
+    UsageError: If the flags do not go together, if the replica's name is wrong,
+      or if, without --distributed, the secret cannot be read.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
   present = [flag for flag in needed_flags if flag.value]
@@ -192,10 +192,11 @@ def mailbox_address(
 
 
 def clock(config: "RunConfig") -> "ClusterClock | None":
-  """Returns the simulated clock that --cluster asks for; None without it.
+  """Returns a clock that simulates a run on --cluster; None without --cluster.
 
   Raises:
-    UsageError: If the cluster does not exist or does not fit the run.
+    UsageError: If the cluster does not exist or does not fit the run, or if
+      --step_s is wrong or given without --cluster.
   """
   cluster = _CLUSTER.value
   command_line.refuse_unused(

@@ -52,9 +52,10 @@ def expected_gap(
   for this was fitted to small models (26 thousand to 0.86 million parameters).
   Fits to different runs disagree, so the range is wide.
 
-  A method's excess over DiLoCo was measured in a small model. In larger ones it
-  may shrink in proportion to s, or stay as it is. The result lies midway
-  between these two cases, and its range covers both.
+  By how much a method's gap exceeds that of DiLoCo was measured in a small
+  model. In larger models this excess may shrink in proportion to s, or stay as
+  it is. The result lies midway between these two cases, and its range covers
+  both.
 
   Args:
     losses: AllReduce's loss with B / 2 sequences a step, and with B, after
@@ -63,8 +64,8 @@ def expected_gap(
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds, e.g. "diloco". A method whose gap was
       not measured gets a wider range.
-    steps: Number of inner steps of the run. None: it is not longer than the
-      longest run to which the law was fitted.
+    steps: Number of inner steps of the run. None: the run is not longer than
+      the longest run to which the law was fitted.
     gain: s, in place of `losses`. A number counts as exact.
 
   Raises:
@@ -129,16 +130,17 @@ def doublings_lost(
   """Returns D: M replicas train as AllReduce with a batch halved D times.
 
   The law (`gap.law`) has several lines D = a log2(M) - b, each from other runs.
-  The value is a mean over the lines whose `doublings` is "last". The range
-  covers all lines with two standard errors, and the errors of the law's other
-  constants.
+  The value is a mean over those lines whose `doublings` is "last", in which
+  each size of a model counts equally. The range covers all lines with two
+  standard errors, and the errors of the law's other constants.
 
   Args:
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds.
-    steps: Number of inner steps of the run. In a run that is longer than all
-      runs behind the lines, a positive lower end falls. None: it is not longer.
+    steps: Number of inner steps of the run. If the run is longer than all runs
+      behind the lines, a positive lower end of the range becomes lower. None:
+      the run is not longer.
 
   Raises:
     ValueError: If an argument is wrong.
@@ -237,7 +239,7 @@ def _log_gap(lost: Estimate, gain: Estimate) -> Estimate:
 
 
 def _with_excess(diloco: Estimate, method: str) -> Estimate:
-  """Adds a method's excess over DiLoCo, in a small model, to log(1 + gap)."""
+  """Adds a method's excess in a small model to DiLoCo's log(1 + gap)."""
   constants = law()
   factor = constants.factors.get(method, constants.unmeasured_factor)
   # log(1 + gap) is proportional to the method's factor, which is 1 for DiLoCo.

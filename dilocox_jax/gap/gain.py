@@ -65,7 +65,7 @@ def gain_of_losses(
 
 
 def seed_error(gain: float) -> float:
-  """Returns the standard error of s (`gain`), as measured with one seed."""
+  """Returns the standard error of s (`gain`) if one seed measured it."""
   return min(law().seed_share * gain, law().seed_most)
 
 
@@ -101,9 +101,10 @@ def gain_of_size(parameters: float) -> Estimate:
 def extended_gain(points: Sequence[SizeGain], parameters: float) -> Estimate:
   """Extrapolates s from smaller models to a larger model.
 
-  s is scaled from the largest of the smaller models by a power of the number of
-  parameters, fitted to all of them. The range also covers an s that stays the
-  same, and one that falls as 1 / (third root of the number).
+  A power of the number of parameters is fitted to all smaller models, and s of
+  the largest of them is scaled by this power. The range also covers an s that
+  stays the same, and one that falls as 1 / (third root of the number of
+  parameters).
 
   Args:
     points: s of at least two models of different sizes.

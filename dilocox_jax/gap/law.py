@@ -95,8 +95,8 @@ class Law:
     interval_power: p, the power of H.
     interval_range: Smallest and largest H of the runs to which p was fitted.
     most_replicas: Largest number of replicas in the runs behind the lines.
-    length_power: For runs n times as long as the longest behind the lines, the
-      lower end of D is multiplied by n^length_power.
+    length_power: For a run that is n > 1 times as long as the longest behind
+      the lines, a positive lower end of D is multiplied by n^length_power.
     factors: f of each method whose gap was measured, by its name.
     unmeasured_factor: f of any other method.
     diloco_log_gap: log(1 + gap) of DiLoCo in the runs behind the factors.

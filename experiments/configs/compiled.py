@@ -89,7 +89,7 @@ COMPILED = {
 
 
 def get_config(name="tiny_dilocox"):
-  """Returns the config of one of `COMPILED`, for two slices (TPU groups)."""
+  """Returns the config of a run to compile, one of `COMPILED`."""
   if name not in COMPILED:
     raise ValueError(f"{name!r} must be one of {', '.join(COMPILED)}")
   config = default.get_config()

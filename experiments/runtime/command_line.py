@@ -86,7 +86,7 @@ class OneLine(logging.Formatter):
   """Formats a log message as one line, with escapes for control characters."""
 
   def formatMessage(self, record: logging.LogRecord) -> str:
-    """Returns the message as one line, without its traceback if it has one."""
+    """Returns the message as one line; `format` adds a traceback, if any."""
     return printable(super().formatMessage(record))
 
 
@@ -217,8 +217,8 @@ def usage_errors(
   """Turns errors of the block into a `UsageError`.
 
   Args:
-    where: Text in front of the message, such as "--config: ". After it comes
-      "no field " if the error is a KeyError, whose message is only a name.
+    where: Text in front of the message, such as "--config: ". The message of a
+      KeyError is only a name, so "no field " is put between the two.
     kinds: Types of errors to turn into a `UsageError`.
   """
   try:
@@ -267,7 +267,7 @@ def refuse_unused(
   Args:
     *holders: The flags.
     is_used: Whether the program reads these flags in this call.
-    needs: The flag that these flags need, e.g. "--cluster", for the message.
+    needs: Words for the message that say what the flags need, e.g. "--cluster".
   """
   for holder in holders:
     if holder.present and not is_used:

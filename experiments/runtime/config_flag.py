@@ -73,6 +73,7 @@ _flag.parser = _ConfigFileParser(_flag.parser)
 
 def _reason(error: Exception) -> str:
   """Returns one line that says why loading a config file raised an error."""
+  # Words of an error of `ml_collections`.
   if "does not accept dots in field names" in str(error):
     return (
       "a plain ConfigDict refuses dotted names in a mapping: begin with"

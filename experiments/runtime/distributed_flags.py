@@ -56,7 +56,7 @@ START_TIMEOUT_S = flags.DEFINE_float(
 
 @flags.validator(COORDINATOR, "has no port: give HOST:PORT")
 def _has_port(coordinator: str | None) -> bool:
-  """Whether HOST:PORT has a port; True if no address is given."""
+  """Whether `coordinator` has a port; True if the flag is not given."""
   return coordinator is None or ":" in coordinator
 
 

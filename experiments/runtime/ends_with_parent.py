@@ -28,7 +28,7 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 
 
 def main(parent: str, *command: str) -> None:
-  """Replaces this program by a command that is killed when its parent ends.
+  """Replaces this program by a command that Linux kills when `parent` ends.
 
   `parent` is the id of the process that started this program.
   """

@@ -3,8 +3,9 @@
 If one process fails, all others are killed. All are killed, too, if the program
 that started them ends (on Linux).
 
-Process 0 writes to the terminal. This program prints the warnings of the others
-with the number of the process in front, until a process fails.
+Process 0 writes to the terminal. The program that started the processes prints
+the warnings of the others, with the number of the process in front, until a
+process fails.
 """
 
 import collections
@@ -240,7 +241,7 @@ def run_together(members: Sequence[Member]) -> Failure | None:
 
 
 def _first_failed(members: Sequence[Member]) -> Member | None:
-  """Waits until a process has failed or all have ended, and prints their lines.
+  """Prints lines of the processes until one has failed or all have ended.
 
   Returns the failed process, or else one that a signal stopped, or else None.
   """
@@ -265,8 +266,9 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 def _cause(members: Sequence[Member]) -> Member:
   """Returns the failed process that probably made the others fail.
 
-  It is the first whose exit code is not one of `_CONSEQUENCES`. If none has
-  such a code within `_SETTLE_S` seconds, it is the first that failed at all.
+  It is a process whose exit code is not one of `_CONSEQUENCES`. If there is
+  none when all have failed, or after `_SETTLE_S` seconds, it is any process
+  that failed. Of several, the one with the lowest number is returned.
   """
   deadline = time.monotonic() + _SETTLE_S
   while True:

@@ -21,7 +21,7 @@ def run_config(values: config_dict.ConfigDict) -> RunConfig:
 
 
 def check_files(config: RunConfig) -> None:
-  """Checks that a run's text files and first checkpoint exist, without JAX.
+  """Checks that a run's text and initial checkpoint exist, without JAX.
 
   Raises:
     UsageError: If no file matches a pattern of data.glob, or if

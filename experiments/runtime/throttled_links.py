@@ -112,7 +112,7 @@ class ThrottledNetwork:
   def throttle(self, node: int, link: Link) -> None:
     """Sets the rates of a node's link, which may be in use.
 
-    Its delay and loss, if `impair` has set them, end.
+    The link's delay and loss, if `impair` has set them, end.
     """
     num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):

@@ -36,9 +36,10 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns when the last segment of the first `step` inner steps ends (s).
+    """Returns the end of the last segment up to inner step `step` (seconds).
 
-    The result is 0 if no segment has ended by then.
+    A segment is a round, or several data-parallel steps. The result is 0 if no
+    segment has ended by then.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -46,7 +47,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class SweepClock:
-  """A simulated cluster that times runs, after changes to their configs.
+  """A simulated cluster that times runs, with some config fields replaced.
 
   Attributes:
     cluster: Name of a preset, or path of a file, of the cluster.

@@ -67,6 +67,7 @@ def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}
   for column, value in cells.items():
+    # A schedule's field that the method fixes, or its name has, is left out.
     is_stated = True
     if column in SCHEDULE:
       is_stated = takes(method, column) and column not in settings_in_name

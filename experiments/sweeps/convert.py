@@ -81,9 +81,9 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  The evaluations are in NAME_curves.csv beside it, if this file exists. It also
-  has the evaluations of NAME_others.csv. Returns lines of runs.csv and of
-  evaluations.csv.
+  The evaluations are in NAME_curves.csv beside it, if this file exists.
+  NAME_curves.csv also has the evaluations of NAME_others.csv. Returns lines of
+  runs.csv and of evaluations.csv.
   """
   study = path.stem
   sweep = _SWEEPS.get(study, {})
@@ -185,6 +185,7 @@ def convert(
       yield of_ablation(path)
     elif "newest_loss_judge" in header:
       yield of_gpu(path)
+    # Only files of curves, which `of_sweep` reads, have this column.
     elif "flushed" not in header:
       raise ValueError(f"{path} is no file of finished runs: leave it out")
 

@@ -41,8 +41,7 @@ class Rows:
   Attributes:
     path: Path of runs.csv, to which `add` writes. evaluations.csv is beside it.
     study: Name of the sweep.
-    source: Path of the runs.csv that was read, or after `add`, that was
-      written.
+    source: Path of the runs.csv that was read; after `add` it is `path`.
     runs: Lines of the sweep in their order, by name of the run (`RunRow.run`).
   """
 

@@ -160,6 +160,7 @@ def _exponent(main: RowsBySetting) -> dict[str, Any]:
   means = _paired_losses(short_runs, long_runs).mean()
   short_steps = short_runs[0].steps
   long_steps = long_runs[0].steps
+  # The short run's loss divided by the long run's.
   fall = float(means["own"] / means["base"])
   value = math.log(fall) / math.log(long_steps / short_steps)
   return {

@@ -125,7 +125,7 @@ def _seed_run(
     seconds = {}
     for clock, time in times.items():
       # The last inner step may have two evaluations, before and after the
-      # flush.
+      # flush (the exchanges that are still due).
       seconds[clock] = time.after(evaluation.step)
       if evaluation.flushed:
         seconds[clock] = time.end_s

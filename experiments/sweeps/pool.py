@@ -127,7 +127,7 @@ class Pool:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env=self._limits | os.environ,
+        env=self._limits | os.environ,  # The user's own limits win.
       )
     while process.poll() is None and not self._must_stop():
       time.sleep(_POLL_S)

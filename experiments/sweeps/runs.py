@@ -56,9 +56,10 @@ class SweepRun:
 
   Attributes:
     name: Name of the setting: runs that differ only in the seed share it.
-    config: The whole checked config, with its seed. If the method takes
-      `sync_interval`, `num_fragments` or `overlap_steps`, the config states its
-      value, also where it is the method's own.
+    config: The whole checked config, with its seed. It states `sync_interval`,
+      `num_fragments` and `overlap_steps`, even at the method's usual values.
+      Those that the method does not take, or that its name has, as in
+      "diloco(sync_interval=8)", are None.
   """
 
   name: str
@@ -152,9 +153,9 @@ def text_of(config: RunConfig) -> tuple[DataConfig, int]:
 def check_field(path: str) -> None:
   """Raises ValueError unless the config of a sweep may have a field.
 
-  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". Below
-  `base` and `grid` the whole name is checked, elsewhere its first part. The
-  message has the nearest name.
+  `path` is the dotted name of the field, e.g. "base.sync.sync_interval". A name
+  that begins with `base` or `grid` is checked as a whole, and of any other name
+  the first part. The message names the field with the nearest name.
   """
   head, _, config_path = path.partition(".")
   known("field", head, FIELDS)
@@ -168,8 +169,8 @@ def runs_of(
   """Lists the runs of a sweep in the order in which they should start.
 
   A *setting* is a name with the values of some fields, and becomes a run for
-  each seed. If two settings give configs with the same digest, the list has one
-  run for both, under the name of the first.
+  each seed. Of runs whose configs differ in no field that changes a result, the
+  list has only the first.
 
   Args:
     sweep: Mapping with some of `FIELDS`:
@@ -230,10 +231,10 @@ def _run(
 
 
 def _with_schedule(config: RunConfig) -> RunConfig:
-  """Returns a config in which open fields of `SCHEDULE` have usual values.
+  """Fills in the fields of `SCHEDULE` that are None in a config.
 
-  Those of the method are taken. Fields that the method does not take, or that
-  its name has, as in "diloco(sync_interval=8)", stay None.
+  They get the method's usual values. Fields that the method does not take, or
+  that its name has, as in "diloco(sync_interval=8)", stay None.
   """
   method, settings_in_name = method_parts(config.sync.method)
   stated = {}
@@ -264,6 +265,7 @@ def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
   has at its default is left out.
   """
   defaults = flat(RunConfig().to_mapping())
+  # The last value of a key stays, so in reverse order that of the first run.
   values_by_name = {
     run.name: flat(run.config.to_mapping()) for run in reversed(runs)
   }

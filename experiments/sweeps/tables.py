@@ -98,7 +98,7 @@ def _table(
 ) -> pd.DataFrame:
   """Returns lines as a table whose columns have the types `kinds`.
 
-  Columns that `kinds` lacks get texts.
+  The cells of columns that `kinds` lacks are texts.
   """
   others = {name for line in lines for name in line if name not in kinds}
   values_by_column = {}

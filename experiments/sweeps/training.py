@@ -30,6 +30,7 @@ from experiments.sweeps.pool import Job, Pool
 from experiments.sweeps.rows import RunRow, evaluations_of, row_of
 from experiments.sweeps.runs import SweepRun, baseline_of, text_of
 
+# Words of the error with which `training` stops a run that diverged.
 _DIVERGED = re.compile(r"is not finite (at|after) step")
 
 

@@ -268,7 +268,8 @@ class Table:
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
     """Yields the lines of the table's section on the page.
 
-    The table's pictures are written into the page's directory meanwhile.
+    Meanwhile the table's pictures are written into `out_dir`, the directory of
+    the page.
     """
     title, *paragraphs = _notes()[self.name]
     if self.header:
@@ -333,9 +334,10 @@ _FOOTNOTE = (
 def summary(tables: Sequence[Table]) -> Iterator[str]:
   """Yields the lines of a short table of predictions for the terminal.
 
-  `summary.csv`, beside this module, lists the published numbers and ranges that
-  are shown, except for the exact cells of Table 4 of Streaming DiLoCo. Numbers
-  of tables that `tables` lacks are left out.
+  It has a line for each published number or range that `summary.csv`, beside
+  this module, lists. One more line counts the cells of Table 4 of Streaming
+  DiLoCo that are predicted exactly. Lines about tables that `tables` lacks are
+  left out.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS

@@ -184,7 +184,11 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 
 
 def _idle_bytes(state: RoundState, window: Window) -> int:
-  """Computes `Program.idle_bytes`; bytes in the host's memory do not count."""
+  """Returns a device's bytes of the fragments that a window does not touch.
+
+  Such a fragment (part of the parameters) is neither applied nor sent. Bytes in
+  the host's memory do not count.
+  """
   events = (window.applied, window.sent)
   busy = {event.fragment for event in events if event}
   idle_fragments = [

@@ -49,7 +49,7 @@ class Transfer:
 class _Send(NamedTuple):
   """The start of a transfer (fields as in `Transfer`).
 
-  `line_number` is that of the `send` in the text.
+  `line_number` is the line of the transfer's `send` in the text.
   """
 
   kind: str

@@ -247,6 +247,7 @@ def _measured(
   environment = process_group.environment(count) | {LINK_VARIABLE: INTERFACE}
   module = [sys.executable, "-m", "experiments.tools.link_collectives"]
   with throttled_network([site.link for site in cluster.sites]) as network:
+    # Nothing throttles open links, so there is no rate to check.
     if cluster.sites[0].link.up_bps < _OPEN_BPS:
       link_check.check(network)
     members = []

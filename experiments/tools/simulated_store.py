@@ -63,7 +63,7 @@ class SimulatedTime:
     """
     event = threading.Event()
     with self._lock:
-      self._count += 1
+      self._count += 1  # Orders threads that wait for the same time.
       heapq.heappush(self._waiting, (time_s, self._count, event))
       others_are_missing = is_new and len(self._waiting) < self._num_running
     if not others_are_missing:
