@@ -22,9 +22,9 @@ _PACKAGES = (
 
 
 def _check_packages() -> None:
-  """Exits or raises ImportError if a package of the programs is missing.
+  """Raises ImportError if a package of the programs is missing.
 
-  A program that was started with `python -m` exits with code 2.
+  A program that was started with `python -m` instead exits with code 2.
   """
   missing = [
     name for name in _PACKAGES if importlib.util.find_spec(name) is None

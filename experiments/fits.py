@@ -153,8 +153,7 @@ def _compile(config: RunConfig, topology: str) -> None:
   """Compiles a run for absent devices, and writes the page.
 
   `topology` is the kind and size of one of their groups with fast links, e.g.
-  "v5e:2x2". Raises StoppedError if the program does not fit into a
-  device.
+  "v5e:2x2". Raises StoppedError if the program does not fit into a device.
   """
   # Programs are compiled for slices that are not there. So JAX must not look
   # for real ones.

@@ -110,6 +110,7 @@ def main(argv: Sequence[str]) -> None:
   if _CLUSTER.value is not None:
     from experiments.gaps.offers import sites_of
 
+    # A wrong cluster is found before anything is trained.
     with command_line.usage_errors(kinds=(ValueError, OSError)):
       sites_of(_CLUSTER.value)
   if losses is None:

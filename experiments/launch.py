@@ -81,6 +81,7 @@ def main(argv: Sequence[str]) -> None:
   train.clock(config)
   count = _PROCESSES.value
   if not distributed_flags.LOCAL_DEVICES.value:
+    # Devices that cannot be divided are found before any process starts.
     placement.devices_each(config, count)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "train")
   link = _link()
@@ -103,8 +104,8 @@ def _run_processes(
 ) -> None:
   """Starts the processes of a run of `experiments.train`, and waits for them.
 
-  The processes inherit the file descriptor `lock`. With `network`, each has a
-  node of the network. Raises StoppedError if a process fails.
+  The processes inherit the file descriptor `lock`. With `network`, each process
+  runs on a node of its own. Raises StoppedError if a process fails.
   """
   environment = process_group.environment(count)
   if network:

@@ -528,7 +528,10 @@ def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
 
 
 def _measured_gap(plan: MethodPlan) -> str:
-  """Returns the measured gap with its replicas, e.g. "+0.78 ± 0.07 % M=2"."""
+  """Returns the measured gap and number of replicas: "+0.78 ± 0.07 % M=2".
+
+  The text is "baseline" for AllReduce, or "not measured" if there is no gap.
+  """
   if plan.is_baseline:
     return "baseline"
   if plan.gap is None:

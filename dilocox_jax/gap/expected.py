@@ -46,8 +46,8 @@ def expected_gap(
 ) -> ExpectedGap:
   """Predicts how far the loss of M replicas ends above that of AllReduce.
 
-  The replicas together, and AllReduce, take B sequences a step and equally many
-  steps, with their best learning rates. The gap follows from s, the share by
+  Both train with B sequences a step (the replicas together), for equally many
+  steps, each with its best learning rates. The gap follows from s, the share by
   which AllReduce's loss falls if its batch doubles from B / 2 to B. The law
   for this was fitted to small models (26 thousand to 0.86 million parameters).
   Fits to different runs disagree, so the range is wide.

@@ -26,7 +26,8 @@ from dilocox_jax.config import RunConfig
 def get_config(path: str = "") -> config_dict.ConfigDict:
   """Returns a locked config that has every field of `RunConfig`.
 
-  By default, fields whose values follow from `config.sync.method` are None.
+  Fields whose usual values follow from `config.sync.method` are None, unless
+  the file `path` sets them.
 
   Args:
     path: JSON file whose values replace the defaults, such as the config.json

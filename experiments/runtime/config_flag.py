@@ -114,9 +114,10 @@ def parse_flags(
       # Loads the file, unless the command line names another one.
       flags.FLAGS.set_default(CONFIG.name, str(default_file))
       return command_line.read_flags(argv)
-    except BrokenPipeError:
+    except BrokenPipeError:  # The reader of --help has gone.
       raise
     except UsageError:
+      # A field that does not exist has a message with the nearest name.
       _check_fields(argv, check_field)
       raise
     except Exception as error:  # The library raises many kinds for a field.

@@ -235,7 +235,7 @@ def run_together(members: Sequence[Member]) -> Failure | None:
     if failed is None:
       return None
     failure = failed.failure()
-    if not failed.error_lines():  # A traceback.
+    if not failed.error_lines():  # It ended with a traceback.
       failed.show(list(failed.last))
     return failure
 

@@ -124,8 +124,8 @@ def train(
       run has one process.
     address: Mailbox where the replica of this program meets those of other
       programs; None: the run has no mailbox.
-    num_sample_tokens: Tokens of the sample in the report; 0: no sample. If
-      `process` joins several processes, there is none.
+    num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
+      of several processes gets no sample.
     check_memory: Whether a run that needs more memory than a device has is
       refused.
     log: Gets every row of metrics that the run writes into files; None: the

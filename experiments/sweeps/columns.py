@@ -62,7 +62,7 @@ def cells_of(run: SweepRun) -> dict[str, Any]:
 def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that make the config of a run, by dotted name.
 
-  They are computed from the result of `cells_of`; `from_mapping` takes them.
+  `cells` is a result of `cells_of`. The values are meant for `from_mapping`.
   """
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}

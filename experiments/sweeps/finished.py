@@ -91,9 +91,10 @@ class Rows:
 
   @property
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and changed values of each finished run, as `runs_of` takes them.
+    """Name and overrides of each finished run, as `runs_of` takes them.
 
-    If a config was trained on several texts, only the last line is listed.
+    A config that was trained on several texts is listed once, with the name in
+    its last line.
     """
     by_config = {_without_text(row.run): row for row in self.runs.values()}
     return [

@@ -101,7 +101,7 @@ def times_of(
 ) -> dict[str, dict[str, Times]]:
   """Simulates the first run of each name on each clock (a simulated cluster).
 
-  The result has the times by name of the run and of the clock. Raises
+  Returns the times by name of the run, and then by name of the clock. Raises
   ValueError, with one line, if a run does not fit the cluster of a clock.
   """
   times: dict[str, dict[str, Times]] = {}

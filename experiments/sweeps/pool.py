@@ -134,6 +134,7 @@ class Pool:
     if process.poll() is None:
       process.terminate()
     code = process.wait()
+    # A job that ended with code 0 just before it had to stop has ended.
     if self._must_stop() and code:
       return _STOPPED
     return _reason(code, job.log.read_bytes()[start_bytes:])

@@ -76,8 +76,8 @@ class Training:
     workdir: The work directory. Directories of runs are in WORKDIR/runs, and
       the output of their processes is in WORKDIR/logs.
     rows: Files with the lines of the runs that have ended.
-    failed: "run", "reason" and "log" of each run that has failed without
-      diverging since this object was made.
+    failed: "run", "reason" and "log" of each run that has failed since this
+      object was made; runs that diverged do not count.
   """
 
   def __init__(

@@ -202,7 +202,7 @@ class Prediction:
 
 
 def _short(value: float) -> str:
-  """Returns a number as text with four digits, e.g. "31.68" or "1.2e+08".
+  """Returns a number as text, e.g. "31.68" or "1.2e+08", of at most 4 digits.
 
   Numbers from 1000 to 10 million are whole, e.g. "12,346".
   """

@@ -125,10 +125,10 @@ def open_diloco() -> list[Table]:
 def intellect_1() -> list[Table]:
   """Builds the table of INTELLECT-1: its utilizations and all-reduces.
 
-  All simulated rows are of a ring of as many nodes as ever took part at once.
-  The rate of its links is fitted on the lowest utilization (the preset
-  "intellect_1"), and on the all-reduce of each of `_SETTINGS`. The last two
-  rows use no fit.
+  All simulated rows are of a ring with the largest number of nodes that took
+  part at once. The rate of its links is fitted on the lowest utilization (the
+  preset "intellect_1"), and on the all-reduce of each of `_SETTINGS`. The last
+  two rows use no fit.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures

@@ -58,8 +58,8 @@ def _steps(
   """Returns the steps of the check by name, the most important first.
 
   The last step trains until about `deadline` (seconds of the monotonic clock).
-  The caller adds the results of each step to `rows`, in which the step
-  "PyTorch" finds this project's rates.
+  The caller adds the results of each step to `rows`. The step "PyTorch" reads
+  this project's rates there.
   """
   import jax
 

@@ -116,8 +116,8 @@ def _drawn(*shape: int, seed: int = 0) -> Array:
 def _method_error(name: str) -> float:
   """Returns the error of a method's training on the device against numpy's.
 
-  The replicas train toward random targets. Their parameters after all exchanges
-  are compared, including those that are still due after the last step.
+  The replicas train toward random targets. Their parameters are compared after
+  the last exchange, which may end after the last step.
   """
   method = _METHODS[name]
   interval = method.schedule.sync_interval

@@ -48,7 +48,7 @@ def run_step(
 
 
 def _short(value: Any) -> str:
-  """Returns a value as text. A float has four digits."""
+  """Returns a value as text. A float has at most four digits."""
   return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

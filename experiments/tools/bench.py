@@ -112,7 +112,7 @@ def _print(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-  """Returns a value as text. A float has four digits."""
+  """Returns a value as text. A float has at most four digits."""
   return f"{value:.4g}" if isinstance(value, float) else f"{value}"
 
 

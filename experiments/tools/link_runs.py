@@ -162,7 +162,7 @@ class Row:
 def cluster_of(rates_bps: Sequence[float]) -> Cluster:
   """Returns a simulated cluster of nodes with links of these rates (bit/s).
 
-  A rate holds up and down. The links have no delays.
+  A link has the same rate in both directions, and no delay.
   """
   counts = collections.Counter(rates_bps).items()
   name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in counts)
@@ -210,8 +210,9 @@ def run_cases(
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
   """Times collectives at several rates, and over links that are not throttled.
 
-  Yields a row for each rate and collective, with both times. The predictions
-  use `GLOO` as it is, without a calibration on this machine.
+  Yields a row for each number of processes in `counts`, rate and collective. A
+  row has the time over throttled links and that over open links. The
+  predictions use `GLOO` as it is, without a calibration on this machine.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
@@ -275,7 +276,7 @@ def calibrated(
 
   Returns:
     Gloo with a factor for every kind of collective and number of processes: the
-    measured time divided by the time at the links' full rate.
+    measured time divided by the time that the simulator gives without factors.
   """
   # No case that is predicted with these factors has these sizes and rates.
   sizes = dict.fromkeys(_KINDS, (3,))
@@ -353,8 +354,8 @@ def _train(
 def measured_step(run: LoadedRun) -> tuple[float, float]:
   """Reads the time of a step and the bytes on the link from a run's metrics.
 
-  The first three segments (rounds, or several data-parallel steps each), which
-  compiled programs, are left out.
+  The first three segments are left out, because programs were compiled in them.
+  A segment is a round, or several data-parallel steps.
 
   Returns:
     Median time of a step with its exchanges (seconds), and the bytes that

@@ -54,7 +54,7 @@ class LossRun:
       it: "on", "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value in messages; 32: float32.
     seed: Seed of the first parameters and of the draws from the text.
-    num_events: Number of exchanges. Eight inner steps lead to each.
+    num_events: Number of exchanges. Eight inner steps come before each.
   """
 
   num_replicas: int
