@@ -266,9 +266,9 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 def _cause(members: Sequence[Member]) -> Member:
   """Returns the failed process that probably made the others fail.
 
-  It is a process whose exit code is not one of `_CONSEQUENCES`. If there is
-  none when all have failed, or after `_SETTLE_S` seconds, it is any process
-  that failed. Of several, the one with the lowest number is returned.
+  It is a process whose exit code is neither 0 nor one of `_CONSEQUENCES`. If
+  there is none when all have failed, or after `_SETTLE_S` seconds, it is any
+  process that failed. Of several, the one with the lowest number is returned.
   """
   deadline = time.monotonic() + _SETTLE_S
   while True:

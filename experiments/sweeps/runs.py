@@ -58,7 +58,7 @@ class SweepRun:
     name: Name of the setting: runs that differ only in the seed share it.
     config: The whole checked config, with its seed. It states `sync_interval`,
       `num_fragments` and `overlap_steps`, even at the method's usual values.
-      Those that the method does not take, or that its name has, as in
+      Those that the method does not take, or that only its name states, as in
       "diloco(sync_interval=8)", are None.
   """
 
