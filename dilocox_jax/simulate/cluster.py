@@ -38,8 +38,8 @@ class Link:
   Attributes:
     up_bps: Line rate of outgoing transfers (bit/s); infinity is no limit.
     down_bps: Line rate of incoming transfers (bit/s); infinity is no limit.
-    rtt_s: Round trip to another site with an equal link (seconds). A transfer
-      takes the mean of its two ends: 40 ms and 100 ms make 70 ms.
+    rtt_s: Round trip to another site with an equal link (seconds). Between
+      unequal links it is the mean of both: 40 ms and 100 ms make 70 ms.
     loss: Probability that a packet is lost on this link.
     streams: Number of parallel TCP streams of a transfer. The smaller number of
       the two ends counts.

@@ -101,8 +101,8 @@ def request_waits_s(
   """Returns how much longer gloo's segments take because they are asked for.
 
   Two segments take a round trip R longer than their bytes, less the time W by
-  which they overlap with the next two. So it is (R - W) / 2 for each segment,
-  and W more after the last two, which overlap with no others.
+  which they overlap with the next two. So each segment takes (R - W) / 2
+  longer. After the last two, which overlap with no others, W is added.
 
   Args:
     segment_s: Time of a segment on the line, s (seconds), [M].

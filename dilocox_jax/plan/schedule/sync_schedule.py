@@ -58,10 +58,11 @@ class Window:
   Attributes:
     num_steps: Number of inner steps, 0 or more.
     applied: The apply after the inner steps. None: nothing is applied.
-    sent: The send after the inner steps. Its pseudo-gradient is measured before
-      `applied` is applied. None: nothing is sent.
-    follows_send: Whether tau is 0 or a multiple of H, and the window before
-      sent the fragment that this one applies, after the same inner step.
+    sent: The send after the inner steps. If it is of the fragment that is
+      applied, its pseudo-gradient is measured first. None: nothing is sent.
+    follows_send: Whether the window before has sent the fragment that this one
+      applies, after the same inner step. Always False if tau is neither 0 nor a
+      multiple of H.
   """
 
   num_steps: int
@@ -80,9 +81,9 @@ class Window:
   def parts(self) -> list["Window"]:
     """This window divided into windows that do one thing each, in order.
 
-    First come the inner steps, then the apply, then the send. If both are of
-    the same fragment, the send comes first, because the pseudo-gradient has to
-    be measured before the older mean is applied.
+    First come the inner steps, then the apply, then the send. If apply and send
+    are of the same fragment, the send comes before the apply, because the
+    pseudo-gradient has to be measured before the older mean is applied.
     """
     windows = []
     if self.num_steps:
@@ -171,7 +172,7 @@ class SyncSchedule:
 
   @property
   def is_regular(self) -> bool:
-    """Whether this is no subclass, so that all rounds have H inner steps."""
+    """Whether this is a plain `SyncSchedule`: all rounds have H inner steps."""
     return type(self) is SyncSchedule
 
   @property
