@@ -425,7 +425,7 @@ def _candidates(
   """Returns pairs (config with the method, measured gap) to plan, at least one.
 
   `compare_methods` says how settings are chosen; the rank never adapts. The gap
-  is None if no runs had this schedule and these kinds of codec.
+  is that of runs with this schedule and kind of codec; None if there are none.
   """
   if method == "allreduce":
     return [(_baseline(config), None)]

@@ -150,8 +150,8 @@ class Cluster:
       order of a ring. Empty: every site has one replica.
     pairs: Measurements between two sites. Other pairs are limited by their
       links.
-    store: Access link of an object store, which all replicas share. By default
-      its rates are not limited.
+    store: Access link of an object store. All replicas share this link. By
+      default its rates are not limited.
   """
 
   name: str

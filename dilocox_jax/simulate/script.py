@@ -110,6 +110,7 @@ class Script:
 
   @functools.cached_property
   def _gradient(self) -> tuple[Operation, ...]:
+    """Operations that average the gradients of one inner step."""
     return tuple(self.traffic.gradient())
 
   @functools.cached_property
@@ -202,7 +203,7 @@ class Script:
     """Yields the ops of the windows of a round or a flush.
 
     A window is some inner steps, then at most one apply of a mean, and one send
-    of a fragment (part of the parameters). An exchange is launched in the
+    of a fragment (part of the parameters). An exchange begins in the
     window that applies its mean: before the window's inner steps, or after them
     if tau = 0.
 

@@ -134,7 +134,7 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Largest number of sends of one fragment whose mean is not applied yet.
+    """Largest number of a fragment's sends whose means are not applied yet.
 
     It is ceil(tau / H). Example: with H = 4 and tau = 6, the mean of the send
     after step 4 is applied after step 10. The next send is after step 8. So two
@@ -179,8 +179,8 @@ class SyncSchedule:
   def steady_round(self) -> int | None:
     """Index of the round from which on all rounds are alike.
 
-    Rounds are alike if they send and apply the same fragments after the same of
-    their inner steps. The first rounds apply less, because less was sent before
+    Rounds are alike if they send and apply the same fragments at the same steps
+    within the round. The first rounds apply less, because less was sent before
     them. Example: with H = 4 and tau = 6 the first send, after step 4, is
     applied after step 10. So rounds 0 and 1 (steps 1 to 8) apply nothing, and
     round 2 is the first of the equal rounds.
@@ -216,7 +216,7 @@ class SyncSchedule:
     """Returns how many rounds, from a given one on, are surely alike.
 
     Rounds are alike if they have equally many inner steps, and send and apply
-    fragments after the same of these steps.
+    the same fragments at the same steps within the round.
 
     Args:
       round_index: Index of the given round, from 0.
