@@ -285,9 +285,9 @@ def compare_methods(
   The settings of a method are chosen by the first rule that applies:
 
   1. If the config sets fields of its own method, this method keeps them.
-  2. A method whose loss was measured takes the settings of a measurement: of
-     those with the nearest number of replicas, one with Muon and, if the config
-     sets H, with this H. If several remain, each is tried.
+  2. A method whose loss was measured takes the settings of a measurement. Of
+     the measurements with the nearest number of replicas, each one with Muon
+     is tried or, if the config sets H, each one with Muon and this H.
   3. Any other method, and one without such a measurement, takes its recipe.
 
   If the config sets no H, rules 2 and 3 only give the first H of a method. Its
@@ -369,7 +369,7 @@ def compare_methods(
 def _intervals(
   config: RunConfig, candidate: RunConfig, method: str
 ) -> list[int]:
-  """Returns the values of H with which a method is planned.
+  """Returns the values of H (steps of a round) with which a method is planned.
 
   They are the candidate's H, 2 H, 4 H, ... up to the largest H that may be
   chosen, or this largest H alone if the candidate's H exceeds it. If the user's
@@ -425,7 +425,7 @@ def _candidates(
   """Returns pairs (config with the method, measured gap) to plan, at least one.
 
   `compare_methods` says how settings are chosen; the rank never adapts. The gap
-  is that of runs with this schedule and kind of codec; None if there are none.
+  is that of runs with this schedule and kind of codec; None without such runs.
   """
   if method == "allreduce":
     return [(_baseline(config), None)]
@@ -471,8 +471,8 @@ def _has_plain_muon(gap: MeasuredGap) -> bool:
 def _sets_fields_of(method: str, config: RunConfig) -> bool:
   """Returns whether a config has a method and changes one of its settings.
 
-  These are the fields of the sections `sync`, `exchange` and `outer`, except
-  for `exchange.collective`.
+  The settings of a method are the fields of the sections `sync`, `exchange` and
+  `outer`, except for `exchange.collective`.
   """
   if method != config.sync.method_name:
     return False
@@ -639,9 +639,9 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
 def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
   """Returns the numbers of stages that `layouts` tries.
 
-  They are 1; the most for which there are devices and layers; and, up to this
-  number, the largest divisor of the number of layers, and the largest power of
-  two.
+  No stage may lack a device or a layer. Of the numbers that this allows, 1, the
+  largest one, the largest divisor of the number of layers, and the largest
+  power of two are tried.
   """
   num_layers = config.model.shape.num_layers
   most = min(num_devices, num_layers)

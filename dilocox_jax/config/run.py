@@ -409,8 +409,8 @@ def _reason_against_changing_replicas(config: RunConfig) -> str:
 def _reason_against_absences(config: RunConfig) -> str:
   """Returns which field forbids absent and slow replicas; "" if none does.
 
-  The text has the form of that of `_reason_against_changing_replicas`. Fields
-  that this other function checks are not checked again.
+  The result has the form that `_reason_against_changing_replicas` describes.
+  Fields that are checked there are not checked here.
   """
   mode = config.adaptive.mode
   if mode == "rank_and_interval":
@@ -426,8 +426,8 @@ def _reason_against_absences(config: RunConfig) -> str:
 def _reason_against_a_mailbox(config: RunConfig) -> str:
   """Returns which field forbids a mailbox; "" if none does.
 
-  The text has the form of that of `_reason_against_changing_replicas`. Fields
-  that this other function checks are not checked again.
+  The result has the form that `_reason_against_changing_replicas` describes.
+  Fields that are checked there are not checked here.
   """
   mode = config.adaptive.mode
   warm_start_steps = config.sync.warm_start_steps

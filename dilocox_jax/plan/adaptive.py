@@ -1,4 +1,4 @@
-"""Adaptive compression: chooses the rank and the H of the next rounds.
+"""Adaptive compression: chooses the rank and the length H of the next rounds.
 
 The codec sends low-rank factors. After some rounds, the mean of the measured
 ranks of the averaged updates sets the next rank. Each rank needs a compiled

@@ -1,4 +1,4 @@
-"""Sites, their replicas, and the links that a transfer occupies.
+"""Sites (places with devices), replicas, and the links that a transfer takes.
 
 The end of an attribute's name is its unit (`up_bps`, `rtt_s`). The part before
 the unit is the attribute's key in a cluster file (`up`, `rtt`).

@@ -1,4 +1,4 @@
-"""How gloo sends the messages of a collective, and how long its requests take.
+"""How gloo (JAX's CPU collectives) sends messages, and what requests cost.
 
 The receiver of a message first sends a *notice* of a few bytes, for which the
 sender waits. So a message takes a round trip besides its bytes.

@@ -1,4 +1,4 @@
-"""Computes the message steps of collectives, and the times of their messages.
+"""Computes the times of the messages that replicas send in a collective.
 
 A collective is a list of message steps. In each step every replica i sends one
 message to replica i + hop.

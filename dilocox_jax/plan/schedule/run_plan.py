@@ -74,8 +74,8 @@ class RunPlan:
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Largest number of steps of a data-parallel segment.
     schedule_start: Number of inner steps of the run before step 0 of the
-      schedule, which starts again when H changes. None: the schedule starts
-      with the first round.
+      schedule, which starts again when H (inner steps of a round) changes.
+      None: the schedule starts with the first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """

@@ -387,5 +387,7 @@ class SyncSchedule:
     # applies that are pending.
     yield send
     for index, window in enumerate([*pending, apply]):
+      # As in a round: if tau is a multiple of H, an apply comes right after the
+      # send of the same fragment.
       is_after_send = index == 0 and self.is_whole_rounds
       yield dataclasses.replace(window, follows_send=is_after_send)
