@@ -45,7 +45,7 @@ def growing_plans(
 ) -> list[GrowingPlan]:
   """Proposes schedules that average more often early in a run, and times them.
 
-  With H the steps of the config's rounds, the last rounds of a proposal have H,
+  Rounds of the config have H inner steps. The last rounds of a proposal have H,
   2 H or 4 H steps. There are two kinds of proposals:
 
   - Rounds grow (`sync.first_interval`), as slowly as the allowed time permits.
@@ -59,8 +59,8 @@ def growing_plans(
       data-parallel start.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
-    utilization: Least share of the time in inner steps (0 to 1), which limits
-      the time of a run. None: no longer than the config's own run.
+    utilization: Least share of a run's time that is spent in inner steps (above
+      0, at most 1). None: a run may take as long as the config's own run.
 
   Returns:
     The plan of the config itself, then the proposals.

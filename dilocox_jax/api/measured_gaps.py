@@ -1,9 +1,9 @@
 """Measured gaps: how much higher a method's final loss is than AllReduce's.
 
-A gap is (loss of the method / loss of AllReduce) - 1 after as many steps on as
-many sequences. All gaps were measured on one small model (0.86 million
-parameters, 2,000 steps). `experiments.sweeps.measured` writes them from the
-committed runs to `measured_gaps.json`.
+A gap is (loss of the method / loss of AllReduce) - 1 after equally many steps
+on equally many sequences. All gaps were measured on one small model (0.86
+million parameters, 2,000 steps). `experiments.sweeps.measured` writes them from
+the committed runs to `measured_gaps.json`.
 """
 
 import dataclasses
@@ -25,7 +25,8 @@ class MeasuredGap:
 
   Attributes:
     name: Name of the method's runs in their CSV file, e.g. "overlap_loco 2x4".
-    baseline: Name of the runs of AllReduce with which they are compared.
+    baseline: Name of the AllReduce runs with which the method's runs are
+      compared.
     method: Name of the method.
     num_replicas: Number of replicas of the runs, M.
     sequences: Number of sequences in a step of one replica.
@@ -100,6 +101,7 @@ def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
 
   def distance(gap: MeasuredGap) -> tuple[float, int]:
     doublings = abs(math.log2(gap.num_replicas / num_replicas))
+    # Equally near numbers must stay equal in spite of rounding errors.
     return round(doublings, 6), -gap.num_replicas
 
   nearest = min(gaps_of_method, key=distance).num_replicas
@@ -107,9 +109,9 @@ def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
 
 
 def share_of_more_steps(ratio: float) -> float:
-  """Returns the factor by which another number of steps changes the final loss.
+  """Returns the factor by which more or fewer steps change the final loss.
 
-  It is a power of the ratio, fitted to AllReduce runs of 2,000 and 17,000 steps
+  It is a power of `ratio`, fitted to AllReduce runs of 2,000 and 17,000 steps
   of a small model: twice as many steps multiply the loss by 0.934.
 
   Args:

@@ -39,10 +39,10 @@ def check_memory(
 ) -> None:
   """Refuses a run that needs more than 1.1 times the available memory.
 
-  On CPUs the available memory is what this host has free, otherwise the limit
-  of a device, even if a part of it is in use. If the available memory is not
-  known, no run is refused. The needed memory is partly an estimate, which may
-  be too high.
+  On CPUs the available memory is what this host has free. On other devices it
+  is the limit of a device, even if a part of its memory is in use. If the
+  available memory is not known, no run is refused. The needed memory is partly
+  an estimate, which may be too high.
 
   Args:
     config: Config of the run.

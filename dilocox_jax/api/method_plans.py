@@ -1,10 +1,11 @@
 """Plans how each method would train a model on a cluster, and ranks the plans.
 
 A plan is a method with its settings (H, P, codec), and a layout: how each
-replica is divided among its devices. Unless the config sets H, it is the best
-one for the links. The layout is the fastest that leaves enough memory free.
-Plans are ranked by the upper end of the loss that they are expected to reach in
-equal time, so an uncertain gap counts against a plan.
+replica is divided among its devices. H, the inner steps of a round, is chosen
+for the links, unless the config sets H or another field of the method. The
+layout is the fastest that leaves enough memory free. Plans are ranked by the
+loss that they are expected to reach in equal time. The upper end of its range
+counts, so an uncertain loss counts against a plan.
 """
 
 import contextlib
@@ -99,8 +100,9 @@ class MethodPlan:
     device_bytes: Memory that a device has (bytes); infinity if it is not known.
     allreduce_tokens_per_s: Throughput of AllReduce in float32 on the same
       cluster (tokens per second); NaN before the plan was compared.
-    fastest_tokens_per_s: Throughput of the fastest plan with enough free memory
-      (tokens per second); NaN if `compare_methods` did not make this plan.
+    fastest_tokens_per_s: Throughput of the fastest plan that leaves enough
+      memory free, or of the fastest plan if none does (tokens per second); NaN
+      if `compare_methods` did not make this plan.
     gap: Measured gap to AllReduce's loss with these settings. None if it was
       not measured, for AllReduce itself, and from `plan_run`.
     expected: Gap that `config.run_gap` predicts. None for one replica, for
@@ -125,10 +127,10 @@ class MethodPlan:
 
   @property
   def is_measured(self) -> bool:
-    """Whether the method's gap was measured, or the method is the baseline.
+    """Whether the method's gap was measured, or the plan is the baseline.
 
-    It was if `gap` is not None, or if the law behind `expected` was fitted to
-    runs of the method, too.
+    A gap was measured if `gap` is not None, or if there is an `expected` and
+    its law was fitted to runs of the method, too.
     """
     if self.is_baseline or self.gap is not None:
       return True
@@ -154,8 +156,9 @@ class MethodPlan:
   def gap_range(self) -> Estimate:
     """The gap at equal steps, with its range.
 
-    It is `expected`; if that is None, `gap` with two standard errors on each
-    side; and if both are None, 0, for AllReduce as well as for an unknown gap.
+    - `expected`, if it is not None.
+    - Otherwise `gap`, with two standard errors on each side, if it is not None.
+    - Otherwise 0: for AllReduce, and also if the gap is not known.
     """
     if self.expected is not None:
       expected = self.expected
@@ -241,7 +244,7 @@ def plan_run(
 ) -> MethodPlan:
   """Plans a run as its config describes it, and compares it with AllReduce.
 
-  AllReduce divides a replica among its devices in the same way.
+  AllReduce then divides a replica among its devices as the config does.
 
   Args:
     config: Config of the run.
@@ -282,10 +285,10 @@ def compare_methods(
   The settings of a method are chosen by the first rule that applies:
 
   1. If the config sets fields of its own method, this method keeps them.
-  2. A method whose loss was measured takes the settings of a measurement: of
-     those with the nearest number of replicas, one with Muon and, if the config
-     sets H, with this H. If several remain, each is tried.
-  3. Any other method takes its recipe.
+  2. A method whose loss was measured takes the settings of a measurement. Of
+     the measurements with the nearest number of replicas, each one with Muon
+     is tried or, if the config sets H, each one with Muon and this H.
+  3. Any other method, and one without such a measurement, takes its recipe.
 
   If the config sets no H, rules 2 and 3 only give the first H of a method. Its
   doubles are tried too, up to an eighth of the run's steps and up to 500, and
@@ -366,7 +369,7 @@ def compare_methods(
 def _intervals(
   config: RunConfig, candidate: RunConfig, method: str
 ) -> list[int]:
-  """Returns the values of H with which a method is planned.
+  """Returns the values of H (steps of a round) with which a method is planned.
 
   They are the candidate's H, 2 H, 4 H, ... up to the largest H that may be
   chosen, or this largest H alone if the candidate's H exceeds it. If the user's
@@ -422,7 +425,7 @@ def _candidates(
   """Returns pairs (config with the method, measured gap) to plan, at least one.
 
   `compare_methods` says how settings are chosen; the rank never adapts. The gap
-  is None if no runs had this schedule and these kinds of codec.
+  is that of runs with this schedule and kind of codec; None without such runs.
   """
   if method == "allreduce":
     return [(_baseline(config), None)]
@@ -468,8 +471,8 @@ def _has_plain_muon(gap: MeasuredGap) -> bool:
 def _sets_fields_of(method: str, config: RunConfig) -> bool:
   """Returns whether a config has a method and changes one of its settings.
 
-  These are the fields of the sections `sync`, `exchange` and `outer`, except
-  for `exchange.collective`.
+  The settings of a method are the fields of the sections `sync`, `exchange` and
+  `outer`, except for `exchange.collective`.
   """
   if method != config.sync.method_name:
     return False
@@ -495,6 +498,7 @@ def _has_settings_of(gap: MeasuredGap, config: RunConfig) -> bool:
   schedule = config.sync.named.schedule
   values[_INTERVAL] = schedule.sync_interval
   values["sync.num_fragments"] = schedule.num_fragments
+  # Fields that the gap does not state had their usual values in its runs.
   for path, usual in _USUAL.items():
     if path not in gap.settings and values[path] != usual:
       return False
@@ -635,9 +639,9 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
 def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
   """Returns the numbers of stages that `layouts` tries.
 
-  They are 1; the most for which there are devices and layers; and, up to this
-  number, the largest divisor of the number of layers, and the largest power of
-  two.
+  No stage may lack a device or a layer. Of the numbers that this allows, 1, the
+  largest one, the largest divisor of the number of layers, and the largest
+  power of two are tried.
   """
   num_layers = config.model.shape.num_layers
   most = min(num_devices, num_layers)
@@ -651,7 +655,7 @@ def _remat_and_gather(
 ) -> list[Changes]:
   """Returns the pairs of `mesh.remat` and `mesh.gather` that `layouts` tries.
 
-  With one stage, they have only `mesh.remat`.
+  With one stage, only `mesh.remat` is set.
   """
   if num_stages == 1:
     remats = dict.fromkeys((config.mesh.remat, "full"))
@@ -707,7 +711,9 @@ def _fastest_layouts(
 def _useful_layouts(
   timed: Sequence[tuple[float, int, int, Changes]],
 ) -> list[Changes]:
-  """Leaves out layouts that are slower than others and need no less memory.
+  """Leaves out a layout if a faster one needs no more memory.
+
+  Only layouts on equally many devices are compared.
 
   Args:
     timed: Layouts, the fastest first: seconds of a step, an order among equal
@@ -719,6 +725,7 @@ def _useful_layouts(
     # Only layouts with as many devices are compared: other methods keep more
     # copies of the parameters than AllReduce, which the devices share.
     num_devices = math.prod(layout.get(field, 1) for field in _COUNTS)
+    # The first, fastest layout of a number of devices is always useful.
     if needed_bytes < least_bytes.get(num_devices, needed_bytes + 1):
       least_bytes[num_devices] = needed_bytes
       useful.append(layout)

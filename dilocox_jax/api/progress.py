@@ -22,8 +22,8 @@ _TALKATIVE = ("absl", "jax", "orbax")
 def bar_console() -> Console | None:
   """Returns a console on standard error, or in a notebook, for a progress bar.
 
-  The result is None if it cannot show a bar: standard error is a file or a
-  pipe, the terminal cannot move its cursor, or the notebook lacks ipywidgets.
+  The result is None if no bar can be shown: standard error is a file or a pipe,
+  the terminal cannot move its cursor, or the notebook lacks ipywidgets.
   """
   console = Console(stderr=True)
   if console.is_jupyter:
@@ -68,8 +68,8 @@ def shown_progress() -> Iterator[None]:
 def _has_handlers_of_program(logger: logging.Logger) -> bool:
   """Returns whether the user's program has set up a handler for a logger.
 
-  A handler of the root logger also counts. One with Python's default format
-  does not.
+  A handler of the root logger also counts. No handler with Python's default
+  format counts.
   """
   handlers = [*logger.handlers, *logging.getLogger().handlers]
   # A handler with Python's default format does not count: Orbax imports absl,

@@ -194,9 +194,13 @@ class Run:
   def model(self) -> Any:
     """The trained model; LoRA adapters, if any, are added to its kernels.
 
-    It is the module that was passed to `train`, with the trained parameters; of
-    a pair (init, apply) with a `loss`, it is `apply` with the parameters bound.
-    In all other cases it is the tree of the whole model's parameters.
+    The result depends on the model that was passed to `train`:
+
+    - A module, or a function that makes one: the module with the trained
+      parameters.
+    - A pair (init, apply), together with a `loss`: `apply` with the trained
+      parameters bound.
+    - Anything else, or no model: the tree of the whole model's parameters.
 
     Raises:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
@@ -279,8 +283,8 @@ def train(
       codec in either case.
     cluster: Cluster on which the run is timed (simulated): the name of a preset
       or the path of a file. None: no time is simulated.
-    step_s: Duration of an inner step on the cluster (seconds); None derives it
-      from the config's model. It needs `cluster`.
+    step_s: Duration of an inner step on the cluster (seconds), only if
+      `cluster` is given; None derives it from the config's model.
     mailbox: Mailbox through which this program, which trains one replica,
       exchanges messages with the other replicas' programs. None trains all
       replicas in this program.

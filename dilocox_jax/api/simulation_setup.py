@@ -187,8 +187,8 @@ class ClusterClock:
       config: Config of the run.
       cluster: Name of a cluster preset, or path of a cluster file.
       options: Settings that are neither in the config nor in the cluster.
-      timed: Config of another run with the same schedule, usually with a larger
-        model, whose time the clock shows. None: the run itself is timed.
+      timed: Config of another run, which is timed in place of this run. It has
+        the same schedule, and usually a larger model. None: this run is timed.
 
     Raises:
       ValueError: One line, if the cluster is unknown, if the run does not fit

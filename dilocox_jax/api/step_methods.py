@@ -41,12 +41,12 @@ def step_transform(
   fragments: Fragmentation | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds an optax transform of a method, which exchanges between replicas.
+  """Builds the optax transform of a method, for one of several replicas.
 
-  It must be the last transform of a chain, and every replica must call it in
-  every step: a transform that may skip a step, such as `optax.apply_if_finite`,
-  belongs into `inner`. Only `make_rounds` can hide transfers behind later
-  steps.
+  The replicas exchange inside `update`. The transform must be the last one of a
+  chain, and every replica must call it in every step: a transform that may skip
+  a step, such as `optax.apply_if_finite`, belongs into `inner`. Only
+  `make_rounds` can hide transfers behind later steps.
 
   Args:
     method: When replicas exchange, and how they go on with a mean, e.g.
@@ -184,7 +184,7 @@ def aggregator_of(
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
-  """Refuses `fragments` that is not None, a function or a `Fragments`."""
+  """Refuses `fragments` unless it is None, a function or a `Fragments`."""
   require(
     isinstance(fragments, Fragments | None) or callable(fragments),
     "fragments must be a function from a leaf's path to the number of its "
@@ -256,9 +256,9 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 
   Returns:
     A function that returns an optax transform of the method, with the defaults
-    of the method's recipe. Its docstring is that of the method, but lists the
-    arguments of this function. It raises TypeError for an unknown argument or a
-    wrong type, and ValueError for a wrong value.
+    of the method's recipe. The returned function has the method's docstring,
+    but with a list of its own arguments. It raises TypeError for an unknown
+    argument or a wrong type, and ValueError for a wrong value.
   """
   build: Any = METHODS[name]
   recipe = unflat({**DEFAULTS, **RECIPES.get(name, {})})

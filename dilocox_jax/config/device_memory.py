@@ -44,7 +44,7 @@ class DeviceMemory:
 
   Attributes:
     state: State that is kept between steps.
-    step: What a step or an exchange needs besides, whichever is more
+    step: What a step needs in addition, or an exchange if that needs more
       (estimated).
     frozen: Parameters that are not trained, and the copies of their layers in
       the compute dtype. Replicas on one device share both.
@@ -135,9 +135,9 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
   """Returns the bytes that an exchange adds to a device's state between steps.
 
-  Messages count as float32, whatever the codec is. Example: with 3.4 GB of the
-  parameters on a TPU, an exchange of all of them needs 10.1 GB. The result is 0
-  in these cases:
+  Messages count as float32, whatever the codec is. Example: if a TPU holds 3.37
+  GB of parameters, an exchange of all of them needs three copies, 10.1 GB. The
+  result is 0 in these cases:
 
   - Inner steps go on during the exchange.
   - The method averages gradients.

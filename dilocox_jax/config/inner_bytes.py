@@ -3,7 +3,8 @@
 Other bytes travel while devices compute. The devices wait for these:
 
 - If data shards collect one layer at a time, each micro-batch after the first
-  collects every layer twice (forward and backward) and sums its gradient once.
+  collects every layer twice (forward and backward) and sums the gradient of
+  every layer once.
 - Tensor shards sum the residual stream twice in the forward of a layer and
   twice in the backward. With `mesh.remat="full"` the forward runs twice.
   Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.

@@ -1,9 +1,9 @@
 """Computes what replicas must have in common to exchange through a mailbox.
 
 A mailbox is a folder or bucket through which replicas that are separate
-programs exchange. Their common settings are the *terms* of the run, which
-follow from the file `config.json` of its work directory. No JAX is needed to
-compute them.
+programs exchange. Their common settings are the *terms* of the run. The terms
+follow from the file `config.json` of the run's work directory. No JAX is needed
+to compute them.
 """
 
 import dataclasses
@@ -56,7 +56,8 @@ class MailboxTerms:
         reads, by dotted name, the values that it supports.
 
     Raises:
-      ValueError: One line, if a field of the run has none of its values.
+      ValueError: One line, if the program does not support the run's value of
+        such a field.
     """
     for field, values in computed.items():
       require(

@@ -39,7 +39,8 @@ class RunConfig:
   """All settings of a run, in sections.
 
   A field that is None and that recipes may set, such as the codec, gets the
-  value of the method's recipe, or without one a default (`config.recipes`).
+  value of the method's recipe, or a default if the recipe does not set the
+  field (`config.recipes`).
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
@@ -190,7 +191,7 @@ class RunConfig:
     )
 
   def _check_mesh(self) -> None:
-    """Refuses a division of a replica that batch, model or LoRA rule out."""
+    """Refuses to divide a replica in a way that batch, model or LoRA forbid."""
     divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
     require(
       self.data.batch_size % divisor == 0,
@@ -276,7 +277,7 @@ class RunConfig:
 
   @property
   def num_devices(self) -> int:
-    """Number of devices in all processes; 1 if replicas are stacked."""
+    """Number of devices in all processes of this program; 1 if stacked."""
     if self.mesh.layout != "mesh":
       return 1
     return self.num_local_replicas * self.division.num_devices
@@ -408,8 +409,8 @@ def _reason_against_changing_replicas(config: RunConfig) -> str:
 def _reason_against_absences(config: RunConfig) -> str:
   """Returns which field forbids absent and slow replicas; "" if none does.
 
-  The text has the form of `_reason_against_changing_replicas`, whose fields are
-  not checked again.
+  The result has the form that `_reason_against_changing_replicas` describes.
+  Fields that are checked there are not checked here.
   """
   mode = config.adaptive.mode
   if mode == "rank_and_interval":
@@ -425,8 +426,8 @@ def _reason_against_absences(config: RunConfig) -> str:
 def _reason_against_a_mailbox(config: RunConfig) -> str:
   """Returns which field forbids a mailbox; "" if none does.
 
-  The text has the form of `_reason_against_changing_replicas`, whose fields are
-  not checked again.
+  The result has the form that `_reason_against_changing_replicas` describes.
+  Fields that are checked there are not checked here.
   """
   mode = config.adaptive.mode
   warm_start_steps = config.sync.warm_start_steps

@@ -636,7 +636,7 @@ class MailboxConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """How a codec's low rank, and H, follow the rank of the averaged update."""
+  """How a codec's low rank and a round's length H follow the updates' rank."""
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)

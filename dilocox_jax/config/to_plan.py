@@ -1,8 +1,9 @@
-"""Builds the plan, the codec and the traffic of a run from its config.
+"""Builds a run's plan, codec and traffic (the sent bytes) from its config.
 
 The trainer and the simulator both use them, so the simulator times exactly the
-run that is trained. They have the low rank and H of the first rounds, which an
-adaptive run changes (`training.adaptive_controller`).
+run that is trained. They have the low rank and the H (inner steps of a round)
+of the first rounds. An adaptive run changes both
+(`training.adaptive_controller`).
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Adaptive compression: chooses the rank and the H of the next rounds.
+"""Adaptive compression: chooses the rank and the length H of the next rounds.
 
 The codec sends low-rank factors. After some rounds, the mean of the measured
 ranks of the averaged updates sets the next rank. Each rank needs a compiled
@@ -49,7 +49,7 @@ class Policy:
   """Chooses the rank and the H of the next rounds from measurements.
 
   Source: DiLoCoX, arXiv 2506.21263, Algorithm 3 (recalled): r_t is the mean
-  effective rank of a window, H_t = H_1 r_t / r_1.
+  effective rank over some rounds, H_t = H_1 r_t / r_1.
   Differs: ranks are chosen from a ladder; H follows the bytes, which are not
   quite proportional to the rank.
 

@@ -104,7 +104,7 @@ def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-  """Returns the `repr` of a value, but an identifier without quotes."""
+  """Returns the `repr` of a value; a text that is an identifier stays as is."""
   if isinstance(value, str) and value.isidentifier():
     return value
   return repr(value)

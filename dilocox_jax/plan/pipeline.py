@@ -167,7 +167,7 @@ def timeline(
     forward_s: Duration of a micro-batch's forward on one stage (seconds).
     backward_s: Duration of a micro-batch's backward on one stage (seconds).
     hop_s: Time in which activations reach the next stage, or a gradient the
-      stage before (seconds). Hops do not wait for each other.
+      stage before (seconds). These transfers do not wait for each other.
   """
   durations_s = {"forward": forward_s, "backward": backward_s}
   remaining = [pipeline.order(stage) for stage in range(pipeline.num_stages)]

@@ -107,7 +107,7 @@ class Outcome:
   def utilization(self) -> float:
     """Share of `total_s` in inner steps, mean over replicas, 0 to 1.
 
-    It is 1 for a run without any time.
+    It is 1 if the run takes no time.
     """
     return (
       float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0

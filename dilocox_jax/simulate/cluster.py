@@ -1,4 +1,4 @@
-"""Sites, their replicas, and the links that a transfer occupies.
+"""Sites (places with devices), replicas, and the links that a transfer takes.
 
 The end of an attribute's name is its unit (`up_bps`, `rtt_s`). The part before
 the unit is the attribute's key in a cluster file (`up`, `rtt`).
@@ -38,8 +38,8 @@ class Link:
   Attributes:
     up_bps: Line rate of outgoing transfers (bit/s); infinity is no limit.
     down_bps: Line rate of incoming transfers (bit/s); infinity is no limit.
-    rtt_s: Round trip to another site with an equal link (seconds). A transfer
-      takes the mean of its two ends: 40 ms and 100 ms make 70 ms.
+    rtt_s: Round trip to another site with an equal link (seconds). Between
+      unequal links it is the mean of both: 40 ms and 100 ms make 70 ms.
     loss: Probability that a packet is lost on this link.
     streams: Number of parallel TCP streams of a transfer. The smaller number of
       the two ends counts.
@@ -150,8 +150,8 @@ class Cluster:
       order of a ring. Empty: every site has one replica.
     pairs: Measurements between two sites. Other pairs are limited by their
       links.
-    store: Access link of an object store, which all replicas share. By default
-      its rates are not limited.
+    store: Access link of an object store. All replicas share this link. By
+      default its rates are not limited.
   """
 
   name: str

@@ -1,8 +1,9 @@
 """Finds schedules with which a run takes no longer than a given time.
 
-Short rounds early cost time on a slow link, and long rounds late save it. So
-rounds that grow, or that follow a data-parallel start, can take as long as
-rounds of one length. The simulator does not know which schedule trains best.
+Short rounds early cost time on a slow link, and long rounds late save it. So a
+run whose rounds grow, or follow a data-parallel start, can take as long as a
+run whose rounds have one length. The simulator does not know which schedule
+trains best.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""How gloo sends the messages of a collective, and how long its requests take.
+"""How gloo (JAX's CPU collectives) sends messages, and what requests cost.
 
 The receiver of a message first sends a *notice* of a few bytes, for which the
 sender waits. So a message takes a round trip besides its bytes.
@@ -101,8 +101,8 @@ def request_waits_s(
   """Returns how much longer gloo's segments take because they are asked for.
 
   Two segments take a round trip R longer than their bytes, less the time W by
-  which they overlap with the next two. So it is (R - W) / 2 for each segment,
-  and W more after the last two, which overlap with no others.
+  which they overlap with the next two. So each segment takes (R - W) / 2
+  longer. After the last two, which overlap with no others, W is added.
 
   Args:
     segment_s: Time of a segment on the line, s (seconds), [M].

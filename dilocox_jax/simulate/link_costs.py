@@ -1,4 +1,4 @@
-"""Computes the message steps of collectives, and the times of their messages.
+"""Computes the times of the messages that replicas send in a collective.
 
 A collective is a list of message steps. In each step every replica i sends one
 message to replica i + hop.
@@ -221,9 +221,9 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def neighbors(self, hop: int) -> np.ndarray:
-    """Returns the sender of each member's message, as an index of members, [M].
+    """Returns the place of the member from which each member receives, [M].
 
-    Member i receives from member i - hop (modulo M).
+    A place is an index among the members: i receives from i - hop (modulo M).
     """
     num_members = len(self.members)
     return (np.arange(num_members) - hop) % num_members

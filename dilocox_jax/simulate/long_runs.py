@@ -316,6 +316,7 @@ def _period(history: Sequence[np.ndarray]) -> int:
       one shape.
   """
   last_s = history[-1]
+  # To compare two periods takes the repetition before them, too: 2 p + 1.
   for period in range(1, (len(history) - 1) // 2 + 1):
     middle_s = history[-1 - period]
     first_s = history[-1 - 2 * period]

@@ -47,7 +47,7 @@ class Launch:
 
   Attributes:
     key: Name of the exchange (`Key`).
-    operations: Operations that are sent one after the other.
+    operations: Operations that run one after the other.
     members: Replicas that exchange, in the order of the ring; None: all.
     codec_share: Share of the exchange's encoding that is done just before this
       launch.
@@ -110,6 +110,7 @@ class Script:
 
   @functools.cached_property
   def _gradient(self) -> tuple[Operation, ...]:
+    """Operations that average the gradients of one inner step."""
     return tuple(self.traffic.gradient())
 
   @functools.cached_property
@@ -202,8 +203,9 @@ class Script:
     """Yields the ops of the windows of a round or a flush.
 
     A window is some inner steps, then at most one apply of a mean, and one send
-    of a fragment (part of the parameters). An exchange is launched at the start
-    of the window that applies its mean, or after its inner steps if tau = 0.
+    of a fragment (part of the parameters). An exchange begins in the
+    window that applies its mean: before the window's inner steps, or after them
+    if tau = 0.
 
     Args:
       windows: The windows, in order.

@@ -108,7 +108,7 @@ def slow_start_s(
 
   The rate starts at W = 10 MSS k bytes a round trip: ten segments for each of k
   streams. It doubles with every round trip, up to the full rate, which is BDP =
-  rate x RTT bytes a round trip. That takes
+  rate x RTT bytes a round trip. To reach the full rate takes
 
     RTT log2(BDP / W)
 

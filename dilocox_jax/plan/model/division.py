@@ -129,7 +129,7 @@ class Division:
 
   Attributes:
     num_data_shards: Number of parts into which a stage divides a batch. Data
-      shards also divide the arrays among them, where the sizes allow.
+      shards also divide the replica's arrays, where the sizes allow.
     num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If not,
       the devices of all stages divide each layer.
@@ -174,9 +174,9 @@ class Division:
 
     Args:
       path: Keys of the leaf, joined by "/". In front of the parameter's keys
-        there may be more, such as the name of a moment.
-      shape: Shape of the leaf in one replica. It may have more dimensions in
-        front than the parameter.
+        there may be others, such as the name of a moment.
+      shape: Shape of the leaf in one replica. In front of the parameter's
+        dimensions there may be others.
 
     Returns:
       One entry for each dimension of `shape`: the names of the mesh axes that
@@ -252,9 +252,9 @@ class Division:
   ) -> Spec:
     """Returns the first of some specs that divides a shape evenly.
 
-    Specs that name tensor shards are skipped if there is only one, and specs
-    that begin with the stages if `layers_on_stages` is False. If no other spec
-    divides the shape evenly, no dimension is divided.
+    Specs that name tensor shards are skipped if there is only one tensor shard.
+    Specs that begin with the stages are skipped if `layers_on_stages` is False.
+    If no other spec divides the shape evenly, no dimension is divided.
     """
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE

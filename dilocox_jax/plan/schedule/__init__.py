@@ -1,1 +1,1 @@
-"""Schedules: when each fragment is sent and applied."""
+"""Schedules: when each part of the parameters is sent, and its mean applied."""

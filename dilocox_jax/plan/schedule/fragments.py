@@ -117,8 +117,8 @@ class Fragments:
 
     Returns:
       The shape, and the index of the axis `parts` in it. If P does not divide
-      the number of rows, the shape has more rows than the leaf, which must
-      first be padded with rows of zeros.
+      the number of rows, the shape has more rows than the leaf. Then the leaf
+      must first be padded with rows of zeros.
     """
     shape = shape or (1,)
     axis = min(int(is_stacked(path)), len(shape) - 1)

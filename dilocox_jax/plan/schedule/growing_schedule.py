@@ -128,7 +128,7 @@ class GrowingSchedule(SyncSchedule):
 
   @property
   def depth(self) -> int:
-    """Largest number of sends of one fragment whose mean is not applied yet.
+    """Largest number of a fragment's sends whose means are not applied yet.
 
     A mean is applied at the latest when the fragment is sent again. So the
     number is 1, or 0 if tau is 0.
@@ -139,8 +139,8 @@ class GrowingSchedule(SyncSchedule):
   def steady_round(self) -> int:
     """Index of the round from which on all rounds are alike.
 
-    These rounds have H steps, and send and apply the same fragments after the
-    same of their steps. If tau is not 0, the first round of H steps is not
+    These rounds have H steps, and send and apply the same fragments at the same
+    steps within the round. If tau is not 0, the first round of H steps is not
     among them, because it may still apply sends of a shorter round.
     """
     return self.stages[-1].first_round + self.depth
@@ -155,7 +155,7 @@ class GrowingSchedule(SyncSchedule):
     """Returns how many rounds, from a given one on, are surely alike.
 
     Rounds are alike if they have equally many inner steps, and send and apply
-    fragments after the same of these steps.
+    the same fragments at the same steps within the round.
 
     Args:
       round_index: Index of the given round, from 0.

@@ -471,12 +471,12 @@ def overlap_loco(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> Method:
-  """Sends equal slices of the parameters in turn, so the link is never idle.
+  """Sends equal slices of the parameters in turn, one every H / P steps.
 
-  While a slice is exchanged, the replicas take the H / P inner steps until the
-  next slice is sent. So each mean is applied H / P steps late, and replicas
-  keep the progress that they make meanwhile. The other parts of the method are
-  in `config.recipes`: Muon as inner optimizer, one bit per value with error
+  While a slice is exchanged, the replicas take the inner steps until the next
+  slice is sent. So each mean is applied H / P steps late, and replicas keep the
+  progress that they make meanwhile. The other parts of the method are in
+  `config.recipes`: Muon as inner optimizer, one bit per value with error
   feedback, and SGD with learning rate 1 as outer optimizer.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
@@ -579,6 +579,8 @@ def _advice(key: str, parameters: Iterable[str]) -> str:
   if key in inspect.signature(delayed).parameters:
     return "drop it or take method 'delayed'"
   hint = did_you_mean(key, parameters)
+  # Without a similar name the hint lists all names, as the caller's message
+  # already does.
   if hint.startswith("did"):
     return hint
   return "drop it"

@@ -25,8 +25,8 @@ class Segment:
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
     windows: The round in parts. Each is some inner steps, then at most one mean
-      to apply, and one fragment (part of the parameters) to measure for an
-      exchange. Empty if `phase` is "data_parallel".
+      to apply, and at most one fragment (part of the parameters) to measure for
+      an exchange. Empty if `phase` is "data_parallel".
     ends_phase: Whether the first round follows after this segment.
     schedule_start: Number of inner steps of the run before step 0 of the
       schedule, from which `windows` count. 0 if `phase` is "data_parallel".
@@ -74,8 +74,8 @@ class RunPlan:
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Largest number of steps of a data-parallel segment.
     schedule_start: Number of inner steps of the run before step 0 of the
-      schedule, which starts again when H changes. None: the schedule starts
-      with the first round.
+      schedule, which starts again when H (inner steps of a round) changes.
+      None: the schedule starts with the first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """
@@ -169,7 +169,7 @@ class RunPlan:
     return min(num_rounds, num_alike)
 
   def round_starts(self) -> list[float]:
-    """Returns, for each round, the share of the steps in rounds before it.
+    """Returns for each round the share of all rounds' steps that precede it.
 
     Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps give 0,
     0.25 and 0.5.

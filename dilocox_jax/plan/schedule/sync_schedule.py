@@ -58,10 +58,11 @@ class Window:
   Attributes:
     num_steps: Number of inner steps, 0 or more.
     applied: The apply after the inner steps. None: nothing is applied.
-    sent: The send after the inner steps. Its pseudo-gradient is measured before
-      `applied` is applied. None: nothing is sent.
-    follows_send: Whether tau is 0 or a multiple of H, and the window before
-      sent the fragment that this one applies, after the same inner step.
+    sent: The send after the inner steps. If it is of the fragment that is
+      applied, its pseudo-gradient is measured first. None: nothing is sent.
+    follows_send: Whether the window before has sent the fragment that this one
+      applies, after the same inner step. Always False if tau is neither 0 nor a
+      multiple of H.
   """
 
   num_steps: int
@@ -80,9 +81,9 @@ class Window:
   def parts(self) -> list["Window"]:
     """This window divided into windows that do one thing each, in order.
 
-    First come the inner steps, then the apply, then the send. If both are of
-    the same fragment, the send comes first, because the pseudo-gradient has to
-    be measured before the older mean is applied.
+    First come the inner steps, then the apply, then the send. If apply and send
+    are of the same fragment, the send comes before the apply, because the
+    pseudo-gradient has to be measured before the older mean is applied.
     """
     windows = []
     if self.num_steps:
@@ -133,7 +134,7 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Largest number of sends of one fragment whose mean is not applied yet.
+    """Largest number of a fragment's sends whose means are not applied yet.
 
     It is ceil(tau / H). Example: with H = 4 and tau = 6, the mean of the send
     after step 4 is applied after step 10. The next send is after step 8. So two
@@ -171,15 +172,15 @@ class SyncSchedule:
 
   @property
   def is_regular(self) -> bool:
-    """Whether this is no subclass, so that all rounds have H inner steps."""
+    """Whether this is a plain `SyncSchedule`: all rounds have H inner steps."""
     return type(self) is SyncSchedule
 
   @property
   def steady_round(self) -> int | None:
     """Index of the round from which on all rounds are alike.
 
-    Rounds are alike if they send and apply the same fragments after the same of
-    their inner steps. The first rounds apply less, because less was sent before
+    Rounds are alike if they send and apply the same fragments at the same steps
+    within the round. The first rounds apply less, because less was sent before
     them. Example: with H = 4 and tau = 6 the first send, after step 4, is
     applied after step 10. So rounds 0 and 1 (steps 1 to 8) apply nothing, and
     round 2 is the first of the equal rounds.
@@ -215,7 +216,7 @@ class SyncSchedule:
     """Returns how many rounds, from a given one on, are surely alike.
 
     Rounds are alike if they have equally many inner steps, and send and apply
-    fragments after the same of these steps.
+    the same fragments at the same steps within the round.
 
     Args:
       round_index: Index of the given round, from 0.
@@ -386,5 +387,7 @@ class SyncSchedule:
     # applies that are pending.
     yield send
     for index, window in enumerate([*pending, apply]):
+      # As in a round: if tau is a multiple of H, an apply comes right after the
+      # send of the same fragment.
       is_after_send = index == 0 and self.is_whole_rounds
       yield dataclasses.replace(window, follows_send=is_after_send)
