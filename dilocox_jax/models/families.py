@@ -338,7 +338,8 @@ def family_of(shape: ModelShape) -> str:
 def _has_options_of(family: Family, shape: ModelShape) -> bool:
   """Returns whether a model differs from a family's models only in its sizes.
 
-  The sizes are the fields in `size_keys`, and `rope_factor`.
+  The sizes are the fields in `size_keys`, and for rotary positions also
+  `rope_factor`.
   """
   # A subclass may belong to a model that computes something else.
   if type(shape) is not ModelShape:

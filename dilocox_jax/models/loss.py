@@ -38,8 +38,8 @@ class LossModel(NamedTuple):
     logits: (parameters, tokens [B, L]) -> logits [B, L, V]. `as_loss_model`
       sets it for a module that is trained on tokens; None: unknown.
     partition: (path, shape) -> partition of a parameter among the devices of a
-      replica (`distributed.partition_rules`). None: of a user's model, the data
-      shards divide the largest dimension of every large parameter.
+      replica (`distributed.partition_rules`). None: the data shards divide
+      the largest suitable dimension of each large parameter of a user's model.
     draws_random: Whether the loss draws random numbers. If so, a batch is a
       `random_loss.KeyedBatch` in training, and a plain batch in evaluations.
   """
@@ -95,8 +95,8 @@ def token_scores_of_columns(
   """Computes `token_scores` of logits whose columns are divided among devices.
 
   It sums over columns, because JAX's partitioner divides a sum among the
-  devices. For a lookup of the target's column, as in `token_scores`, it would
-  gather all logits on every device.
+  devices. For a lookup of the target's column, as in `token_scores`, the
+  partitioner would gather all logits on every device.
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   columns_V = jnp.arange(logits_TxV.shape[1], dtype=targets_T.dtype)

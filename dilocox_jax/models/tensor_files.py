@@ -254,7 +254,7 @@ def _tensor_digest(
   shape: tuple[int, ...],
   parts: Iterable[np.ndarray],
 ) -> bytes:
-  """Returns a SHA-256 of name, type and shape, then one of the values."""
+  """Returns the SHA-256 of name, type and shape, then that of the values."""
   description = f"{key} {dtype} {shape} "
   values_digest = hashlib.sha256()
   for part in parts:

@@ -1,10 +1,10 @@
 """One replica of a run whose programs meet in a mailbox, a folder or bucket.
 
 The programs leave messages for each other in the mailbox, which is also called
-the store. The file has the exchange through the mailbox
-(docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
-a replica that was absent skips the segments (parts of the run, such as rounds)
-that it missed.
+the store (docs/mailbox/how_to.md). This module builds the exchange through the
+mailbox, and brings a replica that joins late to the step at which the others
+are. A replica that was absent skips the segments (parts of the run, such as
+rounds) that it missed.
 """
 
 import dataclasses
@@ -345,7 +345,7 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs the replicas of an exchange, if they differ from the one before."""
+    """Logs the replicas in an exchange, if the previous exchange had others."""
     if sorted(members) == self._last_members:
       return
     names = ", ".join(members) or "nobody"

@@ -173,6 +173,7 @@ def _check_same_run(
   if not changes:
     return
   advice = "take another --workdir, or set the saved values again"
+  # Each line begins with the dotted name of a field (`checks.changed_fields`).
   if any(re.match("total_steps|mesh.num_replicas", line) for line in changes):
     advice += (
       "; to train longer or with other replicas, start a new run in another "

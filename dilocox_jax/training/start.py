@@ -376,8 +376,8 @@ def _saved_model(
   """Reads the whole model of the run that a new run starts from.
 
   Returns the parameters, with adapters added to the kernels, and the outer
-  optimizer states as `_saved_outer` does. If the run trained only a part of the
-  model, there are no such states (None).
+  optimizer states that `_saved_outer` returns. If the run trained only a part
+  of the model, None takes the place of these states.
   """
   source_config = _source_config(source)
   overrides = with_trainable(
