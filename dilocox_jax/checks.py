@@ -418,8 +418,8 @@ def _unknown(
   """Returns a message about an unknown field, which suggests a known field.
 
   A field of another section is suggested only if its name almost equals the
-  unknown name.
-  Example: for "model.batch_sise", "did you mean 'data.batch_size'?".
+  unknown name. Example: for "model.batch_sise", "did you mean
+  'data.batch_size'?".
   """
   suggestion_by_name = {}
   # If several sections have a field of one name, the last section is suggested.

@@ -294,9 +294,9 @@ def _layout(
 ) -> tuple[Tree, Tree, Tree]:
   """Returns three trees like `params`, which say how each leaf is divided.
 
-  Their leaves are the mesh axes that divide each dimension (the spec), the mesh
-  axes over which the leaf is gathered, and the `PartitionSpec` for data shards
-  and stages (without tensor shards).
+  For each leaf, the first tree has the mesh axes that divide each dimension
+  (the spec), the second the mesh axes over which the leaf is gathered, and the
+  third the `PartitionSpec` for data shards and stages (without tensor shards).
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:

@@ -200,6 +200,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
   )
   family = FAMILIES[family_name]
   rope = _rope_values(config)
+  # `rope_theta` is one of these keys in newer versions of `transformers`.
   values = {**config, **rope}
   for key, expected_value in family.expected.items():
     value = values.get(key, expected_value)

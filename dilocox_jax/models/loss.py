@@ -135,8 +135,9 @@ def chunked_token_loss(
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
-    scores: Function with the results of `token_scores`. If data shards divide
-      the vocabulary, `inner.vocabulary.divided_scores`.
+    scores: Function that returns what `token_scores` returns. If devices divide
+      the vocabulary, pass `token_scores_of_columns` (tensor shards) or
+      `inner.vocabulary.divided_scores` (data shards).
   """
   num_tokens = targets_T.size
   if not 0 < chunk_tokens < num_tokens:

@@ -208,6 +208,7 @@ class MailboxReplica:
     main_digest, main_problem = found[0]
     if main_problem:
       raise RefusedError(main_problem)
+    # Only process 0 needs the secret, so the others may have "".
     for process, (other_digest, _) in enumerate(found):
       if other_digest not in ("", main_digest):
         raise RefusedError(

@@ -88,8 +88,8 @@ def _other_run(
 ) -> str:
   """Describes how a directory's run differs from the run that is to start.
 
-  The result is a part of a message; "" if the two runs do not differ. It also
-  says if the directory's config cannot be read.
+  The result is a part of a message; "" if the two runs do not differ. If the
+  directory's config cannot be read, the result says only that.
   """
   try:
     digest = json_file(workdir / RECORD)["corpus_digest"]

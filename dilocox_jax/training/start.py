@@ -206,9 +206,9 @@ def _with_outer_optimizers(
 ) -> TrainingState:
   """Returns a state with the outer optimizer states of another run.
 
-  If there are none (None), or their shapes do not fit, the state is returned
-  unchanged, and a warning is logged. An average of the outer parameters starts
-  anew. A `SharedState`, which has no outer optimizer, is returned unchanged.
+  An average of the outer parameters starts anew. A `SharedState`, which has no
+  outer optimizer, is returned unchanged. If `optimizers` is None, or its shapes
+  do not fit, the state is returned unchanged, and a warning is logged.
   """
   if not isinstance(state, RoundState):
     return state
