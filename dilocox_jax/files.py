@@ -221,7 +221,7 @@ def make_folder(parent: int, name: str) -> None:
 
 
 def flush_folder(folder: int) -> None:
-  """Writes the names in an open folder to the disk, to outlive a power cut.
+  """Writes the names in an open folder to the disk: they outlive a power cut.
 
   Nothing happens on a file system that cannot flush a folder.
   """

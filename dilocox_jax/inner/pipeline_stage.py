@@ -158,7 +158,7 @@ class Stage:
     return when(self.number == 0, "embed", embed, batch, arrived)
 
   def loop(self, body: Callable, start: Tree) -> Tree:
-    """Runs `body` (row of the layer, carry) -> carry for the stage's layers.
+    """Runs `body`, (index of a layer, carry) -> carry, for the stage's layers.
 
     Returns the carry after the last layer.
     """

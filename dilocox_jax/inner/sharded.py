@@ -2,8 +2,9 @@
 
 With pipeline stages, every device gathers the layers of its stage, and the
 leaves that all stages share, before the pipeline starts. Of large tables it
-gathers only a part (`inner.vocabulary`). Afterwards the gradients go back to
-the devices that keep the parameters. Both happen once in each optimizer step.
+gathers only a part (`inner.vocabulary`). After the pipeline has ended, the
+gradients go back to the devices that keep the parameters. So each optimizer
+step gathers parameters once and gives gradients back once.
 
 With pipeline stages and `mesh.gather="layer"`, a device gathers a layer when a
 micro-batch's forward passes through the layer, and again for its backward. So

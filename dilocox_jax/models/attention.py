@@ -187,8 +187,8 @@ def segment_ids(
   """Returns the number of each token's segment.
 
   A segment is the part of a sequence that belongs to one document. Its number
-  is the number of `end_of_text` tokens up to its first token. Example: if token
-  0 is `end_of_text`, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments [0, 0,
+  is the number of `end_of_text` tokens up to its first token. Example: if
+  `end_of_text` is 0, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments [0, 0,
   1, 1, 1, 2, 2].
   """
   return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)

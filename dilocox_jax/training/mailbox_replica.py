@@ -219,7 +219,7 @@ class MailboxReplica:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Enters the mailbox, and starts the run if no replica has started it.
+    """Joins the run in the mailbox, or begins the run if no replica has yet.
 
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
@@ -287,8 +287,7 @@ class MailboxReplica:
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
     """Goes through a segment's exchanges, but takes none of its inner steps.
 
-    A segment is a part of the run, such as a round. The state after it is
-    returned.
+    Returns the state after the segment (a part of the run, such as a round).
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps

@@ -148,8 +148,8 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
   For a run without a clock, both arguments are None.
 
   Raises:
-    RefusedError: If only one of the two is None, or if their clusters or the
-      durations of their steps (`--step_s`) differ.
+    RefusedError: If only one of the two is None, or if the two have different
+      clusters or durations of a step (`--step_s`).
   """
   if (saved is None) != (clock is None):
     began = "without" if saved is None else "with"
@@ -194,7 +194,7 @@ def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   the data.
 
   Raises:
-    RefusedError: If the names of the overrides differ.
+    RefusedError: If these names, or the digests of frozen weights, differ.
   """
   saved_names = sorted(set(record.get("overrides", ())) - {"data"})
   new_names = sorted(set(overrides.names) - {"data"})

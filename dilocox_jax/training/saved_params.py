@@ -35,7 +35,7 @@ class SavedLeaf(LazyArray):
     parts: For every fragment, its part of the parameter; None if the fragment
       has no part of it. If there is one fragment, it has the whole parameter.
     is_shared: Whether all replicas have the same parameters. If not, the parts
-      begin with an axis [M], and the mean over it is read.
+      begin with an axis [M], and the parameter is the mean over this axis.
   """
 
   path: str
