@@ -62,10 +62,11 @@ class Aggregator(NamedTuple):
       for a pseudo-gradient the outer parameters.
     axes: Replica axes of the state, a tree prefix: 0 where each replica has its
       own leaves (the default), None where all replicas have equal leaves. If
-      `is_shared`, the mean may depend only on these equal leaves of the state.
+      `is_shared`, the mean may depend on a replica's own leaves only through
+      messages (collectives such as `pmean`).
     observe: Function (state) -> arrays by name, to record in `metrics.jsonl`.
-      Arrays with three axes are read as Gram matrices of an update, of which
-      only ranks are recorded.
+      Arrays with three axes are read as Gram matrices of an update. Of such an
+      array only ranks are recorded, not its values.
     stretch_ends: Function (params) -> for each turn, how many 1024ths of the
       inner steps have run when the turn ends. For example, (768, 1024) gives
       the first three quarters of the steps to the first turn. None: all inner
@@ -83,7 +84,7 @@ class Aggregator(NamedTuple):
 
   @property
   def has_turns(self) -> bool:
-    """Whether `average` can stop between messages (made by `as_function`)."""
+    """Whether `as_function` made `average`, so that it can stop at messages."""
     return hasattr(self.average, "coroutine")
 
   def average_coroutine(
@@ -92,7 +93,7 @@ class Aggregator(NamedTuple):
     """Runs `average` as a coroutine that returns `Averaged`.
 
     If `average` is a plain function, the coroutine stops once before and once
-    after its call.
+    after the call of `average`.
     """
     if self.has_turns:
       coroutine: Any = getattr(self.average, "coroutine")  # noqa: B009

@@ -195,8 +195,8 @@ def _float(name: str, value: numbers.Real) -> float:
 def shown(value: Any) -> str:
   """Returns the text of any wrong value, for a message.
 
-  Only the first 80 characters, and the number of all characters, are shown of a
-  longer text.
+  A text of more than 80 characters is cut to the first 80, followed by the
+  length of the whole text.
   """
   # A number of numpy is shown as a number, and not as np.float64(1.0).
   text = str(value) if isinstance(value, numbers.Number) else repr(value)
@@ -417,10 +417,12 @@ def _unknown(
 ) -> str:
   """Returns a message about an unknown field, which suggests a known field.
 
-  A field of another section is suggested only if its name is almost the same.
-  Example: for "model.batch_sise", "did you mean 'data.batch_size'?".
+  A field of another section is suggested only if its name almost equals the
+  unknown name. Example: for "model.batch_sise", "did you mean
+  'data.batch_size'?".
   """
   suggestion_by_name = {}
+  # If several sections have a field of one name, the last section is suggested.
   for known_path in _paths(whole):
     _, _, last_name = known_path.rpartition(".")
     suggestion_by_name[last_name] = known_path
@@ -501,7 +503,7 @@ def unflat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
   """Builds nested dicts from a flat mapping. It is the reverse of `flat`.
 
   Example: {"seed": 0, "data.glob": ""} becomes {"seed": 0, "data": {"glob":
-  ""}}, where `separator` is the ".".
+  ""}} with the `separator` ".".
   """
   nested_values: dict[str, Any] = {}
   for name, value in values.items():

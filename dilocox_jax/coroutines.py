@@ -22,8 +22,8 @@ def as_function(coroutine: Callable[..., Coroutine]) -> Callable[..., Any]:
   """Returns a function that runs a generator function to its end.
 
   Each yielded value is sent back at once, and the function returns what the
-  generator returns. Its attribute `coroutine` is the generator function, so
-  that a caller can also run the coroutine with stops.
+  generator returns. The attribute `coroutine` of the function is the generator
+  function, so that a caller can also run the coroutine with stops.
 
   Args:
     coroutine: The generator function.

@@ -134,8 +134,8 @@ def folder_below(root: Path, *names: str) -> pathlib.Path:
 
   Args:
     root: The folder that the user names; it must exist.
-    *names: Names of the folders, each in the folder before. Missing folders are
-      made.
+    *names: Path of the folder below the root, one name for each folder on the
+      path. Missing folders are made.
 
   Raises:
     NotADirectoryError: If a name belongs to anything but a folder.
@@ -154,8 +154,8 @@ def check_folder(root: Path, *names: str) -> None:
 
   Args:
     root: The folder that the user names; it must exist.
-    *names: Names of the folders, each in the folder before. Missing folders are
-      accepted.
+    *names: Path below the root, one name for each folder on the path. Missing
+      folders are accepted.
 
   Raises:
     NotADirectoryError: If a name belongs to anything but a folder.
@@ -170,8 +170,8 @@ def remove_folder(root: Path, *names: str) -> None:
 
   Args:
     root: The folder that the user names; it must exist.
-    *names: Names of the folders, each in the folder before. The last folder is
-      removed. If a folder is missing, nothing happens.
+    *names: Path of the folder below the root, one name for each folder on the
+      path. If one of these is missing, nothing happens.
 
   Raises:
     NotADirectoryError: If a name belongs to anything but a folder.
@@ -221,7 +221,7 @@ def make_folder(parent: int, name: str) -> None:
 
 
 def flush_folder(folder: int) -> None:
-  """Writes the names in an open folder to the disk, to outlive a power cut.
+  """Writes the names in an open folder to the disk: they outlive a power cut.
 
   Nothing happens on a file system that cannot flush a folder.
   """
@@ -234,11 +234,11 @@ def flush_folder(folder: int) -> None:
 
 @contextlib.contextmanager
 def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
-  """Opens folders, each in the folder before, without following links.
+  """Opens all folders of a path below an open folder, without following links.
 
   Args:
-    root: File descriptor of the open folder that has the first folder.
-    names: Names of the folders.
+    root: File descriptor of the open folder at which the path begins.
+    names: The path, one name for each folder.
 
   Yields:
     File descriptors of the root and of the folders. The folders, but not the
@@ -368,7 +368,7 @@ def _folder_of(
   """Opens the folder of a file, and closes it at the end of the block.
 
   Yields the file descriptor of the folder, and the name of the file in it.
-  `root` is the folder that the user names, None: the file's own folder.
+  `root` is the folder that the user names; None means the file's own folder.
   """
   root = path.parent if root is None else root
   *names, name = path.relative_to(root).parts

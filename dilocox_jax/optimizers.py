@@ -76,8 +76,8 @@ def named_optimizer(
       as "adamw".
     learning_rate: A number, which may be traced, or a schedule.
     needed: Names of options that must not be ignored, because the user has
-      changed them. For optimizers in `OPTIMIZER_OPTIONS`, the config checks
-      this and not this function.
+      changed them. This function checks them only for optimizers that are not
+      in `OPTIMIZER_OPTIONS`; for the others the config has checked them.
     **options: Keyword arguments of the function. Arguments that the function
       does not have are left out. A momentum of 0 means the function's default.
 
@@ -177,8 +177,8 @@ def learning_rate_schedule(
       schedule starts with a linear warm-up from 0.
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
-    total_steps: Inner steps of the run. The decay ends at this step, one after
-      the last.
+    total_steps: Inner steps of the run. The decay would end at the step of this
+      number; the last step has the number `total_steps` - 1.
     final_fraction: Ratio of the rate at the end of the decay to the peak.
       "constant" does not use it.
 
@@ -303,9 +303,9 @@ def block_matrices(params: Tree) -> Tree:
   Embedding, head and norms are left to Muon's own AdamW. Layers are below
   "blocks": either stacked in leaves [num_layers, ...], or one by one with the
   keys "0", "1" and so on. Without "blocks", Muon updates all matrices but those
-  of an embedding or a head. These have a name on their path that begins or ends
-  with the word "embed", "embedding", "embeddings" or "head", such as
-  "embed_tokens" and "lm_head", but not "MultiHeadAttention_0".
+  of an embedding or a head. A matrix is one of the latter if a name on its path
+  begins or ends with the word "embed", "embedding", "embeddings" or "head".
+  Examples are "embed_tokens" and "lm_head", but not "MultiHeadAttention_0".
 
   Source: Jordan et al., 2024, "Muon".
 

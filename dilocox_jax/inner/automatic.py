@@ -55,10 +55,11 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
 def with_whole_tables(division: Division, params: Tree) -> Tree:
   """Gathers parameters of at most two dimensions over the data shards.
 
-  It does so only if there are several data shards and several tensor shards.
-  Then XLA's partitioner (JAX 0.10 and 0.12) aborts if tokens look up rows of a
-  table that data shards divide, and any of these parameters may be a table. The
-  fault remains if tensor shards divide the rows of a table.
+  With only one data shard or only one tensor shard, it returns all parameters
+  unchanged. With several of both, XLA's partitioner (JAX 0.10 and 0.12) aborts
+  if tokens look up rows of a table that data shards divide. Any parameter of at
+  most two dimensions may be such a table. If tensor shards divide the rows of a
+  table, the partitioner still aborts.
 
   Args:
     division: How a replica's arrays are divided among its devices.
@@ -83,8 +84,8 @@ def with_whole_tables(division: Division, params: Tree) -> Tree:
 def divided_rows(batch: Tree) -> Tree:
   """Tells JAX to divide the rows of a batch among the data shards.
 
-  Leaves are [B, ...]. A leaf whose rows cannot be divided evenly stays as it
-  is.
+  Data shards are devices that read different rows. Leaves are [B, ...]. A leaf
+  whose rows cannot be divided evenly stays as it is.
   """
   num_shards = current_division().num_data_shards
   if num_shards == 1:

@@ -158,7 +158,7 @@ class Stage:
     return when(self.number == 0, "embed", embed, batch, arrived)
 
   def loop(self, body: Callable, start: Tree) -> Tree:
-    """Runs `body` (row of the layer, carry) -> carry for the stage's layers.
+    """Runs `body`, (index of a layer, carry) -> carry, for the stage's layers.
 
     Returns the carry after the last layer.
     """
@@ -183,7 +183,8 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  In iteration t of a loop, stage s runs the forward of micro-batch t - s.
+  In iteration t of a loop, stage s runs the forward of micro-batch t - s, if
+  there is a micro-batch of this number.
 
   Args:
     model: The model, cut into embedding, layers and loss.

@@ -2,8 +2,9 @@
 
 With pipeline stages, every device gathers the layers of its stage, and the
 leaves that all stages share, before the pipeline starts. Of large tables it
-gathers only a part (`inner.vocabulary`). Afterwards the gradients go back to
-the devices that keep the parameters. Both happen once in each optimizer step.
+gathers only a part (`inner.vocabulary`). After the pipeline has ended, the
+gradients go back to the devices that keep the parameters. So each optimizer
+step gathers parameters once and gives gradients back once.
 
 With pipeline stages and `mesh.gather="layer"`, a device gathers a layer when a
 micro-batch's forward passes through the layer, and again for its backward. So
@@ -294,9 +295,9 @@ def _layout(
 ) -> tuple[Tree, Tree, Tree]:
   """Returns three trees like `params`, which say how each leaf is divided.
 
-  Their leaves are the mesh axes that divide each dimension (the spec), the mesh
-  axes over which the leaf is gathered, and the `PartitionSpec` for data shards
-  and stages (without tensor shards).
+  For each leaf, the first tree has the mesh axes that divide each dimension
+  (the spec), the second the mesh axes over which the leaf is gathered, and the
+  third the `PartitionSpec` for data shards and stages (without tensor shards).
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:

@@ -139,6 +139,7 @@ def export(
   for path, leaf in leaves_by_path(adapters).items():
     kernel_path, _, name = path.rpartition("/")
     kind = "lora_A" if name == DOWN else "lora_B"
+    # `peft` has matrices [outputs, inputs], the decoder [inputs, outputs].
     for layer, matrix in enumerate(np.asarray(leaf)):
       module = modules[kernel_path].format(layer)
       tensor_name = f"base_model.model.{module}.{kind}.weight"

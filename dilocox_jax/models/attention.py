@@ -38,8 +38,8 @@ def rotate(
 
   Features i and i + K/2 are a pair, for i < K/2. Their angle is the position
   times base^(-2 i / K), or less for slow pairs if `factor` is above 1. So the
-  dot product of a query and a key depends only on the distance between their
-  positions.
+  dot product of a query and a key does not change if both move by the same
+  number of positions.
 
   Example with K = 4 and base 10,000: features 0 and 2 are rotated by 1 radian
   per position, features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3
@@ -187,8 +187,8 @@ def segment_ids(
   """Returns the number of each token's segment.
 
   A segment is the part of a sequence that belongs to one document. Its number
-  is the number of `end_of_text` tokens up to its first token. Example: if token
-  0 is `end_of_text`, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments [0, 0,
+  is the number of `end_of_text` tokens up to its first token. Example: if
+  `end_of_text` is 0, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments [0, 0,
   1, 1, 1, 2, 2].
   """
   return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)

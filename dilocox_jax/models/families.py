@@ -200,6 +200,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
   )
   family = FAMILIES[family_name]
   rope = _rope_values(config)
+  # `rope_theta` is one of these keys in newer versions of `transformers`.
   values = {**config, **rope}
   for key, expected_value in family.expected.items():
     value = values.get(key, expected_value)
@@ -338,7 +339,8 @@ def family_of(shape: ModelShape) -> str:
 def _has_options_of(family: Family, shape: ModelShape) -> bool:
   """Returns whether a model differs from a family's models only in its sizes.
 
-  The sizes are the fields in `size_keys`, and `rope_factor`.
+  The sizes are the fields in `size_keys`, and for rotary positions also
+  `rope_factor`.
   """
   # A subclass may belong to a model that computes something else.
   if type(shape) is not ModelShape:

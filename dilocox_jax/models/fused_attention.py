@@ -1,7 +1,8 @@
 """Causal attention that never holds the weights [L, L] of a long sequence.
 
-`models.attention.attend` computes the same result, holds the weights, and is
-the fastest on a CPU. The functions here are for accelerators:
+The function `models.attention.attend` computes the same result as the functions
+here, but holds the weights. It is the fastest on a CPU. The functions here are
+for accelerators:
 
 * "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document per
   sequence.

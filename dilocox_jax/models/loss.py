@@ -38,8 +38,8 @@ class LossModel(NamedTuple):
     logits: (parameters, tokens [B, L]) -> logits [B, L, V]. `as_loss_model`
       sets it for a module that is trained on tokens; None: unknown.
     partition: (path, shape) -> partition of a parameter among the devices of a
-      replica (`distributed.partition_rules`). None: of a user's model, the data
-      shards divide the largest dimension of every large parameter.
+      replica (`distributed.partition_rules`). None: the data shards divide
+      the largest suitable dimension of each large parameter of a user's model.
     draws_random: Whether the loss draws random numbers. If so, a batch is a
       `random_loss.KeyedBatch` in training, and a plain batch in evaluations.
   """
@@ -95,8 +95,8 @@ def token_scores_of_columns(
   """Computes `token_scores` of logits whose columns are divided among devices.
 
   It sums over columns, because JAX's partitioner divides a sum among the
-  devices. For a lookup of the target's column, as in `token_scores`, it would
-  gather all logits on every device.
+  devices. For a lookup of the target's column, as in `token_scores`, the
+  partitioner would gather all logits on every device.
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   columns_V = jnp.arange(logits_TxV.shape[1], dtype=targets_T.dtype)
@@ -135,8 +135,9 @@ def chunked_token_loss(
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
-    scores: Function with the results of `token_scores`. If data shards divide
-      the vocabulary, `inner.vocabulary.divided_scores`.
+    scores: Function that returns what `token_scores` returns. If devices divide
+      the vocabulary, pass `token_scores_of_columns` (tensor shards) or
+      `inner.vocabulary.divided_scores` (data shards).
   """
   num_tokens = targets_T.size
   if not 0 < chunk_tokens < num_tokens:

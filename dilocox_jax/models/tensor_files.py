@@ -135,7 +135,7 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
-  """Reads the name of each tensor's file from the index, by name of the tensor.
+  """Reads the index: for each tensor's name, the name of the file that has it.
 
   Returns None if the folder has no index. Raises ValueError if the index is
   damaged, or names other files although `model.safetensors` exists.
@@ -186,7 +186,7 @@ def _open_file(file: pathlib.Path) -> dict[str, StoredTensor]:
   """Checks header and digest of a file, and returns its tensors by name.
 
   Files of other programs have no digest. Raises ValueError if the file is
-  missing or damaged, or has a type that is not in `_DTYPES`.
+  missing or damaged, or if a tensor has a type that is not in `_DTYPES`.
   """
   header, values_offset = _header(file)
   metadata = header.pop(_METADATA, {})
@@ -254,7 +254,7 @@ def _tensor_digest(
   shape: tuple[int, ...],
   parts: Iterable[np.ndarray],
 ) -> bytes:
-  """Returns a SHA-256 of name, type and shape, then one of the values."""
+  """Returns the SHA-256 of name, type and shape, then that of the values."""
   description = f"{key} {dtype} {shape} "
   values_digest = hashlib.sha256()
   for part in parts:

@@ -73,7 +73,8 @@ def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
   """Returns a function (nested dict of leaves) -> module with these leaves.
 
   Args:
-    module: A module of this kind. Its leaves may be only shapes and types.
+    module: A module with the structure of the result. Its leaves may be only
+      shapes and types.
   """
   graph, abstract_state = nnx.split(module)
 

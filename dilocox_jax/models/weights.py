@@ -199,8 +199,9 @@ def write_checkpoint(
   """Writes a checkpoint for `transformers`, tensor by tensor.
 
   Args:
-    folder: Folder to write into, which must exist. It may have an earlier
-      checkpoint with files of the same names, which are replaced.
+    folder: Folder to write into, which must exist. A checkpoint that an
+      earlier call wrote there is replaced, if its files have the names of the
+      new ones.
     shape: Sizes of the model.
     params: Parameters of the model, a nested dict. `np.asarray` is called on
       each leaf only when it is written.

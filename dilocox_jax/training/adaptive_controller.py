@@ -140,9 +140,10 @@ class AdaptiveController:
     )
 
   def choose_setting(self, segment: Segment) -> None:
-    """Chooses the rank and H of the rounds after a segment, which has ended.
+    """Chooses the rank and H of the rounds that follow a segment (a round).
 
-    All measurements are then forgotten.
+    The choice uses the energy ranks that were measured since the last choice.
+    Afterwards they are forgotten.
     """
     setting = self._policy.next_setting(self._measured, self._bytes_of)
     if setting.sync_interval != self.setting.sync_interval:

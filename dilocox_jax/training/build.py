@@ -157,8 +157,8 @@ def run_exchange(
   """Builds the exchange that averages over the replicas of a run.
 
   It is the exchange of the overrides or, if they have none, that of the config.
-  For a run with a mailbox whose overrides have none, the result exchanges
-  nothing, and serves only to read what the run has saved.
+  If the config names a mailbox and the overrides have no exchange, the result
+  exchanges nothing, and serves only to read what the run has saved.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange

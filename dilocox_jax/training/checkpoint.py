@@ -328,10 +328,11 @@ class Checkpoints:
     return step
 
   def _newest_undamaged(self) -> tuple[int | None, str]:
-    """Returns the step of the newest undamaged checkpoint, and "".
+    """Finds the newest undamaged checkpoint, and sets newer ones aside.
 
-    Newer ones, which are damaged, are set aside. If all are damaged, the result
-    is None and the damage of the newest. Without checkpoints it is None and "".
+    Returns the step of the undamaged checkpoint, and "". If all are damaged,
+    none is set aside, and the result is None and the damage of the newest.
+    Without checkpoints the result is None and "".
     """
     damages: dict[int, str] = {}
     for step in reversed(saved_steps(self._directory)):

@@ -57,12 +57,14 @@ def losses(
 
     - "outer_loss": loss of the parameters of `params_to_keep`.
     - "mean_loss": loss of the mean of the replicas' parameters; None during
-    rounds if there are several processes.
+      rounds if there are several processes.
     - "replica_loss": loss of replica 0, or with a mailbox of the only replica
-    of this program. If all replicas share their parameters (`SharedState`),
-    this and "mean_loss" are the loss of these parameters.
+      of this program.
     - "judge_loss": loss of the parameters of `params_to_keep` on `judging`. It
-    is missing if `judging` is None.
+      is missing if `judging` is None.
+
+    If all replicas share their parameters (`SharedState`), "mean_loss" and
+    "replica_loss" are both the loss of the shared parameters.
   """
 
   def loss(params: Tree, batches: Iterable[Tree] = validation) -> float:
@@ -157,6 +159,7 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
   """
   is_bad = ~np.isfinite(np.stack(metrics)).all(axis=0)
   if is_bad.any():
+    # Steps are in front after the transposition, so the earliest is found.
     offset, replica = np.argwhere(is_bad.T)[0]
     raise NotFiniteError(
       "the loss or its gradient is not finite at step "

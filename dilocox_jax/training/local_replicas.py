@@ -81,7 +81,7 @@ class LocalReplicas:
     return None
 
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
-    """Raises AssertionError, because these replicas are never behind."""
+    """Raises AssertionError: these replicas have never missed an exchange."""
     raise AssertionError("replicas in one runtime are never behind")
 
   def request_stop(self) -> None:

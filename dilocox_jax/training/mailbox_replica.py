@@ -1,10 +1,10 @@
 """One replica of a run whose programs meet in a mailbox, a folder or bucket.
 
 The programs leave messages for each other in the mailbox, which is also called
-the store. The file has the exchange through the mailbox
-(docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
-a replica that was absent skips the segments (parts of the run, such as rounds)
-that it missed.
+the store (docs/mailbox/how_to.md). This module builds the exchange through the
+mailbox, and brings a replica that joins late to the step at which the others
+are. A replica that was absent skips the segments (parts of the run, such as
+rounds) that it missed.
 """
 
 import dataclasses
@@ -208,6 +208,7 @@ class MailboxReplica:
     main_digest, main_problem = found[0]
     if main_problem:
       raise RefusedError(main_problem)
+    # Only process 0 needs the secret, so the others may have "".
     for process, (other_digest, _) in enumerate(found):
       if other_digest not in ("", main_digest):
         raise RefusedError(
@@ -218,7 +219,7 @@ class MailboxReplica:
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:
-    """Enters the mailbox, and starts the run if no replica has started it.
+    """Joins the run in the mailbox, or begins the run if no replica has yet.
 
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
@@ -286,8 +287,7 @@ class MailboxReplica:
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
     """Goes through a segment's exchanges, but takes none of its inner steps.
 
-    A segment is a part of the run, such as a round. The state after it is
-    returned.
+    Returns the state after the segment (a part of the run, such as a round).
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps
@@ -345,7 +345,7 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs the replicas of an exchange, if they differ from the one before."""
+    """Logs the replicas in an exchange, if the previous exchange had others."""
     if sorted(members) == self._last_members:
       return
     names = ", ".join(members) or "nobody"

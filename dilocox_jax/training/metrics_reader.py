@@ -43,7 +43,7 @@ class LearningRates:
   """Values of a learning rate schedule, on the host.
 
   The rates of many steps are computed at once, because a device computes them
-  only after all segments that were dispatched before.
+  only after all programs that were dispatched to it before.
   """
 
   _STEPS = 65_536  # Steps of a block. Their rates take 256 kB.
@@ -158,7 +158,7 @@ class MetricsReader:
   def compiling(
     self, segment: Segment
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows, inside a `with` block, that a segment's programs are compiled."""
+    """Shows, in a `with` block, that a segment is being compiled."""
     steps = f"steps {segment.start + 1:,} to {segment.stop:,}"
     return self.activity("compiling", f"{steps} of {self._total_steps:,}")
 

@@ -93,8 +93,8 @@ def repeating(
 class ProgressLog:
   """Logs how far a run is.
 
-  It logs a line at the first call of `update`. The next line comes at the first
-  call after a tenth of the run's steps, or after 30 seconds, since that line.
+  It logs a line at the first call of `update`. A later call logs a line if,
+  since the last line, a tenth of the run's steps or 30 seconds have passed.
   """
 
   def __init__(

@@ -88,8 +88,8 @@ def _other_run(
 ) -> str:
   """Describes how a directory's run differs from the run that is to start.
 
-  The result is a part of a message; "" if the two runs do not differ. It also
-  says if the directory's config cannot be read.
+  The result is a part of a message; "" if the two runs do not differ. If the
+  directory's config cannot be read, the result says only that.
   """
   try:
     digest = json_file(workdir / RECORD)["corpus_digest"]
@@ -148,8 +148,8 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
   For a run without a clock, both arguments are None.
 
   Raises:
-    RefusedError: If only one of the two is None, or if their clusters or the
-      durations of their steps (`--step_s`) differ.
+    RefusedError: If only one of the two is None, or if the two have different
+      clusters or durations of a step (`--step_s`).
   """
   if (saved is None) != (clock is None):
     began = "without" if saved is None else "with"
@@ -173,6 +173,7 @@ def _check_same_run(
   if not changes:
     return
   advice = "take another --workdir, or set the saved values again"
+  # Each line begins with the dotted name of a field (`checks.changed_fields`).
   if any(re.match("total_steps|mesh.num_replicas", line) for line in changes):
     advice += (
       "; to train longer or with other replicas, start a new run in another "
@@ -193,7 +194,7 @@ def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   the data.
 
   Raises:
-    RefusedError: If the names of the overrides differ.
+    RefusedError: If these names, or the digests of frozen weights, differ.
   """
   saved_names = sorted(set(record.get("overrides", ())) - {"data"})
   new_names = sorted(set(overrides.names) - {"data"})

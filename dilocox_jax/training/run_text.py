@@ -132,7 +132,7 @@ def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
 
 
 def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
-  """Returns the data of a run that the user supplies, if they are not a text.
+  """Returns the data of a run if the user supplies data that are not a text.
 
   Raises ValueError if the model or the config does not fit the data.
   """
@@ -163,6 +163,7 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example
   )
   _check_division(config, batch)
+  # `num_predictions` reads several batches, so the example gets an axis [N].
   one_batch = jax.tree.map(lambda leaf: leaf[None], example)
   return RunData(
     name=PASSED_IN,

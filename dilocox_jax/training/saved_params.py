@@ -32,10 +32,10 @@ class SavedLeaf(LazyArray):
     shape: Shape of the parameter.
     dtype: Type of the parameter, as numpy names it.
     view: Joins the fragments (parts of the parameters) to whole leaves.
-    parts: For every fragment, its part of the parameter, or None if it has
-      none. A single part is the whole parameter.
+    parts: For every fragment, its part of the parameter; None if the fragment
+      has no part of it. If there is one fragment, it has the whole parameter.
     is_shared: Whether all replicas have the same parameters. If not, the parts
-      begin with an axis [M], and the mean over it is read.
+      begin with an axis [M], and the parameter is the mean over this axis.
   """
 
   path: str

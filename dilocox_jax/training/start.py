@@ -206,9 +206,9 @@ def _with_outer_optimizers(
 ) -> TrainingState:
   """Returns a state with the outer optimizer states of another run.
 
-  If there are none (None), or their shapes do not fit, the state is returned
-  unchanged, and a warning is logged. An average of the outer parameters starts
-  anew. A `SharedState`, which has no outer optimizer, is returned unchanged.
+  An average of the outer parameters starts anew. A `SharedState`, which has no
+  outer optimizer, is returned unchanged. If `optimizers` is None, or its shapes
+  do not fit, the state is returned unchanged, and a warning is logged.
   """
   if not isinstance(state, RoundState):
     return state
@@ -376,8 +376,8 @@ def _saved_model(
   """Reads the whole model of the run that a new run starts from.
 
   Returns the parameters, with adapters added to the kernels, and the outer
-  optimizer states as `_saved_outer` does. If the run trained only a part of the
-  model, there are no such states (None).
+  optimizer states that `_saved_outer` returns. If the run trained only a part
+  of the model, None takes the place of these states.
   """
   source_config = _source_config(source)
   overrides = with_trainable(

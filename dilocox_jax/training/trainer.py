@@ -184,7 +184,8 @@ class Trainer:
   def _join_processes(self) -> None:
     """Connects the processes of the run.
 
-    Raises RefusedError, in every process, if two have another run or mailbox.
+    Raises RefusedError, in every process, if a process has another run or
+    mailbox than process 0.
     """
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
@@ -327,7 +328,7 @@ class Trainer:
     """Returns the state with which this program starts to train.
 
     A replica that joins a mailbox late starts with the state of the other
-    replicas. Progress and data streams are moved to their step of the plan.
+    replicas. Progress and data streams are moved to the step of this state.
     """
     phase = self.controller.plan.phase(0)
     state = start.first_state(self.config, self.programs, phase, self.overrides)

@@ -14,14 +14,14 @@ from dilocox_jax.trees import Tree
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRound:
-  """A round that was dispatched, for a function that looks at the state.
+  """A dispatched round, the argument of the user's function `on_round`.
 
-  In a phase without rounds it is some data-parallel steps.
+  In a phase without rounds, it stands for some data-parallel steps.
 
   If the function reads an array, it waits until the devices have computed the
-  round, and the devices then wait for the next round. The next round reuses the
-  memory of all arrays, so copy those that are needed later, for example by
-  `jax.device_get`.
+  round, and the devices are then idle until the next round is dispatched. The
+  next round reuses the memory of all arrays, so copy those that are needed
+  later, for example by `jax.device_get`.
 
   Attributes:
     step: Finished inner steps of the run at the end of the round.
