@@ -114,9 +114,9 @@ class MailboxMean(Collective):
     """Returns the one operation by which a mailbox averages one message.
 
     It is a `StoreShares` if each replica averages one slice of the messages,
-    else a `StoreObject`. Its size is that of encoded leaves, header and
-    signature. A `StoreShares` also counts what a lossy codec loses of the
-    means, even if the run does not send these residuals.
+    else a `StoreObject`. Its size is that of the encoded leaves, a header and a
+    signature. With a lossy codec, a `StoreShares` also has the size of the
+    residuals (what encoding the means loses), even if the run sends none.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)

@@ -416,7 +416,9 @@ def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   # with large rounding errors. So everything is done three times. The first
   # time lengthens a remainder by up to 300. The second time makes it orthogonal
   # to about 2 digits, and the third time to the accuracy of fp32.
-  # By how much each column has been shortened so far: 1 means not at all.
+  #
+  # `length` is the factor by which each column has been shortened so far; 1
+  # means not at all.
   length = jnp.ones_like(panel[:, 0])
   for time, shift in enumerate(_SHIFTS):
     # Rounding errors of the panel have small parts along the basis. The second
@@ -443,8 +445,8 @@ def looped_gram_schmidt(
   `length`, times the factors by which this call has shortened the columns.
 
   Args:
-    shift: Number that is added to the squared lengths of the columns, which are
-      1 before.
+    shift: Number that is added to the squared length of each column, after the
+      column was scaled to length 1.
     panel: Columns [num_layers, rows, width].
     gram: Their dot products [num_layers, width, width].
     length: Factors by which earlier calls have shortened the columns,

@@ -56,9 +56,9 @@ def claim(path: Directory, program: str) -> pathlib.Path:
     The path of the directory.
 
   Raises:
-    RefusedError: If the directory has files that are not hidden but no stamp,
-      if it has the stamp of another program, or if its path is not UTF-8.
-      Nothing in it is changed then.
+    RefusedError: If the directory has no stamp but has files that are not
+      hidden, if it has the stamp of another program, or if its path is not
+      UTF-8. Nothing in it is changed then.
     OSError: If the system refuses.
   """
   path = pathlib.Path(path)

@@ -240,10 +240,10 @@ def delays_of(
 ) -> dict[int, int]:
   """Returns when a fragment is sent, and how late each result is.
 
-  Fragment p is sent after t inner steps if (t - t_p) mod H = 0 with t_p =
+  Fragment p is sent after t > 0 inner steps if (t - t_p) mod H = 0 with t_p =
   floor(p H / P), and its average is applied tau steps later. In a shorter round
-  of h steps, h takes the place of H, and tau h / H that of tau, rounded down
-  but at least 1. With tau = 0 the average is always applied at once.
+  of h steps, h replaces H, and tau h / H (rounded down, but at least 1)
+  replaces tau. With tau = 0 the average is always applied at once.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2; the shorter rounds
   are ours. The fast code is in plan/schedule/sync_schedule.py.

@@ -140,7 +140,7 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    Seeds that diverged end early, so they are left out if others did not.
+    Seeds that diverged end early, so they are left out unless all diverged.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [
@@ -280,10 +280,11 @@ class Frame:
     )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns the settings with a lower loss than all that send no more bytes.
+    """Returns the settings that no other setting beats in loss and in bytes.
 
-    The one with the fewest bytes comes first. Only settings with all seeds and
-    a finite loss count. Of settings with equal bytes and losses, the first
+    Each has a lower loss than all others that send as many bytes or fewer. The
+    setting with the fewest bytes comes first. Only settings with all seeds and
+    a finite loss count. Of settings with equal bytes and losses, only the first
     counts.
     """
     complete = [

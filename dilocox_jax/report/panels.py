@@ -423,8 +423,8 @@ def name_points(
 ) -> None:
   """Writes names beside points so that no name covers a name or a point.
 
-  A name without free space is left out, and so is that of a point outside of
-  the vertical range.
+  A name is left out if there is no free space for it, or if its point is
+  outside the vertical range of the axes.
 
   Args:
     figure: Figure of the axes. Everything else must be drawn already.
