@@ -8,8 +8,8 @@ layers. There are three kinds of codecs:
 - A `Quantizer` sends every value in few bits. It works on rows of values.
 - Any other `Encoder` sends fewer numbers than there are values, such as the
   largest values. Its field `then` is the encoder of these numbers.
-- A `Projection` sends a linear function of the values that is the same on all
-  replicas. So replicas can average the result before they undo the function.
+- A `Projection` applies a linear function, the same on all replicas, and sends
+  the result. So replicas can average the results before they undo the function.
   A projection may need several messages, one after the other.
 
 A projection is written as a coroutine, which runs while JAX traces a program.

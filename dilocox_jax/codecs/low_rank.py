@@ -173,7 +173,7 @@ class LowRank(Projection):
       for group in groups
     ]
     whole_leaves = Reduced(mean=[], own=[])
-    bases = factors
+    bases = factors  # Replaced in the first power iteration.
     for iteration in range(self.power_iterations):
       left = [
         _product(matrix, normalize_columns(factor))
@@ -205,6 +205,7 @@ class LowRank(Projection):
       decoded_leaves |= dict(zip(whole, sent_whole, strict=True))
       return [decoded_leaves[i] for i in range(len(shapes))]
 
+    # `reduced` has the right factors of the last power iteration.
     mean = decoded(reduced.mean, whole_leaves.mean)
     own = decoded(reduced.own, whole_leaves.own)
     new_state = self._new_state(state, factors, groups, shapes)
@@ -321,16 +322,16 @@ def with_rank(codec: Codec, rank: int) -> Codec:
 def matrices_of(
   shapes: Sequence[Shape], rank: int
 ) -> tuple[list[list[int]], list[int]]:
-  """Divides leaves into groups that are sent as factors, and whole leaves.
+  """Returns which leaves are sent as factors, in groups, and which as a whole.
 
-  A group has leaves with matrices of one shape.
+  All matrices of a group have one shape.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
 
   Returns:
-    Indices of the leaves of each group, and indices of the whole leaves.
+    Indices of the leaves of each group, and of the leaves that are sent whole.
   """
   matrix_shapes = [
     shape[1:] if factorizes(shape, rank) else () for shape in shapes

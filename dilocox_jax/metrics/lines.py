@@ -200,6 +200,7 @@ class JsonLines:
     """
     text = json.dumps(plain(row), sort_keys=True, allow_nan=False)
     line = text.encode() + b"\n"
+    # Without a buffer (0), `write` is one system call.
     with one_line(self.path), files.opened_to_append(self.path, 0) as file:
       size = os.fstat(file.fileno()).st_size
       # A disk that is almost full may take only the first bytes of the row.

@@ -198,6 +198,7 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
   """
   values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+    # A missing field without a default raises KeyError here.
     if field.name in row or _has_no_default(field):
       values[field.name] = _CONVERT[field.type](row[field.name])  # pyright: ignore
   return kind(**values)

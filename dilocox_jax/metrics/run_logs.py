@@ -115,7 +115,8 @@ def register_log(name: str, log: Lazy) -> None:
   Args:
     name: The name, e.g. "tensorboard".
     log: A class that is derived from `RunLog`, or a function that returns a
-      log; or either as "module:name". Its arguments are the log's settings.
+      log; or either as "module:name". The arguments of the class or function
+      are the log's settings.
 
   Raises:
     ValueError: If the name is taken or is no identifier, or if `log` is none of
@@ -180,6 +181,7 @@ def named_logs(text: str) -> RunLog:
 def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
   """Builds a log; raises ValueError for an unknown name or setting."""
   message = f"log={name!r} must be one of {', '.join(LOGS)}"
+  # "did you mean ...", or "have: ...", which the message already says.
   suggestion = did_you_mean(name, LOGS)
   if suggestion.startswith("did"):
     message += f": {suggestion}"

@@ -51,7 +51,7 @@ class Mean:
 
 @dataclasses.dataclass
 class Lossy:
-  """The mean of the replicas' values after a codec.
+  """The mean of the replicas' values, encoded and decoded by a codec.
 
   A replica that is not finite is left out, as by `Mean`.
 

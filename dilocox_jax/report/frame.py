@@ -156,6 +156,7 @@ class Setting:
     `clock` is the name of a simulated cluster.
     """
     seed_run = self.seed_runs[0]
+    # The start has no loss, so losses up to the first evaluation become NaN.
     points = [Point(0, 0, math.nan, {clock: 0.0}), *seed_run.points]
     times_s = [point.seconds[clock] for point in points]
     if time_s >= times_s[-1]:
@@ -356,6 +357,7 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
     return math.inf
   start_s = before.seconds[clock]
   end_s = point.seconds[clock]
+  # The fall is 0 if the first evaluation has already reached the loss.
   fall = before.loss - point.loss
   share = (before.loss - target) / fall if fall else 1.0
   return start_s + share * (end_s - start_s)

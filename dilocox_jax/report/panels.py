@@ -140,7 +140,8 @@ def draw_curves(
         alpha=0.15,
         linewidth=0,
       )
-  # Matplotlib leaves labels that start with "_" out of the legend.
+  # The curves that are left are gray. Matplotlib leaves labels that start with
+  # "_" out of the legend.
   for name, curve in curves_by_name.items():
     ax.plot(curve.x, curve.y, label=f"_{name}", gid=name, **_BEHIND)
   if curves_by_name:
