@@ -142,8 +142,9 @@ class MailboxMean(Collective):
     The coroutine yields once: the `EncodedMessage` to send, and whether this
     replica participates. The caller must resume it with a tuple
     (`ExchangeSession.send`): the arrays [K, ...] of the K messages to average,
-    their weights [K], and whether this replica's message is one of them. If the
-    mean was made in shares, K is 1, and the only message is the mean.
+    their weights [K], and whether this replica's message is one of them. If
+    each replica has averaged one slice of all messages, K is 1, and the only
+    message is the mean.
 
     Args:
       encoder: Encoder of the leaves.

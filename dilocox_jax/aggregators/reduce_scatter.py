@@ -37,10 +37,9 @@ class ReduceScatterMean(Collective):
 
   So values are rounded when they are sent, and the mean is rounded a second
   time, by `encoder.of_means`. If `Sender.shares_add_up` is set, error feedback
-  also makes up for the second rounding. The owner of a slice then adds up its
-  own values of the slice without rounding them. Its `Reduced.own` has these
-  values minus the loss of the sum: the number of participants times the loss of
-  the mean.
+  also makes up for the second rounding. The owner of a slice then does not
+  round its own values of the slice. Its `Reduced.own` has these values minus
+  the loss of the sum: the number of participants times the loss of the mean.
 
   Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
 

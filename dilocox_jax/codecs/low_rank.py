@@ -234,7 +234,7 @@ class LowRank(Projection):
 
 @dataclasses.dataclass(frozen=True)
 class LocalLowRank(Encoder):
-  """Sends each matrix as two thin factors that its replica computes alone.
+  """Sends each matrix as two thin factors, which each replica finds by itself.
 
   The power iteration starts from a fixed random matrix. A leaf whose factors
   would not be smaller (`factorizes`) is sent whole.

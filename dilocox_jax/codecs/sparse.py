@@ -317,10 +317,10 @@ def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
 
 
 def _overlapping(index: int, length: int, other_length: int) -> range:
-  """Returns which pieces of `other_length` bits overlap piece `index`.
+  """Returns which pieces of `other_length` bits overlap one of `length` bits.
 
-  That piece has `length` bits. Example: of numbers of 12 bits, number 1 has the
-  bits 12 to 23, so it overlaps the bytes 1 and 2.
+  `index` is the number of that one, from 0. Example: of numbers of 12 bits,
+  number 1 has the bits 12 to 23, so it overlaps the bytes 1 and 2.
   """
   first_bit = index * length
   last_bit = first_bit + length - 1

@@ -49,8 +49,9 @@ class DriftRow:
       where each replica has its own mean: root mean square of the means' norms.
     rank: Mean rank with which the fragment's matrices were sent; NaN without a
       low-rank codec.
-    energy_rank: Mean over matrices of the rank that holds a given share of the
-      averaged update's energy (`plan.adaptive`); NaN without a low-rank codec.
+    energy_rank: How many singular values hold a given share of the averaged
+      update's squared norm (`plan.adaptive`), mean over matrices; NaN without a
+      low-rank codec.
     observed: Values that a user's aggregator has recorded, by name.
   """
 
@@ -153,8 +154,9 @@ class Timing:
         without it.
     wall_s: Duration of the event in seconds, not the time since the start. A
       round ends when the devices have computed its results.
-    tokens_per_s: Tokens of all replicas (with a mailbox, of this one) divided
-      by the duration; NaN for an event that trained on no tokens.
+    tokens_per_s: Tokens of all replicas (with a mailbox: of the replica that
+      writes the row) divided by the duration; NaN for an event that trained on
+      no tokens.
     simulated_s: Seconds since the start on the run's simulated clock, for
       rounds and evaluations; NaN for a run without such a clock.
     exposed_s: Seconds of a round in which the replicas had done their inner

@@ -457,10 +457,7 @@ class EagerFragment(Fragment):
     self.has_sent = False
 
   def run_events(self, step: int) -> None:
-    """Does what is due after `step`: measures, then applies an older mean.
-
-    The older mean is that of the round before.
-    """
+    """Measures at a round's end, and applies the mean of the round before."""
     if step in self.delays:
       self.last_send = step
       self.apply(self.measure())
@@ -495,10 +492,10 @@ class EagerFragment(Fragment):
     self.has_sent = True
 
   def flush(self, step: int) -> None:
-    """Applies the progress since the last send, and the averages of all sends.
+    """Applies the progress since the last send, and the mean still to come.
 
-    The averages of the last send would arrive a round later. So one more apply
-    follows, with zeros as the new progress.
+    The mean of the last pseudo-gradients would be applied a round later. So one
+    more apply follows, with zeros as the new progress.
     """
     if step > self.last_send:
       self.apply(self.measure())

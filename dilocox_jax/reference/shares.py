@@ -110,7 +110,7 @@ def norm_of_values(values: Sequence[np.ndarray]) -> float:
 class Cuts:
   """The rows at which a message is cut into slices.
 
-  A message consists of tables: rows of values of one width, encoded.
+  A message consists of tables. A table has encoded rows of one width.
 
   Attributes:
     starts: First row of each slice in each table, [S + 1][number of tables].

@@ -41,7 +41,7 @@ class Point:
   """One evaluation of a run.
 
   Attributes:
-    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
+    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
@@ -66,7 +66,7 @@ class SeedRun:
       finite if the run diverged, NaN before the first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
-    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
+    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -265,8 +265,9 @@ class Frame:
   def cheapest(self) -> Setting | None:
     """Returns the setting that sends fewest bytes at about its baseline's loss.
 
-    Only settings with all seeds and a finite gap count: those with a gap of at
-    most 10 % if there are some, or else all. The result is None if none counts.
+    Settings with all seeds and a finite gap are compared. If some of them have
+    a gap of at most 10 %, only these are compared. The result is None if there
+    is no setting to compare.
     """
     compared = []
     near = []

@@ -97,15 +97,16 @@ class Curve:
 def draw_curves(
   ax: Axes, curves: Sequence[Curve], front: Sequence[str]
 ) -> None:
-  """Draws the curves of the front in color, and all other curves in gray.
+  """Draws the curves in `front` in color, and all other curves in gray.
 
-  The legend names the front, and says how many others there are.
+  The legend names the colored curves, and says how many others there are.
 
   Args:
     ax: Axes to draw into.
     curves: All curves. Curves without points are not drawn.
-    front: Names of curves, the thickest first, so that none hides an equal one.
-      A name without a curve is skipped.
+    front: Names of the colored curves. The first one is the thickest, so that
+      it stays visible under a later curve at the same place. A name without a
+      curve is skipped.
   """
   curves_by_name = {curve.name: curve for curve in curves if len(curve.x)}
   for number, (name, look) in enumerate(style.looks(front).items()):

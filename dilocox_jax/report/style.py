@@ -221,10 +221,10 @@ def cut_high(
 ) -> str:
   """Cuts the vertical axis if a few high losses would flatten the curves.
 
-  The range in view goes from the lowest loss to the 90th percentile, and
-  includes `shown_losses`. If all losses span more than three times this range,
-  the axis ends half a range above it. Example: of ten losses, nine are from 2
-  to 3, and one is 11. They span 9, so the axis is cut at 3.5.
+  The main range goes from the lowest loss to the 90th percentile, or higher to
+  include `shown_losses`. If all losses together span more than three times this
+  range, the axis ends half a range above it. Example: of ten losses, nine are
+  from 2 to 3, and one is 11. They span 9, so the axis is cut at 3.5.
 
   Args:
     ax: Axes of the losses.
