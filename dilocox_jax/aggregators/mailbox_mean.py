@@ -77,9 +77,9 @@ def message_tables(
 ) -> Tables | None:
   """Returns how a message is encoded, or None if `row_codec` returns None.
 
-  With the tables, each replica can average one slice of all messages, its
-  *share* of the mean. If `makes_up_for_loss`, each share has a residual: the
-  loss of encoding the share, unless the codec loses nothing.
+  With the tables, each replica can average one slice of all messages: a *share*
+  of the mean. If `makes_up_for_loss` and the codec is lossy, each share has a
+  residual: the loss of encoding the share.
   """
   codec = row_codec(encoder)
   if codec is None:

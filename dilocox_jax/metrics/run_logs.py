@@ -49,16 +49,16 @@ class RunLog:
   """
 
   def open(self, start: LogStart) -> None:
-    """Prepares the log for its rows. It is called before the first row."""
+    """Prepares the log for rows. A run calls this before the first row."""
 
   def write(self, row: Row) -> None:
-    """Receives a row. It is called once for each row, in order.
+    """Receives a row. A run calls this once for each row, in order.
 
     Args:
       row: A line of metrics.jsonl, timing.jsonl or mailbox.jsonl as a mapping.
-        Its "kind" is "round", "evaluation", "final", "timing" or "mailbox", its
-        "step" the number of finished inner steps. A number that is not finite
-        is None.
+        Its "kind" is "round", "evaluation", "final", "timing" or "mailbox", and
+        its "step" is the number of finished inner steps. A number that is not
+        finite is None.
     """
     raise NotImplementedError
 

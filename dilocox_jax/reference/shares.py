@@ -223,8 +223,8 @@ def make_share(
       All replicas must have the messages in the same order.
     weights: Weight of each message, [K].
     norms: Norm of each whole message, as its sender declared it, [K].
-    residual: What encoding the last share lost, as values of each table,
-      float32 [R, width]; None: nothing.
+    residual: What was lost when this slice of the previous mean was encoded, as
+      values of each table, float32 [R, width]; None: nothing.
 
   Returns:
     The tables of the share, and the tables of its residual, encoded by

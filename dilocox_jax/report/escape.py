@@ -73,7 +73,7 @@ def picture(name: str, longest: int = _LONGEST) -> str:
   """Returns a name to write into a picture, on one line and not too long.
 
   A square replaces characters that the font lacks. A leading "_" gets a blank
-  in front, because matplotlib would leave the name out of the legend.
+  in front, because matplotlib leaves names that begin with "_" out of legends.
 
   Args:
     name: The name.

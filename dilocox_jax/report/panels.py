@@ -311,9 +311,10 @@ def _front_names(
 def first_to(frame: Frame, clock: str) -> Setting | None:
   """Returns the setting that reaches the frame's target loss first.
 
-  The mean time over seeds on a clock (simulated cluster) counts. Baselines, and
-  settings without a baseline at equal tokens, do not count. The result is None
-  without a target, or if no setting reaches it with all evaluated seeds.
+  The mean time over seeds on a clock (simulated cluster) counts. Baselines do
+  not count, and neither do settings that have no baseline with the same number
+  of tokens. The result is None if there is no target, or if no setting reaches
+  it with all evaluated seeds.
   """
   if not frame.target:
     return None

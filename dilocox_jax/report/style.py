@@ -260,7 +260,8 @@ def cost_axis(
     ax: Axes to label.
     costs: All values that are drawn, each positive. If there are none, the
       panel says that there is nothing to show.
-    name: Name of the axis with its unit. "log scale" is added where it holds.
+    name: Name of the axis with its unit. "log scale" is added if the axis is
+      logarithmic.
     text_of: Function from the value of a tick to its text; None: the number.
     is_log: Whether the axis is logarithmic; None: it is if the largest cost is
       more than about five times the smallest cost.
