@@ -91,11 +91,10 @@ def exchange(
   against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica whose values are not finite loses its residual. If this
-  replica has rounded the mean of a slice, no replica makes up for the loss of
-  that rounding. 1-bit Adam keeps the loss from rounding the mean of a slice in
-  a separate array. Here this loss goes into the residual of the replica that
-  has rounded the mean.
+  Differs: a replica whose values are not finite loses its residual, and no
+  replica makes up for the rounding of its slice of the mean. 1-bit Adam keeps
+  the loss from rounding a slice of the mean in a separate array. Here this loss
+  goes into the residual of the replica that rounds the slice.
 
   Args:
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
@@ -354,8 +353,7 @@ class CompressedMean:
 
         a - mean(w) = mean(d) + (a - mean(a))
 
-    This takes no extra bytes. It is done only if the collective asks for it
-    (`averages_parameters`) and values are sent in float32.
+    This takes no extra bytes. With a codec it is not done.
     """
     # A codec would have to encode whole parameters.
     # "auto" never chooses a collective that averages parameters, so the number

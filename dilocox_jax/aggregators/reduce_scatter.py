@@ -37,9 +37,8 @@ class ReduceScatterMean(Collective):
 
   So values are rounded when they are sent, and the mean is rounded a second
   time, by `encoder.of_means`. If `Sender.shares_add_up` is set, error feedback
-  also makes up for the second rounding. The owner of a slice then does not
-  round its own values of the slice. Its `Reduced.own` has these values minus
-  the loss of the sum: the number of participants times the loss of the mean.
+  also makes up for the second rounding: the owner of a slice does not round its
+  own values, and its `Reduced.own` has them minus the loss of the sum.
 
   Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
 

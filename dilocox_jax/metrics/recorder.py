@@ -1,9 +1,8 @@
 """Defines the rows of a run's records, and writes and reads them.
 
-- `metrics.jsonl` has losses and norms. A resumed run writes only the rows after
-  its checkpoint again, so all rows up to a step must be recorded before a
-  checkpoint of that step is saved. Then the file has the same bytes as if the
-  run had never been killed (except with a mailbox).
+- `metrics.jsonl` has losses and norms. Except with a mailbox, a run that was
+  killed and resumed writes the same bytes as one that was never killed. For
+  this, rows up to a step must be recorded before its checkpoint is saved.
 - `timing.jsonl` has durations, which depend on the machine.
 
 A reader skips fields that it does not know, so an older version can read the

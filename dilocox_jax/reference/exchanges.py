@@ -95,10 +95,9 @@ class Scattered:
 
   The *share* of a replica is its part of the mean: for the slices of other
   owners, the values as they are received; for its own slice, the exact values
-  minus the number of participants times the loss of the second rounding. So the
-  shares of all replicas, if all participate, add up to M times the mean. A
-  replica whose values are not finite does not participate: its values count as
-  zeros, but it still owns its slice.
+  minus the number of participants times the loss of the second rounding. If all
+  replicas participate, their shares add up to M times the mean. A replica that
+  is not finite does not participate: it counts as zeros, but owns its slice.
 
   Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
   are whole numbers. The owner has 0.4 and receives 1, so the mean is 0.7, and

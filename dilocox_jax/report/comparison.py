@@ -296,8 +296,7 @@ def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   """Returns runs by their names on the page: "diloco" or "diloco (run2)".
 
   If several runs have one method, the name contains that of the run's
-  directory. If an earlier run already has this name, the path of the directory
-  takes its place.
+  directory, or the directory's path if an earlier run already has this name.
   """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}

@@ -101,7 +101,7 @@ def _has_glyph(character: str) -> bool:
 def file_name(text: str) -> str:
   """Returns a name of a file: "a b/c" becomes "a_b_c".
 
-  All characters between two words of ASCII letters and digits become one "_".
-  The name has at most 80 characters, and may be "".
+  Words of ASCII letters and digits are joined by "_". The name has at most 80
+  characters, and may be "".
   """
   return re.sub(r"[^A-Za-z0-9]+", "_", text)[:80].strip("_")

@@ -282,11 +282,10 @@ class Frame:
     )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns the settings that no other setting beats in loss and in bytes.
+    """Returns settings that beat the loss of all others with no more bytes.
 
-    Each has a lower loss than all others that send as many bytes or fewer. The
-    setting with the fewest bytes comes first. Only settings with all seeds and
-    a finite loss count. Of settings with equal bytes and losses, only the first
+    The one with the fewest bytes comes first. Only settings with all seeds and
+    a finite loss count. Of settings with equal bytes and losses, the first
     counts.
     """
     complete = [

@@ -104,9 +104,8 @@ def draw_curves(
   Args:
     ax: Axes to draw into.
     curves: All curves. Curves without points are not drawn.
-    front: Names of the colored curves. The first one is the thickest, so that
-      it stays visible under a later curve at the same place. A name without a
-      curve is skipped.
+    front: Names of the colored curves, the thickest first, so that it is seen
+      under the others. A name without a curve is skipped.
   """
   curves_by_name = {curve.name: curve for curve in curves if len(curve.x)}
   for number, (name, look) in enumerate(style.looks(front).items()):
@@ -311,10 +310,10 @@ def _front_names(
 def first_to(frame: Frame, clock: str) -> Setting | None:
   """Returns the setting that reaches the frame's target loss first.
 
-  The mean time over seeds on a clock (simulated cluster) counts. Baselines do
-  not count, and neither do settings that have no baseline with the same number
-  of tokens. The result is None if there is no target, or if no setting reaches
-  it with all evaluated seeds.
+  The mean time over seeds on a clock (simulated cluster) counts. Settings that
+  are a baseline, or have none with the same number of tokens, do not count. The
+  result is None without a target, or if no setting reaches it with all
+  evaluated seeds.
   """
   if not frame.target:
     return None

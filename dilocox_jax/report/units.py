@@ -11,8 +11,7 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   """Returns the largest power of 1000 up to a value, and its name.
 
   For 27,900,000 and the names of bytes, the result is (1000^2, "MB"). `names`
-  has the names of 1000^0, 1000^1 and so on. For NaN, infinity and numbers below
-  1 the power is 1000^0.
+  begins with that of 1000^0, the smallest power (also for NaN and infinity).
   """
   index = 0
   if value and math.isfinite(value):
