@@ -37,7 +37,7 @@ FLAG_BYTES = 1
 
 
 class Sender(NamedTuple):
-  """Facts about the replica on which a collective runs.
+  """What a collective is told about its replica and about the exchange.
 
   Attributes:
     participates: Whether the replica counts in the mean (boolean scalar). If
@@ -45,9 +45,9 @@ class Sender(NamedTuple):
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
     shares_add_up: Whether a collective that rounds the mean must correct
-      `Reduced.own`, so that those of all replicas add up to the mean times the
-      number of participants. Then error feedback also makes up for the rounding
-      of the mean.
+      `Reduced.own` for the loss of this rounding. Then the `Reduced.own` of all
+      replicas add up to the rounded mean times the number of participants, and
+      error feedback also makes up for this loss.
   """
 
   participates: Boolean

@@ -16,7 +16,7 @@ codec. Its new residual is
 
 - With `against="own"`, R is C(d + e) as the other replicas decode it. So the
   residual is the replica's own loss. If the replica also rounds the mean of a
-  slice (`aggregators.reduce_scatter`), R includes this second loss.
+  slice (`aggregators.reduce_scatter`), the residual contains this loss, too.
 - With `against="mean"`, R is the mean that the replica gets. So the residual
   also holds the difference between this replica and the mean.
 
@@ -91,18 +91,18 @@ def exchange(
   against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica whose values are not finite loses its residual. If it
-  rounds the mean of a slice, no replica makes up for that. 1-bit Adam keeps
-  the loss from rounding the mean of a slice in an array of its own. Here it
-  goes into the residual of the replica that has rounded the mean.
+  Differs: a replica whose values are not finite loses its residual, and no
+  replica makes up for the rounding of its slice of the mean. 1-bit Adam keeps
+  the loss from rounding a slice of the mean in a separate array. Here this loss
+  goes into the residual of the replica that rounds the slice.
 
   Args:
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
     feedback: Fraction of the codec's loss that is added to the next exchange, 0
       (none) to 1 (all).
-    against: What is subtracted from a replica's values to get the loss. "own":
-      the replica's values as the others decode them. "mean": the mean that the
-      replica gets.
+    against: What is subtracted from the values that a replica encodes, to get
+      the loss for error feedback. "own": these values as the others decode
+      them. "mean": the mean that the replica gets.
     keep_unsent: Whether the codec's loss stays in the replica's parameters, so
       that the next pseudo-gradient contains it. It needs `feedback` = 0.
     collective: How messages become a mean: "auto" (the fewest bytes),
@@ -346,14 +346,14 @@ class CompressedMean:
   def _sends_parameters(self) -> bool:
     """Whether outer parameters are averaged together with the values.
 
-    Let a be the replica's outer parameters and w its own, so the
+    Let a be a replica's outer parameters and w its trained parameters, so the
     pseudo-gradient is d = a - w. The replica then sends -w, and adds a to the
     mean of the messages. The result is the mean pseudo-gradient, plus the
     distance of a from the mean of all a:
 
         a - mean(w) = mean(d) + (a - mean(a))
 
-    This takes no extra bytes, and is done only without a codec.
+    This takes no extra bytes. With a codec it is not done.
     """
     # A codec would have to encode whole parameters.
     # "auto" never chooses a collective that averages parameters, so the number

@@ -77,9 +77,9 @@ def message_tables(
 ) -> Tables | None:
   """Returns how a message is encoded, or None if `row_codec` returns None.
 
-  With the tables, each replica can average one slice of all messages, its
-  *share* of the mean. If `makes_up_for_loss`, each share has a residual: the
-  loss of encoding the share, unless the codec loses nothing.
+  With the tables, each replica can average one slice of all messages: a *share*
+  of the mean. If `makes_up_for_loss` and the codec is lossy, each share has a
+  residual: the loss of encoding the share.
   """
   codec = row_codec(encoder)
   if codec is None:
@@ -114,9 +114,9 @@ class MailboxMean(Collective):
     """Returns the one operation by which a mailbox averages one message.
 
     It is a `StoreShares` if each replica averages one slice of the messages,
-    else a `StoreObject`. Its size is that of encoded leaves, header and
-    signature. A `StoreShares` also counts what a lossy codec loses of the
-    means, even if the run does not send these residuals.
+    else a `StoreObject`. Its size is that of the encoded leaves, a header and a
+    signature. With a lossy codec, a `StoreShares` also has the size of the
+    residuals (what encoding the means loses), even if the run sends none.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)
@@ -142,8 +142,9 @@ class MailboxMean(Collective):
     The coroutine yields once: the `EncodedMessage` to send, and whether this
     replica participates. The caller must resume it with a tuple
     (`ExchangeSession.send`): the arrays [K, ...] of the K messages to average,
-    their weights [K], and whether this replica's message is one of them. If the
-    mean was made in shares, K is 1, and the only message is the mean.
+    their weights [K], and whether this replica's message is one of them. If
+    each replica has averaged one slice of all messages, K is 1, and the only
+    message is the mean.
 
     Args:
       encoder: Encoder of the leaves.

@@ -80,7 +80,7 @@ class MessageGroups:
       return list(arrays)
     num_arrays = len(arrays) // len(self.of_program)
     joined = []
-    first = 0  # Group of the program with the first leaf of the group.
+    first = 0  # Index of the program's group where the message's group begins.
     for group in self.of_message:
       for number in range(num_arrays):
         parts = [

@@ -70,6 +70,7 @@ def norm_filter(
         lambda leaf: jnp.where(is_counted, leaf, replacement), tree
       )
 
+    # The wrapped aggregator leaves out a replica whose values are NaN.
     averaged = yield from aggregator.average_coroutine(
       replace_if_left_out(values, jnp.nan), state, params
     )

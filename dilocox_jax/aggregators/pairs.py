@@ -103,9 +103,9 @@ class PairMean(Collective):
   ) -> Coroutine:
     """Averages the leaves of one message over a pair of replicas.
 
-    If only one of the two participates, or a replica has no partner, the mean
-    is that one's decoded message; if no one participates, zeros.
-    `Collective.reduce` has the arguments and the result.
+    Only messages of participants count: with one participant the mean is its
+    decoded message, with none it is zeros. A replica without a partner is a
+    pair by itself. `Collective.reduce` has the arguments and the result.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)

@@ -38,7 +38,7 @@ class ReduceScatterMean(Collective):
   So values are rounded when they are sent, and the mean is rounded a second
   time, by `encoder.of_means`. If `Sender.shares_add_up` is set, error feedback
   also makes up for the second rounding: the owner of a slice does not round its
-  own values, and subtracts the loss of the sum from them in its `Reduced.own`.
+  own values, and its `Reduced.own` has them minus the loss of the sum.
 
   Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
 

@@ -104,8 +104,8 @@ class Traffic:
   def segment_bytes(self, segment: Segment) -> int:
     """Returns the bytes that a replica sends in a segment of the run.
 
-    A segment is a round or some data-parallel steps, each of which sends
-    gradients. In a round, the exchanges whose means are applied in it count.
+    A segment is a round, or some data-parallel steps. A data-parallel step
+    sends gradients. A round counts the exchanges whose means it applies.
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()

@@ -8,9 +8,9 @@ layers. There are three kinds of codecs:
 - A `Quantizer` sends every value in few bits. It works on rows of values.
 - Any other `Encoder` sends fewer numbers than there are values, such as the
   largest values. Its field `then` is the encoder of these numbers.
-- A `Projection` sends a linear function of the values that is the same on all
-  replicas. So replicas can average the result before they undo the function.
-  It may need several messages, one after the other.
+- A `Projection` applies a linear function, the same on all replicas, and sends
+  the result. So replicas can average the results before they undo the function.
+  A projection may need several messages, one after the other.
 
 A projection is written as a coroutine, which runs while JAX traces a program.
 It passes the leaves of a message to `reduce`, which returns their mean over
@@ -45,8 +45,9 @@ class Reduced(NamedTuple):
   Attributes:
     mean: Mean of the decoded leaves, [num_layers, ...] each, over the replicas
       that participate.
-    own: This replica's leaves as the other replicas decode them; zeros if the
-      replica does not count in the mean. `ReduceScatterMean` may correct them.
+    own: This replica's leaves as the other replicas decode them, or zeros if
+      the replica does not count in the mean. `ReduceScatterMean` may add a
+      correction (`Sender.shares_add_up`).
   """
 
   mean: list[Array]
@@ -90,8 +91,8 @@ class Codec:
   def has_shared_state(self) -> bool:
     """Whether the state of this codec must be equal on all replicas.
 
-    Then all replicas must get the same mean, which the collective `pairs` does
-    not give. False by default.
+    False by default. True rules out the collective `pairs`, whose replicas get
+    different means.
     """
     return False
 
@@ -300,10 +301,10 @@ class Quantizer(Encoder):
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
   """Returns the width of a leaf's rows if replicas average one slice each.
 
-  Slices have equally many rows, so up to num_slices - 1 rows of zeros are
-  added. A row has at most `width` values, and at most a 16th of a slice or 128
-  values, whichever is more. So to a large leaf, fewer zeros are added than a
-  16th of its values.
+  A row has at most `width` values. It also has at most a 16th of the values of
+  a slice, or 128 if that is more. Slices have equally many rows, so up to
+  num_slices - 1 rows of zeros are added. In a large leaf, these rows have fewer
+  zeros than a 16th of its values.
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))
   return min(width, block_width(math.prod(shape[1:]), longest))

@@ -1,7 +1,7 @@
 """Concatenates leaves that are coded in the same way, and splits them again.
 
-Otherwise a program would grow with the number of leaves, of which a model
-without a scan over its layers has hundreds.
+A program that coded each leaf by itself would be large, because a model without
+a scan over its layers has hundreds of leaves.
 """
 
 import dataclasses
@@ -249,7 +249,7 @@ def materialize(arrays: list[Array]) -> list[Array]:
 def sums(arrays: list[Array], axis: int) -> list[Array]:
   """Sums several arrays of one shape along an axis, in one pass.
 
-  XLA then computes operands that the arrays share only once.
+  An operand on which several of the arrays depend is then computed only once.
   """
   # On CPUs, XLA passes the sum of a single array to a library, and computes
   # shared operands again for each.

@@ -173,7 +173,7 @@ class LowRank(Projection):
       for group in groups
     ]
     whole_leaves = Reduced(mean=[], own=[])
-    bases = factors
+    bases = factors  # Replaced in the first power iteration.
     for iteration in range(self.power_iterations):
       left = [
         _product(matrix, normalize_columns(factor))
@@ -205,6 +205,7 @@ class LowRank(Projection):
       decoded_leaves |= dict(zip(whole, sent_whole, strict=True))
       return [decoded_leaves[i] for i in range(len(shapes))]
 
+    # `reduced` has the right factors of the last power iteration.
     mean = decoded(reduced.mean, whole_leaves.mean)
     own = decoded(reduced.own, whole_leaves.own)
     new_state = self._new_state(state, factors, groups, shapes)
@@ -233,7 +234,7 @@ class LowRank(Projection):
 
 @dataclasses.dataclass(frozen=True)
 class LocalLowRank(Encoder):
-  """Sends each matrix as two thin factors that its replica computes alone.
+  """Sends each matrix as two thin factors, which each replica finds by itself.
 
   The power iteration starts from a fixed random matrix. A leaf whose factors
   would not be smaller (`factorizes`) is sent whole.
@@ -321,16 +322,16 @@ def with_rank(codec: Codec, rank: int) -> Codec:
 def matrices_of(
   shapes: Sequence[Shape], rank: int
 ) -> tuple[list[list[int]], list[int]]:
-  """Divides leaves into groups that are sent as factors, and whole leaves.
+  """Returns which leaves are sent as factors, in groups, and which as a whole.
 
-  A group has leaves with matrices of one shape.
+  All matrices of a group have one shape.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
 
   Returns:
-    Indices of the leaves of each group, and indices of the whole leaves.
+    Indices of the leaves of each group, and of the leaves that are sent whole.
   """
   matrix_shapes = [
     shape[1:] if factorizes(shape, rank) else () for shape in shapes
@@ -416,7 +417,9 @@ def _orthonormal_panel(panel: Array, basis: Array | None) -> Array:
   # with large rounding errors. So everything is done three times. The first
   # time lengthens a remainder by up to 300. The second time makes it orthogonal
   # to about 2 digits, and the third time to the accuracy of fp32.
-  # By how much each column has been shortened so far: 1 means not at all.
+  #
+  # `length` is the factor by which each column has been shortened so far; 1
+  # means not at all.
   length = jnp.ones_like(panel[:, 0])
   for time, shift in enumerate(_SHIFTS):
     # Rounding errors of the panel have small parts along the basis. The second
@@ -443,8 +446,8 @@ def looped_gram_schmidt(
   `length`, times the factors by which this call has shortened the columns.
 
   Args:
-    shift: Number that is added to the squared lengths of the columns, which are
-      1 before.
+    shift: Number that is added to the squared length of each column, after the
+      column was scaled to length 1.
     panel: Columns [num_layers, rows, width].
     gram: Their dot products [num_layers, width, width].
     length: Factors by which earlier calls have shortened the columns,

@@ -129,6 +129,7 @@ def _link(
   known_names = ", ".join(known_settings) or "none"
   for field in settings:
     message = f"{name} has no setting {field} (it has: {known_names})"
+    # "did you mean ...", or "have: ...", which the message already says.
     suggestion = did_you_mean(field, known_settings)
     if suggestion.startswith("did"):
       message += f": {suggestion}"
@@ -152,6 +153,7 @@ def _hint(name: str) -> str:
     return f": did you mean 'int(bits={bits[1]})'?"
   if name.lower() in _USUAL_NAMES:
     return f": did you mean {_USUAL_NAMES[name.lower()]!r}?"
+  # "did you mean ...", or "have: ...", which the error already says.
   suggestion = did_you_mean(name, CODECS)
   if suggestion.startswith("did"):
     return f": {suggestion}"

@@ -33,9 +33,10 @@ class TopK(Encoder):
       ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2
 
   Wire: for each block the indices of the sent values, then the sent values as
-  `then` encodes them. Indices are packed in ceil(log2(n)) bits each, or a
-  bitmap with one bit for each of the n values. For example, the indices of 64
-  of 4096 values take 64 * 12 bits = 96 bytes packed, and 512 bytes as a bitmap.
+  `then` encodes them. The indices are either packed, in ceil(log2(n)) bits
+  each, or sent as a bitmap, with one bit for each of the n values. For example,
+  the indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed, and 512
+  bytes as a bitmap.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
   Differs: the values are selected in blocks of equal length, while CocktailSGD
@@ -247,9 +248,10 @@ def _bit_indices(words: Array, count: int) -> Array:
 
 
 def _bit_of_rank(words: Array, ranks: Array) -> Array:
-  """Returns the position of one set bit of each word, which its rank chooses.
+  """Returns the position of the set bit of a given rank, for each word.
 
-  A rank is the number of lower set bits, and the lowest bit has position 0.
+  The rank of a set bit is the number of set bits below it in the word. The
+  lowest bit has position 0.
   """
   position = jnp.zeros_like(words)
   # A binary search for the bit: each step skips a half with too few set bits.
@@ -286,7 +288,7 @@ def _pack(numbers: Array, count: int) -> Array:
   # From here on the highest bits come first.
   eights = _reversed_bits(filled, count).reshape(*numbers.shape[:-1], -1, 8)
   packed = []
-  # A number is shifted to the left by as many bits as the byte ends behind it.
+  # If a byte ends d bits after a number, the number is shifted left by d bits.
   for byte in range(count):
     parts = [
       _shifted(eights[..., number], 8 * (byte + 1) - count * (number + 1))
@@ -302,7 +304,7 @@ def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
   filled = batching.pad(packed, -packed.shape[-1] % count).astype(jnp.uint32)
   groups = filled.reshape(*packed.shape[:-1], -1, count)
   numbers = []
-  # A byte is shifted to the left by as many bits as the number ends behind it.
+  # If a number ends d bits after a byte, the byte is shifted left by d bits.
   for number in range(8):
     parts = [
       _shifted(groups[..., byte], count * (number + 1) - 8 * (byte + 1))
@@ -315,10 +317,10 @@ def _unpack(packed: Array, count: int, num_numbers: int) -> Array:
 
 
 def _overlapping(index: int, length: int, other_length: int) -> range:
-  """Returns which pieces of `other_length` bits overlap piece `index`.
+  """Returns which pieces of `other_length` bits overlap one of `length` bits.
 
-  That piece has `length` bits. Example: of numbers of 12 bits, number 1 has the
-  bits 12 to 23, so it overlaps the bytes 1 and 2.
+  `index` is the number of that one, from 0. Example: of numbers of 12 bits,
+  number 1 has the bits 12 to 23, so it overlaps the bytes 1 and 2.
   """
   first_bit = index * length
   last_bit = first_bit + length - 1

@@ -164,10 +164,10 @@ class JsonLines:
   def __init__(self, path: Directory, last_step: int = -1):
     """Opens a file, and cuts what a restored run will write again.
 
-    A torn last line is cut, and so are all rows after `last_step`: with rows of
-    the steps 30, 60 and 90 and a checkpoint of step 60, the row of step 90. The
-    row of kind "final" is always cut, because a run that continues writes it
-    again.
+    A last line without a newline is cut, and so are all rows after `last_step`:
+    with rows of the steps 30, 60 and 90 and a checkpoint of step 60, the row of
+    step 90. The row of kind "final" is always cut, because a run that continues
+    writes it again.
 
     Args:
       path: The file, in an existing directory. `append` creates it if missing.
@@ -200,6 +200,7 @@ class JsonLines:
     """
     text = json.dumps(plain(row), sort_keys=True, allow_nan=False)
     line = text.encode() + b"\n"
+    # Without a buffer (0), `write` is one system call.
     with one_line(self.path), files.opened_to_append(self.path, 0) as file:
       size = os.fstat(file.fileno()).st_size
       # A disk that is almost full may take only the first bytes of the row.

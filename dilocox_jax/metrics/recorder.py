@@ -1,8 +1,8 @@
 """Defines the rows of a run's records, and writes and reads them.
 
 - `metrics.jsonl` has losses and norms. Except with a mailbox, a run that was
-  killed and resumed writes the same bytes as one that was never killed. So rows
-  up to a step must be recorded before a checkpoint of that step is saved.
+  killed and resumed writes the same bytes as one that was never killed. For
+  this, rows up to a step must be recorded before its checkpoint is saved.
 - `timing.jsonl` has durations, which depend on the machine.
 
 A reader skips fields that it does not know, so an older version can read the
@@ -45,11 +45,12 @@ class DriftRow:
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas; with a mailbox, over this replica alone.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient. With "pairs",
-      where each replica has a mean of its own, root mean square of their norms.
+      where each replica has its own mean: root mean square of the means' norms.
     rank: Mean rank with which the fragment's matrices were sent; NaN without a
       low-rank codec.
-    energy_rank: Mean over matrices of the rank that holds a given share of the
-      averaged update's energy (`plan.adaptive`); NaN without a low-rank codec.
+    energy_rank: How many singular values hold a given share of the averaged
+      update's squared norm (`plan.adaptive`), mean over matrices; NaN without a
+      low-rank codec.
     observed: Values that a user's aggregator has recorded, by name.
   """
 
@@ -67,7 +68,7 @@ class DriftRow:
 class RoundRow:
   """The metrics of one segment: a round, or several data-parallel steps.
 
-  With a mailbox, "all replicas" are the one that writes the row.
+  With a mailbox, "replicas" here means only the replica that writes the row.
 
   Attributes:
     step: Finished inner steps of the run at the end of the segment.
@@ -81,8 +82,8 @@ class RoundRow:
       the mean gradient.
     learning_rate: Learning rate of the inner optimizer at the last step.
     sent_bytes: Bytes that one replica sent in this segment.
-    total_sent_bytes: Bytes that one replica has sent since the start, also in
-      evaluations.
+    total_sent_bytes: Bytes that one replica has sent since the start, including
+      those that were sent for evaluations.
     drift: One entry for each exchange whose mean was applied in the segment, if
       any replica contributed to it.
   """
@@ -103,8 +104,8 @@ class RoundRow:
 class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
-  With a mailbox, "all replicas" and "replica 0" are the one that writes the
-  row.
+  With a mailbox, "all replicas" and "replica 0" mean only the replica that
+  writes the row.
 
   Attributes:
     step: Finished inner steps of the run.
@@ -152,13 +153,14 @@ class Timing:
         without it.
     wall_s: Duration of the event in seconds, not the time since the start. A
       round ends when the devices have computed its results.
-    tokens_per_s: Tokens of all replicas (with a mailbox, of this one) divided
-      by the duration; NaN for an event that trained on no tokens.
+    tokens_per_s: Tokens of all replicas (with a mailbox: of the replica that
+      writes the row) divided by the duration; NaN for an event that trained on
+      no tokens.
     simulated_s: Seconds since the start on the run's simulated clock, for
       rounds and evaluations; NaN for a run without such a clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
-      steps and waited for a delayed exchange. NaN if one compiled program has
-      steps and exchange, because the time cannot be measured then.
+      steps and waited for a delayed exchange. NaN if one compiled program
+      contains both steps and exchange, so that the time cannot be measured.
     link_bytes: Bytes that left this process through its throttled link during
       the event, headers included; NaN without such a link.
   """
@@ -197,6 +199,7 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
   """
   values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+    # A missing field without a default raises KeyError here.
     if field.name in row or _has_no_default(field):
       values[field.name] = _CONVERT[field.type](row[field.name])  # pyright: ignore
   return kind(**values)

@@ -49,16 +49,16 @@ class RunLog:
   """
 
   def open(self, start: LogStart) -> None:
-    """Prepares the log for its rows. It is called before the first row."""
+    """Prepares the log for rows. A run calls this before the first row."""
 
   def write(self, row: Row) -> None:
-    """Receives a row. It is called once for each row, in order.
+    """Receives a row. A run calls this once for each row, in order.
 
     Args:
       row: A line of metrics.jsonl, timing.jsonl or mailbox.jsonl as a mapping.
-        Its "kind" is "round", "evaluation", "final", "timing" or "mailbox", its
-        "step" the number of finished inner steps. A number that is not finite
-        is None.
+        Its "kind" is "round", "evaluation", "final", "timing" or "mailbox", and
+        its "step" is the number of finished inner steps. A number that is not
+        finite is None.
     """
     raise NotImplementedError
 
@@ -115,7 +115,8 @@ def register_log(name: str, log: Lazy) -> None:
   Args:
     name: The name, e.g. "tensorboard".
     log: A class that is derived from `RunLog`, or a function that returns a
-      log; or either as "module:name". Its arguments are the log's settings.
+      log; or either as "module:name". The arguments of the class or function
+      are the log's settings.
 
   Raises:
     ValueError: If the name is taken or is no identifier, or if `log` is none of
@@ -180,6 +181,7 @@ def named_logs(text: str) -> RunLog:
 def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
   """Builds a log; raises ValueError for an unknown name or setting."""
   message = f"log={name!r} must be one of {', '.join(LOGS)}"
+  # "did you mean ...", or "have: ...", which the message already says.
   suggestion = did_you_mean(name, LOGS)
   if suggestion.startswith("did"):
     message += f": {suggestion}"

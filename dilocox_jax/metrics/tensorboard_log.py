@@ -15,7 +15,7 @@ class TensorBoardLog(RunLog):
   """Writes curves to the folder `tensorboard` of the run directory.
 
   The axis of all curves is the number of finished inner steps. A run that
-  continues hides the points after its checkpoint, which it writes again.
+  continues hides the old points after its checkpoint, and writes new ones.
   """
 
   def __init__(self):

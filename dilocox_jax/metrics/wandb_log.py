@@ -24,7 +24,7 @@ class WandbLog(RunLog):
   """Sends the numbers of rows as a history over the number of inner steps.
 
   A run that continues is the same run in W&B if it had this log before. It
-  sends the points after its checkpoint again.
+  sends the points of all steps after its checkpoint again.
   """
 
   def __init__(self, project: str = "dilocox_jax"):

@@ -56,9 +56,9 @@ def claim(path: Directory, program: str) -> pathlib.Path:
     The path of the directory.
 
   Raises:
-    RefusedError: If the directory has files that are not hidden but no stamp,
-      if it has the stamp of another program, or if its path is not UTF-8.
-      Nothing in it is changed then.
+    RefusedError: If the directory has no stamp but has files that are not
+      hidden, if it has the stamp of another program, or if its path is not
+      UTF-8. Nothing in it is changed then.
     OSError: If the system refuses.
   """
   path = pathlib.Path(path)
@@ -166,9 +166,9 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
   """Holds a lock on a file while the block runs.
 
-  The lock ends when no process has the file open any more, so a child process
-  that inherits the descriptor keeps it. On network file systems without locks,
-  a warning is logged and the block runs without a lock.
+  The lock ends when no process has the file open any more. So a child process
+  that inherits the descriptor keeps the lock. On network file systems without
+  locks, a warning is logged and the block runs without a lock.
 
   Args:
     path: File of the lock; created if missing. Nothing is written to it.

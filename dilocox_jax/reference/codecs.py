@@ -41,7 +41,7 @@ BLOCKS = "blocks/"  # Leaves below it have an axis of layers in front.
 class MessageCodec:
   """Base class of the codecs of messages.
 
-  A subclass says how long a row is, and which codec its rows have.
+  A subclass defines `rows`, `dtypes` and `width`.
 
   Attributes:
     rows: Codec of the rows.
@@ -112,7 +112,7 @@ class MessageCodec:
     ]
 
   def _decoded(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Decodes the arrays of a group to rows, float32 [layers, rows, width]."""
+    """Decodes a group of leaves to rows, float32 [layers, rows, width]."""
     num_layers, num_rows = arrays[0].shape[:2]
     encoded = [
       np.ascontiguousarray(array)
@@ -126,8 +126,8 @@ class MessageCodec:
   def _groups(self, tree: Arrays) -> list[list[str]]:
     """Returns the groups of leaves that are coded together, by their paths.
 
-    Leaves with equal row widths are one group. A leaf with more than 2^22
-    values is a group of its own.
+    Leaves of at most 2^22 values whose rows have one width are one group. Each
+    larger leaf is a group of its own.
     """
     groups: dict[object, list[str]] = {}
     for name, leaf in tree.items():

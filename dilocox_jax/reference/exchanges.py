@@ -51,7 +51,7 @@ class Mean:
 
 @dataclasses.dataclass
 class Lossy:
-  """The mean of the replicas' values after a codec.
+  """The mean of the replicas' values, encoded and decoded by a codec.
 
   A replica that is not finite is left out, as by `Mean`.
 
@@ -95,9 +95,9 @@ class Scattered:
 
   The *share* of a replica is its part of the mean: for the slices of other
   owners, the values as they are received; for its own slice, the exact values
-  minus the number of participants times the loss of the second rounding. So the
-  shares of all participants add up to the mean times their number. A replica
-  that is not finite counts as zeros, and still owns its slice.
+  minus the number of participants times the loss of the second rounding. If all
+  replicas participate, their shares add up to M times the mean. A replica that
+  is not finite does not participate: it counts as zeros, but owns its slice.
 
   Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
   are whole numbers. The owner has 0.4 and receives 1, so the mean is 0.7, and
@@ -255,10 +255,9 @@ class ErrorFeedback:
 
   Replica m with the tree d_m and the residual e_m passes c_m = d_m + e_m to the
   exchange. The exchange returns the mean, and sent_m: what the others receive
-  of replica m. (With `Scattered`, sent_m also has the loss of rounding the
-  mean.) Then e_m <- decay (c_m - R), where R is sent_m ("own") or the mean
-  ("mean"). A replica for which c_m is not finite is left out, and its residual
-  becomes zero.
+  of replica m, or with `Scattered` its share. Then e_m <- decay (c_m - R),
+  where R is sent_m ("own") or the mean ("mean"). A replica for which c_m is not
+  finite is left out of the mean, and its residual becomes zero.
 
   Source: Seide et al., 2014; DiLoCoX, arXiv 2506.21263, Algorithm 2 ("mean":
   e_{t+1} = d_t - mean C(d_t), where C is the codec and d_t already contains

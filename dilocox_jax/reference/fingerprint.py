@@ -47,7 +47,8 @@ _ROUNDING_UNITS = {
   "bfloat16": 2.0**-8,
 }
 _ROUNDING_UNIT_OF_OTHERS = 2.0**-3  # Types of 8 bits and fewer.
-# Values that are added up in float32, before the rest is added in float64.
+# Values of a chunk, a part of a block. The chunks of a block are added in
+# float32. The result has 128 values for each sum, which are added in float64.
 _CHUNK_VALUES = 128 * NUM_SUMS
 
 

@@ -26,10 +26,10 @@ class Exchanged(Protocol):
 
   @property
   def is_superseded(self) -> bool:
-    """Whether a message of an earlier process counts in place of this one's.
+    """Whether the mean has a message that this replica sent before a restart.
 
-    The earlier process of this replica was stopped after it had sent the same
-    work.
+    That message may contain the same work. So the message that the replica has
+    sent since its restart does not count.
     """
     ...
 

@@ -240,10 +240,10 @@ def delays_of(
 ) -> dict[int, int]:
   """Returns when a fragment is sent, and how late each result is.
 
-  Fragment p is sent after t inner steps if (t - t_p) mod H = 0 with t_p =
+  Fragment p is sent after t > 0 inner steps if (t - t_p) mod H = 0 with t_p =
   floor(p H / P), and its average is applied tau steps later. In a shorter round
-  of h steps, h takes the place of H, and tau h / H that of tau, rounded down
-  but at least 1. With tau = 0 the average is always applied at once.
+  of h steps, h replaces H, and tau h / H (rounded down, but at least 1)
+  replaces tau. With tau = 0 the average is always applied at once.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2; the shorter rounds
   are ours. The fast code is in plan/schedule/sync_schedule.py.
@@ -457,10 +457,7 @@ class EagerFragment(Fragment):
     self.has_sent = False
 
   def run_events(self, step: int) -> None:
-    """Does what is due after `step`: measures, then applies an older mean.
-
-    The older mean is that of the round before.
-    """
+    """Measures at a round's end, and applies the mean of the round before."""
     if step in self.delays:
       self.last_send = step
       self.apply(self.measure())
@@ -495,10 +492,10 @@ class EagerFragment(Fragment):
     self.has_sent = True
 
   def flush(self, step: int) -> None:
-    """Applies the progress since the last send, and the averages of all sends.
+    """Applies the progress since the last send, and the mean still to come.
 
-    The averages of the last send would arrive a round later. So one more apply
-    follows, with zeros as the new progress.
+    The mean of the last pseudo-gradients would be applied a round later. So one
+    more apply follows, with zeros as the new progress.
     """
     if step > self.last_send:
       self.apply(self.measure())

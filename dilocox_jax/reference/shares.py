@@ -50,8 +50,8 @@ Table = list[np.ndarray]
 class Tables:
   """Says how the arrays of a message form tables of encoded rows.
 
-  A table has all rows of one width. For example, a codec that encodes a row as
-  codes and a scale makes two arrays for each table.
+  All rows of a table have one width. A codec that encodes a row as codes and a
+  scale makes two arrays for each table.
 
   Attributes:
     codec: Codec of all rows.
@@ -110,7 +110,7 @@ def norm_of_values(values: Sequence[np.ndarray]) -> float:
 class Cuts:
   """The rows at which a message is cut into slices.
 
-  A message consists of tables: rows of values of one width, encoded.
+  A message consists of tables. A table has encoded rows of one width.
 
   Attributes:
     starts: First row of each slice in each table, [S + 1][number of tables].
@@ -181,7 +181,7 @@ class Cuts:
   def slice_in(self, content: bytes | memoryview, number: int) -> list[Table]:
     """Reads the tables of slice `number` from its raw bytes.
 
-    These are the rows of each array of each table, one after the other.
+    The bytes are the rows of each array of each table, one after the other.
     """
     tables = []
     start = 0
@@ -223,8 +223,8 @@ def make_share(
       All replicas must have the messages in the same order.
     weights: Weight of each message, [K].
     norms: Norm of each whole message, as its sender declared it, [K].
-    residual: What encoding the last share lost, as values of each table,
-      float32 [R, width]; None: nothing.
+    residual: What was lost when this slice of the previous mean was encoded, as
+      values of each table, float32 [R, width]; None: nothing.
 
   Returns:
     The tables of the share, and the tables of its residual, encoded by
@@ -283,8 +283,8 @@ def residual_values(
 def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
   """Returns where the residual of a mean is cut into slices.
 
-  The residual (the loss of encoding the mean) has as many rows and slices as
-  the messages, but other bytes in each row.
+  The residual (the loss of encoding the mean) has the rows and slices of the
+  messages, but a row may have another number of bytes.
   """
   bits = RESIDUAL_ROWS.bits
   # The codes of a row, and its bfloat16 scale.

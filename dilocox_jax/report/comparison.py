@@ -50,7 +50,7 @@ _HOURS = "hours_"  # Start of the file name of a clock's picture.
 
 
 class Section(NamedTuple):
-  """A table of settings, with what is around it.
+  """A table of settings, with its title and a note.
 
   Attributes:
     title: Title of the table.
@@ -107,9 +107,9 @@ class Page:
   def sections(self) -> Iterator[Section]:
     """Yields the tables.
 
-    The first table compares settings at equal tokens. Then each clock (a
-    simulated cluster) has a table of times. The last one has the settings with
-    other numbers of tokens, if there are any.
+    The first table compares the settings that were trained on equally many
+    tokens (`equal`). Then each clock (a simulated cluster) has a table of
+    times. If there are other settings, the last table has them.
     """
     frame = self.equal
     names = [setting.name for setting in frame.settings]
@@ -200,11 +200,11 @@ class Page:
 
 
 def _layouts(section: Section) -> Iterator[Table]:
-  """Yields a table for a wide terminal, and then others for narrow terminals.
+  """Yields layouts of a table for a terminal, the widest first.
 
-  There are others only if the table names baselines. In the second table the
-  rows have numbers, and a number stands for the name of a baseline. The third
-  one also lacks the column of fewer bytes.
+  There are three if the table names baselines, otherwise one. In the second
+  layout the rows have numbers, and a baseline is named by the number of its
+  row. The third layout also lacks the column of fewer bytes.
   """
   rows = section.rows
   yield _terminal_table(section.title, rows)
@@ -295,8 +295,8 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   """Returns runs by their names on the page: "diloco" or "diloco (run2)".
 
-  If several runs have one method, the name also has that of the directory, or
-  the directory's path if another run has this name.
+  If several runs have one method, the name contains that of the run's
+  directory, or the directory's path if an earlier run already has this name.
   """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}

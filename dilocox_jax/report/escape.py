@@ -73,7 +73,7 @@ def picture(name: str, longest: int = _LONGEST) -> str:
   """Returns a name to write into a picture, on one line and not too long.
 
   A square replaces characters that the font lacks. A leading "_" gets a blank
-  in front, because matplotlib would leave the name out of the legend.
+  in front, because matplotlib leaves names that begin with "_" out of legends.
 
   Args:
     name: The name.
@@ -101,7 +101,7 @@ def _has_glyph(character: str) -> bool:
 def file_name(text: str) -> str:
   """Returns a name of a file: "a b/c" becomes "a_b_c".
 
-  Only ASCII letters and digits stay. The name has at most 80 characters, and
-  may be "".
+  Words of ASCII letters and digits are joined by "_". The name has at most 80
+  characters, and may be "".
   """
   return re.sub(r"[^A-Za-z0-9]+", "_", text)[:80].strip("_")

@@ -1,7 +1,7 @@
 """Draws the figures of one run: loss, drift, simulated time and ranks.
 
-Each public function returns a figure, or None if the run has no values for it:
-a run with one replica has no drift.
+Each public function returns a figure, or None if the run has no values for it.
+For example, a run without a low-rank codec has no ranks.
 """
 
 import math
@@ -55,7 +55,7 @@ def _plot(
 
 
 def _identity(run: LoadedRun) -> str:
-  """Returns method and replicas of a run, e.g. "DiLoCo, 4 replicas"."""
+  """Returns a run's method and number of replicas: "DiLoCo, 4 replicas"."""
   num_replicas = run.record["num_replicas"]
   noun = "replica" if num_replicas == 1 else "replicas"
   return f"{style.proper(run.record['method'])}, {num_replicas} {noun}"

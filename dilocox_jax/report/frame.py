@@ -41,7 +41,7 @@ class Point:
   """One evaluation of a run.
 
   Attributes:
-    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
+    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
@@ -66,7 +66,7 @@ class SeedRun:
       finite if the run diverged, NaN before the first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
-    tokens: Tokens that all replicas (with a mailbox: this one) have seen.
+    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -140,7 +140,7 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    Seeds that diverged end early, so they are left out if others did not.
+    Seeds that diverged end early, so they are left out unless all diverged.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [
@@ -156,6 +156,7 @@ class Setting:
     `clock` is the name of a simulated cluster.
     """
     seed_run = self.seed_runs[0]
+    # The start has no loss, so losses up to the first evaluation become NaN.
     points = [Point(0, 0, math.nan, {clock: 0.0}), *seed_run.points]
     times_s = [point.seconds[clock] for point in points]
     if time_s >= times_s[-1]:
@@ -264,8 +265,9 @@ class Frame:
   def cheapest(self) -> Setting | None:
     """Returns the setting that sends fewest bytes at about its baseline's loss.
 
-    Only settings with all seeds and a finite gap count: those with a gap of at
-    most 10 % if there are some, or else all. The result is None if none counts.
+    Settings with all seeds and a finite gap are compared. If some of them have
+    a gap of at most 10 %, only these are compared. The result is None if there
+    is no setting to compare.
     """
     compared = []
     near = []
@@ -280,7 +282,7 @@ class Frame:
     )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns the settings with a lower loss than all that send no more bytes.
+    """Returns settings that beat the loss of all others with no more bytes.
 
     The one with the fewest bytes comes first. Only settings with all seeds and
     a finite loss count. Of settings with equal bytes and losses, the first
@@ -355,6 +357,7 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
     return math.inf
   start_s = before.seconds[clock]
   end_s = point.seconds[clock]
+  # The fall is 0 if the first evaluation has already reached the loss.
   fall = before.loss - point.loss
   share = (before.loss - target) / fall if fall else 1.0
   return start_s + share * (end_s - start_s)

@@ -97,15 +97,15 @@ class Curve:
 def draw_curves(
   ax: Axes, curves: Sequence[Curve], front: Sequence[str]
 ) -> None:
-  """Draws the curves of the front in color, and all other curves in gray.
+  """Draws the curves in `front` in color, and all other curves in gray.
 
-  The legend names the front, and says how many others there are.
+  The legend names the colored curves, and says how many others there are.
 
   Args:
     ax: Axes to draw into.
     curves: All curves. Curves without points are not drawn.
-    front: Names of curves, the thickest first, so that none hides an equal one.
-      A name without a curve is skipped.
+    front: Names of the colored curves, the thickest first, so that it is seen
+      under the others. A name without a curve is skipped.
   """
   curves_by_name = {curve.name: curve for curve in curves if len(curve.x)}
   for number, (name, look) in enumerate(style.looks(front).items()):
@@ -140,7 +140,8 @@ def draw_curves(
         alpha=0.15,
         linewidth=0,
       )
-  # Matplotlib leaves labels that start with "_" out of the legend.
+  # The curves that are left are gray. Matplotlib leaves labels that start with
+  # "_" out of the legend.
   for name, curve in curves_by_name.items():
     ax.plot(curve.x, curve.y, label=f"_{name}", gid=name, **_BEHIND)
   if curves_by_name:
@@ -309,9 +310,10 @@ def _front_names(
 def first_to(frame: Frame, clock: str) -> Setting | None:
   """Returns the setting that reaches the frame's target loss first.
 
-  The mean time over seeds on a clock (simulated cluster) counts. Baselines, and
-  settings without a baseline at equal tokens, do not count. The result is None
-  without a target, or if no setting reaches it with all evaluated seeds.
+  The mean time over seeds on a clock (simulated cluster) counts. Settings that
+  are a baseline, or have none with the same number of tokens, do not count. The
+  result is None without a target, or if no setting reaches it with all
+  evaluated seeds.
   """
   if not frame.target:
     return None
@@ -423,8 +425,8 @@ def name_points(
 ) -> None:
   """Writes names beside points so that no name covers a name or a point.
 
-  A name without free space is left out, and so is that of a point outside of
-  the vertical range.
+  A name is left out if there is no free space for it, or if its point is
+  outside the vertical range of the axes.
 
   Args:
     figure: Figure of the axes. Everything else must be drawn already.

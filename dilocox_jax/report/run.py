@@ -188,7 +188,7 @@ class LoadedRun:
 
   @property
   def tokens(self) -> int:
-    """Tokens that all replicas have seen; with a mailbox, this one replica."""
+    """Tokens that all replicas (with a mailbox: one replica) have seen."""
     return _furthest(self, "tokens")
 
   @property

@@ -221,10 +221,10 @@ def cut_high(
 ) -> str:
   """Cuts the vertical axis if a few high losses would flatten the curves.
 
-  The range in view goes from the lowest loss to the 90th percentile, and
-  includes `shown_losses`. If all losses span more than three times this range,
-  the axis ends half a range above it. Example: of ten losses, nine are from 2
-  to 3, and one is 11. They span 9, so the axis is cut at 3.5.
+  The main range goes from the lowest loss to the 90th percentile, or higher to
+  include `shown_losses`. If all losses together span more than three times this
+  range, the axis ends half a range above it. Example: of ten losses, nine are
+  from 2 to 3, and one is 11. They span 9, so the axis is cut at 3.5.
 
   Args:
     ax: Axes of the losses.
@@ -260,7 +260,8 @@ def cost_axis(
     ax: Axes to label.
     costs: All values that are drawn, each positive. If there are none, the
       panel says that there is nothing to show.
-    name: Name of the axis with its unit. "log scale" is added where it holds.
+    name: Name of the axis with its unit. "log scale" is added if the axis is
+      logarithmic.
     text_of: Function from the value of a tick to its text; None: the number.
     is_log: Whether the axis is logarithmic; None: it is if the largest cost is
       more than about five times the smallest cost.

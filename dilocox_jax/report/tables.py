@@ -153,7 +153,7 @@ def without_empty_columns(rows: CellRows) -> CellRows:
 
 
 def numbered(rows: CellRows, names: Sequence[str], column: str) -> CellRows:
-  """Returns rows with numbers, which replace the names in one column.
+  """Numbers rows, and replaces the names of rows in one column by the numbers.
 
   A new first column, "#", has the numbers of the rows, from 1.
 

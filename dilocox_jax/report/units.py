@@ -10,8 +10,8 @@ _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   """Returns the largest power of 1000 up to a value, and its name.
 
-  Of 27,900,000 bytes it is (1000^2, "MB"). `names` are those of 1000^0, 1000^1
-  and so on. For zero, NaN and infinity the power is 1.
+  For 27,900,000 and the names of bytes, the result is (1000^2, "MB"). `names`
+  begins with that of 1000^0, the smallest power (also for NaN and infinity).
   """
   index = 0
   if value and math.isfinite(value):
