@@ -14,7 +14,8 @@ times -2. The mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one,
 instead of 0.
 
 If there are only two messages, nobody knows which one is wrong. Then the weight
-is multiplied by 1/r, so that neither has more influence than the other.
+of the larger one is multiplied by 1/r: it has no more influence than a message
+with the usual norm.
 """
 
 import dataclasses
@@ -61,8 +62,9 @@ class Manifest:
   once, and all follow it.
 
   Attributes:
-    before: Digest of the manifest before this one, in hexadecimal digits; ""
-      for the first one. All listed senders have followed that manifest.
+    before: Digest of the manifest that all listed senders have followed last,
+      in hexadecimal digits; "" in the first turn of event 0. Manifests of the
+      later turns of an event do not count.
     listed: The messages that are averaged, in this order.
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".

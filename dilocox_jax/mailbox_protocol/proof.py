@@ -50,6 +50,7 @@ def prove(store: Any, name: str) -> None:
   fault = ""
   for _ in range(_TRIES):
     path = probe_path(name, secrets.token_hex(8))
+    # If all tests fail, the error names the fault of the last one.
     fault = _fault_of(store, path)
     if not fault:
       store.delete([path])
@@ -97,6 +98,7 @@ def _fault_of_second_creation(store: Any, path: str) -> str:
     try:
       is_created = store.store.create(path, _SECOND)
     except StoreUnavailableError as error:
+      # A server may overwrite the object and then answer with an error.
       if store.store.get(path, len(_SECOND)) == _SECOND:
         return _OVERWRITES
       errors.append(error)

@@ -75,9 +75,9 @@ class MailboxRules:
   Attributes:
     replicas: Number of replicas that the first event (exchange) waits for, up
       to the grace time.
-    quorum: Least number of messages before their list is decided. If a codec
-      sends two messages one after the other, only the first ones must be so
-      many.
+    quorum: Least number of messages before their list is decided. If each
+      replica sends two messages in an event, one after the other, this holds
+      only for the first messages.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
     snapshot_every: A snapshot (copy of the shared state) is due when so many
@@ -538,8 +538,7 @@ class Seats:
   def _take_seat(self, roster: Roster) -> int:
     """Takes the first free seat for this replica, and returns its number.
 
-    After a restart, this replica takes its earlier seat again if that is the
-    next one after those that `roster` counts (but not if it counts none).
+    After a restart, this replica may get its earlier seat again.
     """
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.

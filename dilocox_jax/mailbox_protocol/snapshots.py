@@ -1,7 +1,7 @@
 """Writes and reads snapshots of the shared state, and deletes old objects.
 
 A snapshot is the state that all replicas share before an event (exchange). The
-first replica that creates the object `claim` writes the snapshot. The store
+one replica that creates the object `claim` writes the snapshot. The store
 keeps the newest three snapshots, and the objects of the events since the oldest
 of them.
 
@@ -281,10 +281,9 @@ class Snapshots:
   ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
-    A replica may begin with the oldest of the newest `KEPT_SNAPSHOTS`
-    snapshots, and then needs all events whose results this one does not have.
-    Older snapshots are stale, and whole intervals (events from one snapshot to
-    the next) before these events.
+    They are the snapshots before the newest three complete ones, and the
+    intervals (events from one snapshot to the next) that end before the first
+    event whose result the oldest of these three does not have.
     """
     older = [
       (older_event, first)

@@ -223,13 +223,13 @@ def with_hours(
 
 
 def _alone_factor(share: float, gain: float) -> float:
-  """Returns the factor by which the loss changes if a part of the work is done.
+  """Returns the factor by which less or more work changes AllReduce's loss.
 
-  It has fewer steps or fewer sequences in a step, whichever gives the lower
-  loss, or with a share above 1 more steps.
+  Less work is fewer steps or fewer sequences in a step, whichever gives the
+  lower loss. More work is more steps.
 
   Args:
-    share: Share of the work that is done, e.g. 0.5.
+    share: The work that is done, relative to the whole run, e.g. 0.5.
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   fewer_steps = share_of_more_steps(share)

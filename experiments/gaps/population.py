@@ -411,7 +411,7 @@ class _OneRun:
   ) -> Carry:
     """Makes the exchanges that are still due after the last inner step.
 
-    It takes one more round of steps whose gradients and learning rate are 0.
+    It takes one more round of steps, with gradients and inner rate of 0.
     """
 
     def replica_step(params: Tree, state: Tree) -> Carry:
