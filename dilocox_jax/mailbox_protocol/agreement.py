@@ -168,8 +168,8 @@ class Memory:
     """Returns the median norms of up to six earlier turns, the oldest first.
 
     These turns exchanged the fragment of `inbox`, and had the same number
-    within their event as its turn. Their messages were cut into slices only if
-    those of `inbox` are.
+    within their event as its turn. Their messages were cut into slices exactly
+    if those of `inbox` are.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
@@ -599,9 +599,10 @@ class Agreement:
   ) -> Manifest | None:
     """Lists a turn's messages in the store, and reads the turn's manifest.
 
-    Without a manifest, the messages in the listing are read, too: now if
-    `is_late` (the grace time is over) or if those of all `missing` replicas are
-    there, else at the next look. Returns the manifest; None if there is none.
+    Without a manifest, the messages in the listing are read, too. This is done
+    now if `is_late` (the grace time is over) or if no message of the `missing`
+    replicas is still to come, else at the next look. Returns the manifest; None
+    if there is none.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]

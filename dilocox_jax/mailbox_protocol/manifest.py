@@ -7,15 +7,15 @@ the norm of its message often differs from the *usual* norm, which is the median
 norm if there are at least three messages (else see `usual_norm`).
 
 A message is left out if its norm is more than `max_norm_ratio` times the usual
-norm. If its norm is smaller, but r > 1 times the usual norm, it is averaged
-with less weight: 1/r^2 of its own. (If `full_weight_ratio` is f, r is relative
-to f times the usual norm.) For example, one of three replicas sends its values
+norm. If its norm is smaller, but r > 1 times the usual norm, its weight is
+multiplied by 1/r^2. (If `full_weight_ratio` is f, r is relative to f times the
+usual norm.) For example, one of three replicas sends its values
 times -2. The mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one,
 instead of 0.
 
 If there are only two messages, nobody knows which one is wrong. Then the weight
-of the larger one is multiplied by 1/r: it has no more influence than a message
-with the usual norm.
+of the larger one is multiplied by 1/r only: it has no more influence than a
+message with the usual norm.
 """
 
 import dataclasses
@@ -136,7 +136,7 @@ def make_manifest(
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.
-    before: Digest of the manifest before this one.
+    before: The field `Manifest.before`.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
       times the usual norm (`usual_norm`).

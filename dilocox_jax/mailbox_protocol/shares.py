@@ -428,8 +428,8 @@ class Shares:
   def check(self, run: str) -> Check | None:
     """Returns which share is computed again in this turn; None if none is.
 
-    In about one of `CHECKED_TURNS` turns, one replica checks one share of
-    another. A hash of the run and the turn decides which ones.
+    In about one of eight (`CHECKED_TURNS`) turns, one replica checks one share
+    of another. A hash of the run and the turn chooses the replica and share.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()

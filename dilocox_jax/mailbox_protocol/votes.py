@@ -1,4 +1,4 @@
-"""Decides which shared state counts if the senders of messages have several.
+"""Decides whose messages count if the shared states of their senders differ.
 
 The shared state (outer parameters and outer optimizer) should be equal in all
 replicas. If it is not, the state that most senders have counts. Only the

@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """What replicas cost beside AllReduce, both with B sequences a step in all.
+  """How much worse replicas end than AllReduce, both with B sequences a step.
 
   The doublings lost say how many times AllReduce's batch may be halved until
   its loss is that of the replicas.
@@ -64,7 +64,7 @@ def costs(
   field: str,
   seeds: Sequence[int] = tuning.RESULT_SEEDS,
 ) -> list[Cost]:
-  """Returns what replicas cost (`Cost`) in each setting with finished runs.
+  """Returns the `Cost` of each setting of replicas whose runs are finished.
 
   With B the sequences in a step of all replicas, the runs of AllReduce with B
   and with B / 2 sequences must be finished, too. AllReduce itself is left out.
@@ -165,7 +165,7 @@ def _cost(
   allreduce_losses: Mapping[int, float],
   curve: Mapping[int, float],
 ) -> Cost:
-  """Computes what replicas cost beside AllReduce, from losses by seed.
+  """Computes how much worse replicas end than AllReduce, from losses by seed.
 
   `curve` has the mean losses of AllReduce by its batch, at least for the batch
   of all replicas and for half of it.

@@ -59,7 +59,8 @@ def lines(
   group with fewer than three values of M is left out.
 
   Args:
-    rows: Finished runs. Those that are held out (`design`) are not read.
+    rows: Finished runs. Runs that are held out to test predictions (`design`)
+      are left out.
     field: Name of the loss that is compared, a field of `GapRow`.
     doublings: Which measure of the doublings lost is fitted, "by_curve" or
       "by_last_doubling" (fields of `Cost`).

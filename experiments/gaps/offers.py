@@ -91,8 +91,8 @@ def offer(
     config: Config of the planned run. The M replicas divide its sequences.
       Settings of single replicas (absences, inner steps, `data.mix`) are
       dropped.
-    method: Name of the method. The config's own method keeps its settings;
-      others take their usual ones, with the config's H if it sets one.
+    method: Name of the method. The config's own method keeps its settings. Any
+      other one gets its usual settings, with the config's H if H is set there.
     num_replicas: Number of replicas, M.
     gain: s, the share by which AllReduce's loss falls if its batch doubles from
       half of the sequences in a step to all of them.
