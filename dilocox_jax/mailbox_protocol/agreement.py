@@ -599,10 +599,9 @@ class Agreement:
   ) -> Manifest | None:
     """Lists a turn's messages in the store, and reads the turn's manifest.
 
-    Without a manifest, the messages in the listing are read, too. This is done
-    now if `is_late` (the grace time is over) or if no message of the `missing`
-    replicas is still to come, else at the next look. Returns the manifest; None
-    if there is none.
+    Without a manifest, messages in the listing are read, too: now or at the
+    next look. `is_late` says whether the grace time is over. Returns the
+    manifest; None if there is none.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -884,9 +883,8 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    Unless `replaces`, a valid object that is not larger than `data` stays. An
-    object is valid if it is signed as a whole, if it is signed JSON, or if
-    `is_ours` returns True for its path and bytes.
+    Unless `replaces`, a signed object that is not larger than `data` stays, and
+    so does one for whose path and bytes `is_ours` returns True.
     """
     stored = self.store.get(path, num_bytes_of(data))
     if stored is not None and is_equal(stored, data):

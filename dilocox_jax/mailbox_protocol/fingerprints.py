@@ -78,7 +78,7 @@ class SharedState(NamedTuple):
   Attributes:
     name: Digest of the newest manifest (list of averaged messages) that the
       sender has followed, as 64 hexadecimal digits; "": it has followed none.
-      Only the manifest of an event's first turn counts.
+      Manifests of the later turns of an event do not count.
     base: Event of the snapshot with which the sender began; 0 if it began with
       the initial parameters.
     fingerprint: Fingerprint of the state; `NOTHING` if the message has none, as

@@ -621,11 +621,10 @@ class Mailbox:
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
   ) -> None:
-    """Remembers what was agreed in a turn, and may write a snapshot.
+    """Remembers what was agreed in a turn; writes a snapshot if one is given.
 
-    It writes one if `snapshot` is given: a function that returns the first
-    event whose result the shared state does not have yet, and the state's
-    arrays.
+    `snapshot` returns the first event whose result the shared state does not
+    have yet, and the arrays of the state.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -718,9 +717,7 @@ class Mailbox:
   ) -> list[np.ndarray]:
     """Returns the mean of a turn, of which each replica computes one slice.
 
-    In some turns this replica then checks the slice of the mean that another
-    replica has computed. The functions in `beside` are called with the first
-    requests.
+    The functions in `beside` are called with the first requests.
     """
     shares = Shares(
       store=self._store,
@@ -739,9 +736,8 @@ class Mailbox:
   def _check_one_share(self, shares: Shares) -> None:
     """Checks another replica's share (mean of one slice) if it is chosen.
 
-    In about one of eight turns, a hash chooses one replica and the share that
-    it checks. In these turns every replica also reads the results of earlier
-    checks of its own shares.
+    In about one of eight turns, a hash chooses who checks which share. In these
+    turns every replica also reads the results of checks of its own shares.
     """
     check = shares.check(self._run)
     if check is None:

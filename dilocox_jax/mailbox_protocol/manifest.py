@@ -9,9 +9,8 @@ norm if there are at least three messages (else see `usual_norm`).
 A message is left out if its norm is more than `max_norm_ratio` times the usual
 norm. If its norm is smaller, but r > 1 times the usual norm, its weight is
 multiplied by 1/r^2. (If `full_weight_ratio` is f, r is relative to f times the
-usual norm.) For example, one of three replicas sends its values
-times -2. The mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one,
-instead of 0.
+usual norm.) For example, one of three replicas sends its values times -2. The
+mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one, instead of 0.
 
 If there are only two messages, nobody knows which one is wrong. Then the weight
 of the larger one is multiplied by 1/r only: it has no more influence than a

@@ -35,8 +35,8 @@ _OVERWRITES = (
 def prove(store: Any, name: str) -> None:
   """Tests that a store creates an object only if it is missing.
 
-  The test is repeated up to two times if it fails. Each test uses an object of
-  a random name, so several processes may test at the same time.
+  The test is repeated up to two times if it fails. Several processes may test
+  at the same time.
 
   Args:
     store: The folder or bucket, as a `RetryingStore`.

@@ -59,7 +59,7 @@ class Snapshot(NamedTuple):
   Attributes:
     event: Number of the event (exchange).
     first: The first event whose result the state does not have yet. It is
-      earlier than `event` if averages are applied with a delay (tau > 0).
+      earlier than `event` if means are applied with a delay (tau > 0).
     memory: The fields of `agreement.Memory`, as values of JSON: what replicas
       remember of earlier events.
     arrays: The arrays of the outer parameters, the outer optimizer and the
@@ -187,13 +187,13 @@ class Snapshots:
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
     """Returns whether an interval of events is marked as deleted.
 
-    An interval is the events (exchanges) from one snapshot to the next one.
-    Marks are kept for the newest `KEPT_MARKS` intervals only.
+    An interval is the events (exchanges) from one snapshot to the next one. Two
+    objects mark it, and are kept for the newest 4096 intervals only.
 
     Args:
       start: The first event of the interval.
-      thoroughly: Whether to read both marks of the interval, and not only the
-        first one, in case one is lost.
+      thoroughly: Whether to read both marks of the interval, in case one is
+        lost. False: only the first one is read.
     """
     paths = gone_paths(start)
     if not thoroughly:

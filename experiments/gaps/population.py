@@ -373,7 +373,7 @@ class _OneRun:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
-    """Returns parameters, with a new state of the transform for each replica.
+    """Returns `params` with a new state of the transform for each replica.
 
     `params` has the parameters of all replicas, leaves [M, ...].
     """

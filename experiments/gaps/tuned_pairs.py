@@ -226,8 +226,8 @@ def allreduce_config(config: RunConfig) -> RunConfig:
   """Returns AllReduce with as many sequences in a step as a planned run.
 
   The model, the text, the inner optimizer, the steps and the average of the
-  parameters stay. Replicas of the layout "stacked" become one replica, which
-  computes the same mean gradient faster, unless `data.mix` is set.
+  parameters stay. With `mesh.layout` = "stacked" and without `data.mix`, all
+  replicas become one, which computes the same mean gradient faster.
   """
   values = flat(config.to_mapping())
   for path in list(values):
