@@ -734,7 +734,7 @@ class Mailbox:
     return shares.mean()
 
   def _check_one_share(self, shares: Shares) -> None:
-    """Checks another replica's share (mean of one slice) if it is chosen.
+    """If chosen, checks another replica's share (the mean of one slice).
 
     In about one of eight turns, a hash chooses who checks which share. In these
     turns every replica also reads the results of checks of its own shares.

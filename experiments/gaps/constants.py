@@ -210,9 +210,9 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   """Computes the power p of "doublings lost are proportional to H^p".
 
   The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of the replicas. Each setting of DiLoCo with default options
-  and several replicas gives a value of p, by comparison with the same setting
-  at H = 16, if both lose more than 0 doublings.
+  its loss is that of the replicas. Each setting of DiLoCo with default options,
+  several replicas and H other than 16 gives a value of p, by comparison with
+  the same setting at H = 16, if both lose more than 0 doublings.
 
   Returns:
     The entry "interval_power" of `law.json`, with the mean of these values;

@@ -4,7 +4,7 @@ A setting is everything about a run but its rates and its seed. Around one
 setting, the center, the study varies one thing at a time, such as the number of
 replicas, H or the batch. Each setting is compared with AllReduce at the same
 number of sequences a step. AllReduce also runs with fewer sequences, to find
-out with how many it ends at the loss of the replicas.
+with how many it ends at the replicas' loss.
 """
 
 import dataclasses
