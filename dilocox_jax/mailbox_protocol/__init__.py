@@ -1,9 +1,9 @@
-"""The mailbox: replicas that share no network exchange through a store.
+"""The mailbox: replicas exchange messages as objects in a common store.
 
-The store is a folder or a bucket. The pages in docs/mailbox/ say how to use a
-mailbox, what it guarantees, and what damage somebody without the secret could
-do who can write into the store. This package does not import JAX: a message is
-a list of numpy arrays.
+The store is a folder or a bucket, so replicas need no network between them. The
+pages in docs/mailbox/ say how to use a mailbox, what it guarantees, and what
+damage is possible if somebody can write into the store but does not have the
+secret. This package does not import JAX: a message is a list of numpy arrays.
 
 Words of this package (docs/concepts.md defines more of them):
 
@@ -13,8 +13,8 @@ Words of this package (docs/concepts.md defines more of them):
 - kind: the number of the fragment that an event exchanges. The messages of all
   events of one kind have the same size.
 - expected: a replica whose message the others wait for.
-- grace time: the seconds that a replica waits for the expected ones, from when
-  it has sent its own message.
+- grace time: the seconds that a replica waits for the messages of the expected
+  replicas, from when it has sent its own.
 - quorum: the least number of messages that an event needs.
 - manifest: the signed list of the messages that are averaged in a turn. A
   message in it is *listed*. A turn with a manifest is *settled*.

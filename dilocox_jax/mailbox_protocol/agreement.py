@@ -1,7 +1,7 @@
 """Replicas agree on which messages they average.
 
 An event (exchange) has one turn or several. In each turn, every replica sends
-one message. Then one of them writes the turn's manifest: the list of the
+one message. Then one replica writes the turn's manifest: the list of the
 messages that all replicas average. The turn is now *settled*. `Agreement` waits
 for the manifest, writes it when it is due, and reads the listed messages.
 """
@@ -82,7 +82,8 @@ class ReplicaStaleError(Exception):
 
   A snapshot is a copy of the state that all replicas share before an event
   (exchange). The replica must drop its exchanges in flight, and the values that
-  it holds back (error feedback): the others may have averaged them already.
+  it holds back (error feedback): the others may have averaged these values
+  already.
   """
 
 
@@ -166,9 +167,9 @@ class Memory:
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the median norms of up to six earlier turns, the oldest first.
 
-    They are the last turns with the fragment, and the number within the event,
-    of the turn of `inbox`. Their messages are cut into slices if those of
-    `inbox` are, and whole if not.
+    These turns exchanged the fragment of `inbox`, and had the same number
+    within their event as its turn. Their messages were cut into slices exactly
+    if those of `inbox` are.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
@@ -179,8 +180,8 @@ class Memory:
     loses a residual, which is added to the next mean of this slice.
 
     Returns:
-      The newest event in which the turn with the number and fragment of
-      `inbox` was averaged in slices; -1 if
+      The newest event that exchanged the fragment of `inbox`, and whose turn
+      with the number `inbox.turn` was averaged in slices; -1 if
 
       - there is none,
       - messages were then cut into more or fewer slices than now, or
@@ -276,8 +277,8 @@ class Agreement:
     objects: By event and then by path, objects that a waiting replica writes
       again if they have vanished: manifests, and the messages or shares that it
       holds.
-    most_were_here: Whether at most `FEW` of the messages that the last turn
-      waited for were missing in the store at this replica's first look.
+    most_were_here: Whether, at this replica's first look, at most 3 (`FEW`) of
+      the messages that the last turn waited for were missing in the store.
     announced: At most one event, with the manifest of its first turn, if this
       manifest was there when the replica announced itself for the event.
     snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
@@ -345,8 +346,9 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets the replicas whose messages a new inbox (of one turn) waits for.
 
-    If most messages of the last turn were in the store at the first look, all
-    messages that this turn waits for count as probably there (`Inbox.there`).
+    If at most 3 messages of the last turn were missing at its first look
+    (`most_were_here`), all messages that this turn waits for count as probably
+    there (`Inbox.there`).
     The inbox of a turn that was settled before the snapshot with which this
     replica began (`Inbox.is_past`) is not changed.
     """
@@ -433,7 +435,7 @@ class Agreement:
       self.store.at_once(calls)
       if not missing():
         break
-      calls = []
+      calls = []  # `check` and `beside` are called only at the first try.
     objects: dict[str, Data] = {
       path: self.signer.sign_json(path, dataclasses.asdict(agreed))
     }
@@ -460,8 +462,8 @@ class Agreement:
     the same time as the first reads.
 
     Raises:
-      ReplicaStaleError: If the event was deleted, or if a newer snapshot
-        appears while this replica waits for a share.
+      ReplicaStaleError: If the event was deleted, or if a snapshot of a later
+        event appears while this replica waits for a share.
     """
     inbox = shares.inbox
 
@@ -490,7 +492,7 @@ class Agreement:
       self.store.at_once(shares.last_calls(is_late, lists=not is_first))
       if not shares.missing():
         break
-      calls = []
+      calls = []  # These are called only at the first try.
       is_first = False
     self.store.at_once(shares.writes_of_residuals())
     path = manifest_path(inbox.event, inbox.turn)
@@ -512,8 +514,8 @@ class Agreement:
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
     """Returns whether an event (exchange) was deleted, or soon will be.
 
-    Each of two objects says so. Both are read if `thoroughly`, in case one is
-    lost; else only one.
+    Two objects in the store say that events are deleted. Both are read if
+    `thoroughly`, in case one is lost; else only one.
     """
     start = interval_of(event, self.memory.starts)
     return self.snapshots.is_gone(start, thoroughly)
@@ -597,9 +599,9 @@ class Agreement:
   ) -> Manifest | None:
     """Lists a turn's messages in the store, and reads the turn's manifest.
 
-    Without a manifest, the messages in the listing are read, too: now if
-    `is_late` (the grace time is over) or if those of all `missing` replicas are
-    there, else at the next look. Returns the manifest; None if there is none.
+    Without a manifest, messages in the listing are read, too: now or at the
+    next look. `is_late` says whether the grace time is over. Returns the
+    manifest; None if there is none.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -781,7 +783,7 @@ class Agreement:
     objects again after the first pause, too.
 
     Raises:
-      ReplicaStaleError: If `_look_around` finds a newer snapshot.
+      ReplicaStaleError: If `_look_around` finds a snapshot of a later event.
     """
     clock = self.store.clock
     grace = self.rules.grace_s
@@ -828,10 +830,10 @@ class Agreement:
     )
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
-    """Writes again what the store has lost or damaged and this replica holds.
+    """Writes objects again that this replica holds and the store has lost.
 
-    If `agreed` (the turn's list of messages) is given, only those of the turn's
-    messages that are in it are written again.
+    A damaged object counts as lost. If `agreed` (the list of the messages that
+    are averaged in the turn) is given, the turn's other messages are left out.
 
     Raises:
       ReplicaStaleError: If the store has a snapshot of a later event.
@@ -881,9 +883,8 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    Unless `replaces`, a valid object that is not larger than `data` stays. An
-    object is valid if it is signed as a whole, if it is signed JSON, or if
-    `is_ours` returns True for its path and bytes.
+    Unless `replaces`, a signed object that is not larger than `data` stays, and
+    so does one for whose path and bytes `is_ours` returns True.
     """
     stored = self.store.get(path, num_bytes_of(data))
     if stored is not None and is_equal(stored, data):

@@ -37,8 +37,8 @@ LOOK_EVERY_S = 0.5  # How often a waiting client looks whether it should stop.
 class MailboxClient:
   """Calls a mailbox for a training loop, and counts the exchanges.
 
-  Every call that needs the store runs in a thread, so that Ctrl-C works at
-  once, however long the store (a folder or a bucket) takes to answer.
+  Every call that needs the store (a folder or a bucket) runs in a thread. So
+  the run can be stopped also while the store does not answer.
 
   A replica may have several processes. Each has a client, and all clients get
   the same calls in the same order. Only process 0 has a mailbox, and the others
@@ -229,13 +229,13 @@ class MailboxClient:
     self.processes.from_main(lambda: self.mailbox.set_state(state))
 
   def take_part(self, num_in_flight: int) -> bool:
-    """Announces that this replica will send messages from now on.
+    """Announces this replica for the first exchange that is not in flight yet.
 
-    It takes no part in the exchanges in flight, which come first.
+    From that exchange on, it sends messages.
 
     Args:
-      num_in_flight: Number of exchanges whose pseudo-gradients were measured
-        before, but not exchanged yet.
+      num_in_flight: Number of exchanges in flight: their pseudo-gradients were
+        measured already, but not exchanged yet.
 
     Returns:
       Whether this replica takes part. False if the others have already decided
@@ -324,8 +324,9 @@ class ExchangeSession:
     is_counted: Whether this replica's messages were averaged in all turns so
       far.
     drops_all: Whether this replica must drop the fragment's values that it has
-      sent or holds back: the others refused its message (which was not just
-      late), or one that it sent before a restart counts in its place.
+      sent or holds back. It must if the others refused its message (a late
+      message is not refused), or if the message that counts is one that it sent
+      before a restart.
   """
 
   def __init__(

@@ -18,7 +18,7 @@ _MONTH_S = 30 * 86_400.0
 def num_requests(usage: Mapping[str, int]) -> int:
   """Returns the total number of requests to a store.
 
-  `usage` is that of `Mailbox.usage`; its byte counts are ignored.
+  `usage` is a value of `Mailbox.usage`; its byte counts are ignored.
   """
   return sum(number for kind, number in usage.items() if "bytes" not in kind)
 

@@ -76,8 +76,9 @@ class SharedState(NamedTuple):
   common state.
 
   Attributes:
-    name: Digest of the last manifest (list of averaged messages) of a first
-      turn that the sender has followed, as 64 hexadecimal digits; "": of none.
+    name: Digest of the newest manifest (list of averaged messages) that the
+      sender has followed, as 64 hexadecimal digits; "": it has followed none.
+      Manifests of the later turns of an event do not count.
     base: Event of the snapshot with which the sender began; 0 if it began with
       the initial parameters.
     fingerprint: Fingerprint of the state; `NOTHING` if the message has none, as
@@ -97,7 +98,7 @@ class SharedState(NamedTuple):
     with the number of events since both had the same values.
 
     Args:
-      other: State of another replica before `event`, with this state's `name`.
+      other: State of another replica before `event`, with the same `name`.
       event: Number of the event (exchange) that both states come before.
       num_kinds: Number of fragments, which the events take in turn.
     """

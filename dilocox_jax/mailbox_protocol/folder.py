@@ -7,11 +7,11 @@ name is taken (`create`), or by renaming it, which replaces an old object
 object.
 
 A link, FIFO, socket, device or folder is not an object: it counts as missing.
-If it has the name of an object to be written, it is renamed, not deleted (but
-`put` replaces anything except a folder). Files whose names begin with a dot are
-not objects.
+If it has the name of an object to be written, `create` renames it. `put`
+renames a folder, and replaces anything else. Files whose names begin with a dot
+are not objects.
 
-Each folder below the store's is opened by its name in its parent folder
+A folder inside the store's folder is opened by its name in its parent folder
 (`dilocox_jax.files`), so no link is followed. The store's folder is opened
 again for every call, because its file system may have been mounted again.
 """
@@ -63,8 +63,8 @@ class Folder:
   """Reads and writes objects in a folder.
 
   Every method but the constructor raises `StoreUnavailableError` if the system
-  refuses, or if a path has an empty name, one that begins with a dot, or a zero
-  byte.
+  refuses, or if a path is wrong: it has a zero byte, or one of its names is
+  empty or begins with a dot.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.

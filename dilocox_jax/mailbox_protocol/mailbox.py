@@ -2,8 +2,8 @@
 
 For every event (exchange) of a run, each replica writes a message. Then one
 replica writes the manifest, once: the list of the messages that all replicas
-average. It waits for the expected messages until the grace time is over, and
-longer only for a quorum (the least number of messages).
+average. Before that, it waits for missing messages, up to some seconds (the
+grace time), and longer only while there are fewer messages than the quorum.
 docs/mailbox/guarantees.md says what the mailbox guarantees.
 """
 
@@ -87,15 +87,15 @@ class Exchanged(NamedTuple):
     is_own_listed: Whether one of these messages is from this replica. If not,
       this replica may send its values later, unless `left_out` names it.
     left_out: For each replica whose message came in time and does not count,
-      the reason. A replica that is left out should drop its values.
+      the reason. Such a replica should drop the values of its message.
     is_superseded: Whether this replica's averaged message is one that it sent
       before a restart. This replica must then drop the values that it holds
       back, because its earlier process may have sent them.
     mean: The weighted mean of the messages, as arrays of the same types and
       shapes; None: the caller averages `messages`.
     wrong_shares: Shares (means of one slice of all messages) that this replica
-      has found to be wrong since the last turn: event, number of the share, and
-      name of the replica that should make it.
+      has found to be wrong since the last turn, as tuples: event, number of the
+      share, and name of the replica that had to make it.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -158,7 +158,7 @@ class Mailbox:
       where: Folder or URL of the run, such as "/mnt/share/run" or
         "s3://bucket/run", or an object with the methods and counters of
         `Store`.
-      name: Name of this replica, another one for each replica: 1 to 32 of the
+      name: Name of this replica, which no other replica has: 1 to 32 of the
         characters a-z, 0-9, "_" and "-".
       secret: Path of the file with the secret that all replicas share (see
         `experiments.make_secret`), or the secret itself as bytes.
@@ -256,8 +256,8 @@ class Mailbox:
       the initial parameters and event 0.
 
     Raises:
-      StoppedError: If the call before led to no progress, the first events are
-        deleted, and no snapshot can be read.
+      StoppedError: If the previous call of this method led to no progress, the
+        first events are deleted, and no snapshot can be read.
     """
     self._pause_before_start()
     self._go_on(Memory())
@@ -428,10 +428,13 @@ class Mailbox:
       event: Number of the event (exchange).
 
     Returns:
-      Whether this replica's message for the event may count, so that it should
-      do its inner steps. True, without a request, if the others wait for it
-      anyway. Else False if the list of the event's messages is decided, unless
-      it has a message that this replica sent before a restart.
+      Whether this replica should do its inner steps, because its message for
+      the event may count:
+
+      - True, without a request, if the others wait for its message anyway;
+      - else False if the list of the event's messages is decided, and has no
+        message that this replica sent before a restart;
+      - else True.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -505,7 +508,8 @@ class Mailbox:
         two other replicas have found wrong shares that it made, or
         `rules.store_bytes` is too low.
       ValueError: If an event or its turn 0 was skipped, or if `tables` is None
-        in an event before this replica's snapshot that was averaged in slices.
+        and the event, which was settled before this replica's snapshot, was
+        averaged in slices.
     """
     self._check_order(event, turn)
     self._check_accusers()
@@ -553,6 +557,7 @@ class Mailbox:
     # If this replica's message is listed, the writer of the manifest has found
     # that this replica's state is that of the other listed ones.
     is_confirmed = state is not None and sent_digest in digests.values()
+    # The confirmed replica whose claim succeeds writes the snapshot.
     claims: list[bool] = []
     beside = []
     if snapshot and agreed.begins_interval and is_confirmed:
@@ -616,10 +621,10 @@ class Mailbox:
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
   ) -> None:
-    """Remembers what was agreed in a turn, and perhaps writes a snapshot.
+    """Remembers what was agreed in a turn; writes a snapshot if one is given.
 
-    It does so if `snapshot` is given, which returns the first event whose
-    result the shared state does not have yet, and the arrays of the state.
+    `snapshot` returns the first event whose result the shared state does not
+    have yet, and the arrays of the state.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -712,8 +717,7 @@ class Mailbox:
   ) -> list[np.ndarray]:
     """Returns the mean of a turn, of which each replica computes one slice.
 
-    In some turns this replica then checks the slice of another one. The
-    functions in `beside` are called with the first requests.
+    The functions in `beside` are called with the first requests.
     """
     shares = Shares(
       store=self._store,
@@ -730,10 +734,10 @@ class Mailbox:
     return shares.mean()
 
   def _check_one_share(self, shares: Shares) -> None:
-    """Checks another replica's share (mean of one slice) if this is its task.
+    """If chosen, checks another replica's share (the mean of one slice).
 
-    In about one of eight turns, a hash chooses one replica for this. In these
-    turns every replica also reads the results of earlier checks of its shares.
+    In about one of eight turns, a hash chooses who checks which share. In these
+    turns every replica also reads the results of checks of its own shares.
     """
     check = shares.check(self._run)
     if check is None:
@@ -780,7 +784,7 @@ class Mailbox:
   def _read_checks(self, checks: Sequence[Check]) -> None:
     """Reads the results of other replicas' checks of this replica's shares.
 
-    Those who have found a wrong share are added to `_accusers`.
+    Replicas that have found a wrong share are added to `_accusers`.
     """
     for check in checks:
       try:
@@ -839,6 +843,7 @@ class Mailbox:
       )
       if text:
         self._begin_again(inbox, f"its shared state differs: {text}")
+    # A list of only this replica's message compares its state with no other.
     if not is_listed or len(agreed.listed) > 1:
       self._confirmed.add(inbox.kind)
 

@@ -7,14 +7,14 @@ the norm of its message often differs from the *usual* norm, which is the median
 norm if there are at least three messages (else see `usual_norm`).
 
 A message is left out if its norm is more than `max_norm_ratio` times the usual
-norm. If its norm is smaller, but r > 1 times the usual norm, it is averaged
-with less weight: 1/r^2 of its own. (If `full_weight_ratio` is f, r is relative
-to f times the usual norm.) For example, one of three replicas sends its values
-times -2. The mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one,
-instead of 0.
+norm. If its norm is smaller, but r > 1 times the usual norm, its weight is
+multiplied by 1/r^2. (If `full_weight_ratio` is f, r is relative to f times the
+usual norm.) For example, one of three replicas sends its values times -2. The
+mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one, instead of 0.
 
 If there are only two messages, nobody knows which one is wrong. Then the weight
-is multiplied by 1/r, so that neither has more influence than the other.
+of the larger one is multiplied by 1/r only: it has no more influence than a
+message with the usual norm.
 """
 
 import dataclasses
@@ -61,8 +61,9 @@ class Manifest:
   once, and all follow it.
 
   Attributes:
-    before: Digest of the manifest before this one, in hexadecimal digits; ""
-      for the first one. All listed senders have followed that manifest.
+    before: Digest of the manifest that all listed senders have followed last,
+      in hexadecimal digits; "" in the first turn of event 0. Manifests of the
+      later turns of an event do not count.
     listed: The messages that are averaged, in this order.
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".
@@ -134,7 +135,7 @@ def make_manifest(
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.
-    before: Digest of the manifest before this one.
+    before: The field `Manifest.before`.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
       times the usual norm (`usual_norm`).

@@ -304,8 +304,9 @@ class Inbox:
     there: Names of the replicas whose messages are probably in the store. To
       read a message removes the name, until `look` lists the store again.
     held: The messages that this replica has, by name of their sender.
-    taken: The replicas that have joined or come back since the event before, as
-      read from their seats: "name", and the event "since" which it takes part.
+    taken: Contents of the seats that were taken since the event before, by
+      replicas that join or come back: the replica's "name", and the event
+      "since" which it takes part.
     num_looks: How often this replica has looked whether the turn is settled.
     seats_read_s: Time of the last look for new seats in this turn, by the clock
       of the store (seconds); None: there was none yet.

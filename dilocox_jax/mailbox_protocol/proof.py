@@ -35,8 +35,8 @@ _OVERWRITES = (
 def prove(store: Any, name: str) -> None:
   """Tests that a store creates an object only if it is missing.
 
-  The test is repeated up to two times if it fails. Each test uses an object of
-  a random name, so several processes may test at the same time.
+  The test is repeated up to two times if it fails. Several processes may test
+  at the same time.
 
   Args:
     store: The folder or bucket, as a `RetryingStore`.
@@ -50,6 +50,7 @@ def prove(store: Any, name: str) -> None:
   fault = ""
   for _ in range(_TRIES):
     path = probe_path(name, secrets.token_hex(8))
+    # If all tests fail, the error names the fault of the last one.
     fault = _fault_of(store, path)
     if not fault:
       store.delete([path])
@@ -97,6 +98,7 @@ def _fault_of_second_creation(store: Any, path: str) -> str:
     try:
       is_created = store.store.create(path, _SECOND)
     except StoreUnavailableError as error:
+      # A server may overwrite the object and then answer with an error.
       if store.store.get(path, len(_SECOND)) == _SECOND:
         return _OVERWRITES
       errors.append(error)

@@ -69,32 +69,31 @@ class RunMismatchError(ValueError):
 class MailboxRules:
   """Rules of a run, equal in all replicas.
 
-  They say when the list of the messages that all replicas average is decided,
-  and which messages are left out.
+  They say, for example, when the list of averaged messages is decided.
 
   Attributes:
     replicas: Number of replicas that the first event (exchange) waits for, up
       to the grace time.
-    quorum: Least number of messages before their list is decided. If a codec
-      sends two messages one after the other, only the first ones must be so
-      many.
+    quorum: Least number of messages that must be there before the list is
+      decided. If each replica sends two messages in an event, one after the
+      other, this holds only for the first messages.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
-    snapshot_every: A snapshot (copy of the shared state) is due when so many
-      events have passed and each replica has sent as many bytes as a snapshot
-      has. A low `store_bytes` makes snapshots more frequent.
+    snapshot_every: A snapshot (copy of the shared state) is due when, since the
+      last one, so many events have passed and each replica has sent as many
+      bytes as a snapshot has; sooner if `store_bytes` is low.
     store_bytes: Largest number of bytes of all objects in the store; None: a
       limit that follows from the size of a snapshot and the number of replicas,
       at least 1 GB (`mailbox_protocol.store_size`).
     max_norm_ratio: A message is left out if its norm is more than this many
-      times the usual norm, e.g. the median of the event's messages (see
+      times the usual norm, e.g. the median norm of the event's messages (see
       `mailbox_protocol.manifest`).
     full_weight_ratio: A message loses weight in the mean if its norm is more
       than this many times the usual norm.
     shares: When each replica averages one slice of all messages, instead of all
-      slices. "auto": from four expected replicas on, with floats and with "int"
-      of 4 or 8 bits. "on": from two on, with any codec that sends every value.
-      "off": never.
+      slices. "auto": if at least four replicas are expected to send, with
+      codecs of floats or "int" of 4 or 8 bits. "on": if at least two are, with
+      any codec that sends every value. "off": never.
   """
 
   replicas: int = limited(2, at_least=1)
@@ -250,7 +249,8 @@ def _begin_run(
   Returns the bytes of `run.json` and of its copy, as `_read_run` does.
 
   Raises:
-    RunMismatchError: If the store has manifests: its `run.json` is lost.
+    RunMismatchError: If the store has manifests (lists of messages), so that
+      its `run.json` must be lost.
   """
   if store.sizes(MANIFESTS):
     raise RunMismatchError(
@@ -538,8 +538,7 @@ class Seats:
   def _take_seat(self, roster: Roster) -> int:
     """Takes the first free seat for this replica, and returns its number.
 
-    After a restart, this replica takes its earlier seat again if that is the
-    next one after those that `roster` counts (but not if it counts none).
+    After a restart, this replica may get its earlier seat again.
     """
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.

@@ -13,15 +13,17 @@ replica in a turn, one after the other:
     create the share, and read whether the event was deleted
     read the other shares, and create the residual of the share
 
-Share s is made by the expected replica with place s, or by a listed one if its
-message is not listed. If a share is not there after the grace time, every
-replica that waits makes it: all machines compute the same bytes from the same
-messages, and only one can create the object.
+The turn waits for the messages of certain replicas, in an order that all know.
+Replica number s among them makes share s if the manifest lists its message;
+else another replica whose message is listed makes it. If a share is not there
+after the grace time, every replica that waits makes it: all machines compute
+the same bytes from the same messages, and only one can create the object.
 
 Encoding a share loses something: the *residual*. The replica that created the
-share writes the residual as an object, and whoever makes the same share at the
-next event of this fragment adds it to the mean. No residual is added if it is
-lost, if the number of slices has changed, or if two snapshots were due since.
+share writes the residual as an object. At the next event with the same
+fragment, whoever makes the same share adds the residual to the mean. No
+residual is added if it is lost, if the number of slices has changed, or if two
+snapshots were due since.
 
 In about one of eight turns a replica computes another's share again. If the two
 results differ, it writes an object that says so, which the maker reads some
@@ -239,8 +241,8 @@ class Shares:
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
         they make the missing shares of other replicas, too.
-      lists: Whether to list the shares' folder first if more than `FEW` are
-        missing. Then only shares that are there are read.
+      lists: Whether to list the shares' folder first if more than 3 (`FEW`)
+        are to be read. Then only shares in the listing are read.
     """
     made_here: list[int] = []
     if not self.inbox.is_past:
@@ -277,8 +279,8 @@ class Shares:
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices which a share still needs.
 
-    A slice that this replica has of another message than the one that the
-    manifest lists is forgotten first, so it is read again.
+    If this replica has a slice of a message that is not the listed one of its
+    sender, the slice is forgotten first, so it is read again.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -406,9 +408,9 @@ class Shares:
     return arrays
 
   def objects(self) -> dict[str, Data]:
-    """Returns the shares and whole, listed messages that this replica holds.
+    """Returns this replica's shares and whole listed messages, by path.
 
-    They are by path. A waiting replica writes them again if they have vanished.
+    A waiting replica writes these objects again if they have vanished.
     """
     event = self.inbox.event
     turn = self.inbox.turn
@@ -426,8 +428,8 @@ class Shares:
   def check(self, run: str) -> Check | None:
     """Returns which share is computed again in this turn; None if none is.
 
-    In about one of `CHECKED_TURNS` turns, one replica checks one share of
-    another. A hash of the run and the turn decides which ones.
+    In about one of eight (`CHECKED_TURNS`) turns, one replica checks one share
+    of another. A hash of the run and the turn chooses the replica and share.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()

@@ -17,7 +17,7 @@ number. So a range of the content can be verified without the other blocks
 (`ranges.py`), and blocks of two objects cannot be mixed.
 
 The second format is for messages that are cut into slices. The object has a
-*section* for each slice, which can be verified by itself:
+*section* for each slice. Each section can be verified without the others:
 
     digest    32 bytes, over the hashes of all sections
     seal      32 bytes, over the digest, the section's number and its hash
@@ -224,7 +224,7 @@ class Signer:
   def verify_section(
     self, path: str, number: int, num_sections: int, data: Buffer | None
   ) -> memoryview | None:
-    """Verifies one section of an object of `sign_sections`.
+    """Verifies one section of an object that `sign_sections` made.
 
     Args:
       path: Path of the object.
@@ -316,8 +316,8 @@ def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
   """Divides a content into blocks of 1 MiB, without a copy.
 
   Yields:
-    The pieces of buffers of each block. The last block may be shorter. An empty
-    content has no block here.
+    For each block, the pieces of buffers that it consists of. The last block
+    may be shorter. An empty content has no block here.
   """
   block: list[Buffer] = []
   missing = BLOCK_BYTES

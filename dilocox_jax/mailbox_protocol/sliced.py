@@ -168,8 +168,9 @@ class SlicedInbox(Inbox):
   def read(self, replica: str) -> None:
     """Reads slice `first_slice` of a replica's message.
 
-    A valid slice is added to `sections`, and the message without arrays to
-    `held` if none of this sender is there. The sender is removed from `there`.
+    A valid slice is added to `sections`. If `held` has no message of this
+    sender, the message is added there, without arrays. The sender is removed
+    from `there`.
     """
     self.there.discard(replica)
     self._read_section(replica, self.first_slice)
@@ -206,9 +207,9 @@ class SlicedInbox(Inbox):
   def _read_section(self, replica: str, number: int) -> None:
     """Reads a section (one slice and the header) of a replica's message.
 
-    A valid slice is added to `sections`, and the message without arrays to
-    `held` if none of this sender is there. If the sender has replaced its
-    message, the slice and the message in `held` may be of two versions.
+    A valid slice is added to `sections`. If `held` has no message of this
+    sender, the message is added there, without arrays. The two may differ in
+    digest, if the sender has replaced its message meanwhile.
     """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(

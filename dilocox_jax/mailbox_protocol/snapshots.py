@@ -1,7 +1,7 @@
 """Writes and reads snapshots of the shared state, and deletes old objects.
 
 A snapshot is the state that all replicas share before an event (exchange). The
-first replica that creates the object `claim` writes the snapshot. The store
+one replica that creates the object `claim` writes the snapshot. The store
 keeps the newest three snapshots, and the objects of the events since the oldest
 of them.
 
@@ -59,7 +59,7 @@ class Snapshot(NamedTuple):
   Attributes:
     event: Number of the event (exchange).
     first: The first event whose result the state does not have yet. It is
-      earlier than `event` if averages are applied with a delay (tau > 0).
+      earlier than `event` if means are applied with a delay (tau > 0).
     memory: The fields of `agreement.Memory`, as values of JSON: what replicas
       remember of earlier events.
     arrays: The arrays of the outer parameters, the outer optimizer and the
@@ -187,13 +187,13 @@ class Snapshots:
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
     """Returns whether an interval of events is marked as deleted.
 
-    An interval is the events (exchanges) from one snapshot to the next one.
-    Marks are kept for the newest `KEPT_MARKS` intervals only.
+    An interval is the events (exchanges) from one snapshot to the next one. Two
+    objects mark it, and are kept for the newest 4096 intervals only.
 
     Args:
       start: The first event of the interval.
-      thoroughly: Whether to read both marks of the interval, and not only the
-        first one, in case one is lost.
+      thoroughly: Whether to read both marks of the interval, in case one is
+        lost. False: only the first one is read.
     """
     paths = gone_paths(start)
     if not thoroughly:
@@ -281,10 +281,9 @@ class Snapshots:
   ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
-    A replica may begin with the oldest of the newest `KEPT_SNAPSHOTS`
-    snapshots, and then needs all events whose results this one does not have.
-    Older snapshots are stale, and whole intervals (events from one snapshot to
-    the next) before these events.
+    They are the snapshots before the newest three complete ones, and the
+    intervals (events from one snapshot to the next) that end before the first
+    event whose result the oldest of these three does not have.
     """
     older = [
       (older_event, first)

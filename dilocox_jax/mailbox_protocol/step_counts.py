@@ -10,9 +10,9 @@ sends the value 6:
 
     mean = (6 * 12 + 3 * 6) / (6 + 3) = 10
 
-A message counts only the steps between the measurement of its pseudo-gradient
-and the measurement before (of the same fragment), also if it carries values
-that the codec left out of an earlier message.
+A message stands only for the steps between its own pseudo-gradient and the
+previous one of the same fragment. If it also carries values that the codec left
+out of an earlier message, they add no steps.
 """
 
 import collections

@@ -278,7 +278,7 @@ class RetryingStore:
       wait = min(2 * wait, LONGEST_PAUSE_S)
 
   def _is_back_since(self, began_s: float) -> bool:
-    """Returns whether the store came back after a call began, and is there."""
+    """Returns whether the store is there, and came back after a call began."""
     # The failure of this call is then no news. Example: of two calls at once,
     # one fails and is repeated ("the store is back") before the thread of the
     # other one goes on with an error of the same time.

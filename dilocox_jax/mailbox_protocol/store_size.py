@@ -17,8 +17,8 @@ With `store_bytes` = 10 GB an interval may have (10 - 5 * 0.8) / 6 = 1 GB of
 messages. An event has 0.4 GB, so a snapshot is written at every second event.
 
 If the user sets no limit, an interval may have M times the bytes of a snapshot,
-where M is the number of replicas. So snapshots at most about double the bytes
-that a replica sends.
+where M is the number of replicas. Each replica has then sent as many bytes as a
+snapshot has, so snapshots at most about double the bytes that a replica sends.
 """
 
 from typing import NamedTuple

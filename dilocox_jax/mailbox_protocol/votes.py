@@ -1,4 +1,4 @@
-"""Decides which shared state counts if the senders of messages have several.
+"""Decides whose messages count if the shared states of their senders differ.
 
 The shared state (outer parameters and outer optimizer) should be equal in all
 replicas. If it is not, the state that most senders have counts. Only the
@@ -7,8 +7,8 @@ snapshot.
 
 If several states tie for the most frequent one, nobody knows which is right:
 they are *split*. No message counts then, and all senders take the newest
-snapshot, which repairs the wrong states. At the second split before the next
-snapshot is due, that of them whose first sender joined earliest counts.
+snapshot, which repairs the wrong states. If states tie again before the next
+snapshot is due, the one of them whose first sender joined earliest counts.
 """
 
 from collections.abc import Mapping
@@ -54,8 +54,9 @@ def vote(
     event: Number of the event (exchange).
     num_kinds: Number of fragments. With `event` it sets how far equal states
       may differ by rounding.
-    breaks_ties: If several states tie for the most frequent one, whether that
-      whose first sender joined earliest counts. False: no message counts then.
+    breaks_ties: Whether, if several states tie for the most frequent one, the
+      state whose first sender joined earliest counts. False: no message counts
+      then.
   """
   left_out = {}
   comparable = {}
@@ -85,6 +86,7 @@ def vote(
   # from b and c, which are equal. Two others differ from a, but only one from
   # each of b and c. `min` returns the first of these two, b.
   chosen = min(differing, key=lambda name: len(differing[name]))
+  # A rival has another state, with which as many replicas agree.
   rivals = [
     name
     for name in differing[chosen]

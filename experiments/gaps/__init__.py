@@ -1,4 +1,4 @@
-"""A study of the gap: how much higher the loss is than AllReduce's.
+"""A study of the gap: how far the loss of replicas ends above AllReduce's.
 
-Many small runs measure the gap of several replicas (`experiments.train_gaps`).
+Many small runs measure the gap (`experiments.train_gaps`).
 """

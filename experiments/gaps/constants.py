@@ -131,8 +131,8 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
   """Computes the content of `law.json`: the constants by name, as JSON values.
 
   Args:
-    rows: Finished runs of the study. The lines are not fitted to those that are
-      held out (`design`).
+    rows: Finished runs of the study. The lines are not fitted to runs that are
+      held out to test predictions (`design`).
     field: Name of the loss that is compared, a field of `GapRow`.
   """
   values = dict(ELSEWHERE)

@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """What replicas cost beside AllReduce, both with B sequences a step in all.
+  """How much worse replicas end than AllReduce, both with B sequences a step.
 
   The doublings lost say how many times AllReduce's batch may be halved until
   its loss is that of the replicas.
@@ -64,7 +64,7 @@ def costs(
   field: str,
   seeds: Sequence[int] = tuning.RESULT_SEEDS,
 ) -> list[Cost]:
-  """Returns the costs of all settings whose runs are finished.
+  """Returns the `Cost` of each setting of replicas whose runs are finished.
 
   With B the sequences in a step of all replicas, the runs of AllReduce with B
   and with B / 2 sequences must be finished, too. AllReduce itself is left out.
@@ -72,7 +72,8 @@ def costs(
   Args:
     rows_by_setting: Finished runs of each setting.
     field: Name of the loss that is compared, a field of `GapRow`.
-    seeds: Seeds whose losses are compared, of `tuning.RESULT_SEEDS`.
+    seeds: The seeds whose losses are compared, all or some of
+      `tuning.RESULT_SEEDS`.
   """
   losses_by_setting = {
     setting: result_losses(setting, rows, field, seeds)
@@ -105,7 +106,7 @@ def result_losses(
     setting: A setting of the study.
     rows: Finished runs of the setting.
     field: Name of the loss, a field of `GapRow`.
-    seeds: The seeds, of `tuning.RESULT_SEEDS`.
+    seeds: The seeds, all or some of `tuning.RESULT_SEEDS`.
   """
   rates = tuning.best_rates(setting, rows)
   losses = {
@@ -164,7 +165,7 @@ def _cost(
   allreduce_losses: Mapping[int, float],
   curve: Mapping[int, float],
 ) -> Cost:
-  """Computes what replicas cost beside AllReduce, from losses by seed.
+  """Computes how much worse replicas end than AllReduce, from losses by seed.
 
   `curve` has the mean losses of AllReduce by its batch, at least for the batch
   of all replicas and for half of it.
@@ -190,7 +191,8 @@ def _batch_with_loss(loss: float, curve: Mapping[int, float]) -> float:
   """Returns the sequences in a step with which AllReduce ends at a given loss.
 
   `curve` has AllReduce's losses by batch. Between them, the logarithm of the
-  batch is linear in the logarithm of the loss. The result is NaN outside.
+  batch is linear in the logarithm of the loss. The result is NaN for a loss
+  outside of these losses.
   """
   batches = sorted(curve, reverse=True)
   log_losses = [math.log(curve[batch]) for batch in batches]

@@ -297,8 +297,8 @@ def _rate_table(pairs: Sequence[TunedPair]) -> Table:
 def _verdict(found: Answer) -> str:
   """Returns a sentence that says whether several clusters are worth it.
 
-  It is about the fewest clusters, each with one replica, whose times were
-  computed; "" without times, or if AllReduce's loss is not known.
+  It is about the smallest number of clusters (of one replica each) whose times
+  were computed; "" without times, or if AllReduce's loss is not known.
   """
   words = {
     "yes": "are worth it",

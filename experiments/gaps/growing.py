@@ -23,8 +23,9 @@ class GrowingSetting(Setting):
     steps_per_doubling: Inner steps from one doubling of the length of a round
       to the next, up to `interval`; 0: it does not double.
     outer_schedule: Schedule of the outer rate, "constant" or "cosine".
-    outer_optimizer: Name of the outer optimizer. "schedule_free_sgd" evaluates
-      its own average, in place of the usual one.
+    outer_optimizer: Name of the outer optimizer. With "schedule_free_sgd", its
+      own average is evaluated in place of the usual average of the outer
+      parameters.
   """
 
   first_interval: int = 0

@@ -1,9 +1,10 @@
-"""Fits straight lines in log2 M to what M replicas lose, and describes them.
+"""Fits lines "doublings lost = a log2 M - b" to M replicas, and describes them.
 
-Settings that differ in M alone, with the same number of sequences in a step of
-all replicas together, have a common line "doublings lost = a log2 M - b"
-(`experiments.gaps.doublings`). Source: the form is that of this project's
-earlier probes (docs/results/predictions.md).
+The doublings lost say how many times AllReduce's batch may be halved until its
+loss is that of the replicas (`experiments.gaps.doublings`). Settings that
+differ in M alone, with the same number of sequences in a step of all replicas
+together, have a common line. Source: the form is that of this project's earlier
+probes (docs/results/predictions.md).
 """
 
 import dataclasses
@@ -58,7 +59,8 @@ def lines(
   group with fewer than three values of M is left out.
 
   Args:
-    rows: Finished runs. Those that are held out (`design`) are not read.
+    rows: Finished runs. Runs that are held out to test predictions (`design`)
+      are left out.
     field: Name of the loss that is compared, a field of `GapRow`.
     doublings: Which measure of the doublings lost is fitted, "by_curve" or
       "by_last_doubling" (fields of `Cost`).
@@ -178,8 +180,8 @@ def _correlation(seed_fits: np.ndarray) -> float:
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:
   """Returns the gap to AllReduce that a line gives for measured replicas.
 
-  The line gives the doublings lost. Each multiplies the loss by (1 + measured
-  gap)^(1 / measured doublings lost).
+  The line gives the doublings lost. Each of them multiplies the loss by
+  (1 + measured gap)^(1 / measured doublings lost).
   """
   lost = slope * math.log2(cost.setting.replicas) - offset
   mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / getattr(cost, doublings))

@@ -74,7 +74,8 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 def usual_processes() -> int:
   """Returns how many runs train at once.
 
-  It is one for each core, or a single one if JAX can use a GPU or a TPU.
+  It is one for each core, or a single one if JAX is installed for a GPU or a
+  TPU.
   """
   return 1 if _has_accelerator() else usable_cores()
 
@@ -93,8 +94,8 @@ def measured(
     minutes: Most minutes that the training may take, by an estimate.
 
   Raises:
-    ValueError: One line, if B is odd, if `minutes` are too few for any models,
-      or if the larger batch does not lower the loss.
+    ValueError: One line, if B is odd, if `minutes` are too few also for two
+      smaller models, or if the larger batch does not lower the loss.
     StoppedError: If a run failed, or if all rates of a batch diverged.
   """
   own = allreduce_config(config)

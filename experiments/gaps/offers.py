@@ -91,8 +91,8 @@ def offer(
     config: Config of the planned run. The M replicas divide its sequences.
       Settings of single replicas (absences, inner steps, `data.mix`) are
       dropped.
-    method: Name of the method. The config's own method keeps its settings;
-      others take their usual ones, with the config's H if it sets one.
+    method: Name of the method. The config's own method keeps its settings. Any
+      other one gets its usual settings, with the config's H if H is set there.
     num_replicas: Number of replicas, M.
     gain: s, the share by which AllReduce's loss falls if its batch doubles from
       half of the sequences in a step to all of them.
@@ -223,13 +223,13 @@ def with_hours(
 
 
 def _alone_factor(share: float, gain: float) -> float:
-  """Returns the factor by which the loss changes if a part of the work is done.
+  """Returns the factor by which less or more work changes AllReduce's loss.
 
-  It has fewer steps or fewer sequences in a step, whichever gives the lower
-  loss, or with a share above 1 more steps.
+  Less work is fewer steps or fewer sequences in a step, whichever gives the
+  lower loss. More work is more steps.
 
   Args:
-    share: Share of the work that is done, e.g. 0.5.
+    share: The work that is done, relative to the whole run, e.g. 0.5.
     gain: s, the share by which AllReduce's loss falls when its batch doubles.
   """
   fewer_steps = share_of_more_steps(share)

@@ -1,4 +1,4 @@
-"""Estimates how many runs a list of settings still needs, and their time."""
+"""Estimates how many runs settings still need, and how long these runs take."""
 
 import functools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _ASSUMED_FLOPS_PER_S = {"cpu": 15e9, "gpu": 10e12, "texts": 15e9}
 
 
 class TrainingNeeded(NamedTuple):
-  """How many runs some settings have, and how much time they still need.
+  """How many runs of some settings are done and left, and the time of the rest.
 
   Attributes:
     num_settings: Number of settings.

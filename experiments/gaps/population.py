@@ -373,7 +373,7 @@ class _OneRun:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
   def _first_carry(self, transform: Any, params: Tree) -> Carry:
-    """Returns parameters, with a new state of the transform for each replica.
+    """Returns `params` with a new state of the transform for each replica.
 
     `params` has the parameters of all replicas, leaves [M, ...].
     """
@@ -411,7 +411,7 @@ class _OneRun:
   ) -> Carry:
     """Makes the exchanges that are still due after the last inner step.
 
-    It takes one more round of steps whose gradients and learning rate are 0.
+    It takes one more round of steps, with gradients and inner rate of 0.
     """
 
     def replica_step(params: Tree, state: Tree) -> Carry:

@@ -74,7 +74,7 @@ class Setting:
     interval: Number of inner steps of a round, H; 0: the method is AllReduce.
     delay: Number of inner steps from when a pseudo-gradient is sent to when its
       mean is applied. It divides H, and the parameters are sent in H / delay
-      slices. 0: replicas wait for the mean.
+      fragments. 0: replicas wait for the mean.
     bits: Bits of a value that is sent: 32 (float32), or 1 (signs, with error
       feedback).
     warm_start: Data-parallel steps at the beginning.
@@ -100,8 +100,8 @@ class Setting:
   def __post_init__(self):
     """Raises ValueError unless the setting can be trained as one program.
 
-    AllReduce has one replica, and other runs have whole rounds after the warm
-    start, with H a multiple of the delay.
+    AllReduce must have one replica. Other runs must have whole rounds after
+    the warm start, and H must be a multiple of the delay.
     """
     if self.is_allreduce:
       if self.replicas > 1:

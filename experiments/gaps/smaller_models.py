@@ -1,8 +1,9 @@
-"""Chooses smaller models of the same shape, when the user's takes too long.
+"""Chooses smaller models, for a user's model that takes too long to train.
 
-A smaller model has its width, its number of layers and its number of heads
-divided by one number. The batch and the number of steps both shrink as the root
-of the number of parameters, so the tokens for each parameter stay.
+A smaller model has the same shape: width, number of layers and number of heads
+are divided by about the same number. The batch and the number of steps both
+shrink as the root of the number of parameters, so the tokens for each parameter
+stay.
 """
 
 import math

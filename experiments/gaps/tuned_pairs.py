@@ -124,7 +124,7 @@ class PairTraining:
     )
 
   def _tuned(self, configs: Sequence[RunConfig]) -> list[Tuned]:
-    """Tries inner rates until both neighbors of each config's best were tried.
+    """Tries rates until each config's best one has a lower and a higher one.
 
     At most `most_rates` rates are tried for each config.
     """
@@ -226,8 +226,8 @@ def allreduce_config(config: RunConfig) -> RunConfig:
   """Returns AllReduce with as many sequences in a step as a planned run.
 
   The model, the text, the inner optimizer, the steps and the average of the
-  parameters stay. Stacked replicas become one replica, which computes the same
-  mean gradient faster, unless `data.mix` is set.
+  parameters stay. With `mesh.layout` = "stacked" and without `data.mix`, all
+  replicas become one, which computes the same mean gradient faster.
   """
   values = flat(config.to_mapping())
   for path in list(values):

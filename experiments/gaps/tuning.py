@@ -1,4 +1,4 @@
-"""Searches the learning rates of a setting.
+"""Searches for the best learning rates of a setting.
 
 The rates lie on a grid whose neighbors differ by a factor of the square root of
 two. A *point* of the grid is an inner and an outer rate. The search begins at
