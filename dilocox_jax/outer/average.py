@@ -24,7 +24,8 @@ class AverageState(NamedTuple):
   Attributes:
     count: Number of updates taken (int32 scalar).
     average: The average, in fp32 or wider; the first parameters if `count` is
-      0. With `schedule_free` it is the average x of that optimizer.
+      0. With the wrapper `schedule_free`, it is the average x that the wrapped
+      optimizer keeps.
     optimizer: State of the optimizer that makes the updates.
   """
 
@@ -41,7 +42,7 @@ def averaged(
   The updates stay the same. The average of x_1, ..., x_t, the parameters after
   each update, gives x_s a weight of about s^power. For power = 1, x_1, x_2 and
   x_3 have the weights 1/6, 2/6 and 3/6. The average lags behind the newest
-  parameters by about 1 / (power + 2) of the run.
+  parameters by about 1 / (power + 2) of the updates so far.
 
   Args:
     optimizer: Makes the updates.

@@ -96,6 +96,8 @@ def outer_params(state: Tree, params: Tree) -> Tree:
     f"the state, a {type(state).__name__}, holds none of a transform of "
     "dilocox_jax: pass what init and update of the whole optimizer return",
   )
+  # Each state fills in the leaves that its transform trains, and leaves the
+  # others to the other states, e.g. those of `multi_transform`.
   for each in states:
     params = jax.tree.map(
       lambda new, old: old if is_masked(new) else new,

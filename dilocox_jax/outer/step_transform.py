@@ -34,7 +34,7 @@ class Moves(NamedTuple):
 
   Attributes:
     updates: What this step adds to the parameters, as an optax transform
-      returns it. It already contains the correction of this step.
+      returns it. The correction is already contained in these updates.
     correction: What every later inner step adds to its updates, until the
       correction changes (`ApplyRule.correct`). None: nothing.
   """

@@ -49,8 +49,8 @@ class LocalExchange:
 
   Attributes:
     aggregator: Averages over the axis of the replicas.
-    in_thread: Whether a second thread dispatches the exchanges that inner steps
-      can hide.
+    in_thread: Whether a second thread dispatches exchanges beside inner steps
+      (`InThread`).
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -139,14 +139,14 @@ def mailbox(
   """Makes the exchange of replicas that meet in a folder or a bucket.
 
   Pass it to `dilocox_jax.make_rounds` in programs that have one replica each,
-  on machines anywhere. `make_rounds` joins the run there.
+  on machines anywhere. `make_rounds` joins the run.
 
   Wire: a message has 120 bytes (an authentication code and a header), a code of
   32 bytes for each MiB or part of one, 136 bytes of random sums for each 2^20
   values of the state, by which replicas compare their states, and then the
   arrays of the codec. If messages are cut into slices, so that each replica
-  averages one slice (`MailboxRules.shares`), each slice has 160 bytes and the
-  random sums, and the 120 bytes and the codes of 32 bytes are left out.
+  averages one slice (`MailboxRules.shares`), there are no 120 bytes and no
+  codes of 32 bytes. Instead each slice has 160 bytes and the random sums.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of

@@ -132,8 +132,8 @@ class _Walk:
   Attributes:
     window: The window that comes next; None at the end of the schedule.
     step: Number of inner steps before that window.
-    in_flight: Number of each fragment's pseudo-gradients that are sent but not
-      applied before that window, [P].
+    in_flight: For each fragment, the number of pseudo-gradients that were sent
+      before that window, and whose mean was not applied before it, [P].
   """
 
   def __init__(
@@ -157,7 +157,7 @@ class _Walk:
     self.window = next(self._windows, None)
 
   def pass_events(self, count: int) -> None:
-    """Goes past windows, up to and including the next `count` applies."""
+    """Goes past windows until `count` of those passed had an apply."""
     while count:
       assert self.window is not None, "the others have gone on for longer"
       if self.window.applied:
@@ -182,7 +182,8 @@ def skip_windows(
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).
     state: State of the replica before these windows.
-    windows: Windows of the schedule, with their inner steps.
+    windows: Windows as the schedule gives them. Each is some inner steps, then
+      a send (a measurement), an apply of a mean, both or neither.
     num_steps: Number of inner steps of these windows together.
 
   Returns:

@@ -122,7 +122,8 @@ class MailboxRuntime:
     """Runs the exchange of a window, and its inner steps meanwhile.
 
     A window is some inner steps, then perhaps an apply of a mean and a send. If
-    it applies nothing, this method only counts its steps, for a later message.
+    the window applies nothing, this method only counts the window's steps, on
+    which the weight of a later message depends.
 
     Args:
       work: The window, and the arguments of its program.
@@ -212,7 +213,8 @@ class MailboxRuntime:
   ) -> Arrived:
     """Sends the remaining messages of an exchange, and computes its result.
 
-    `arrived` has an entry for each message that was sent already.
+    `arrived` has the results of `_send` for the messages of this exchange that
+    were sent already.
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
@@ -264,10 +266,10 @@ class MailboxRuntime:
     )
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
-    """Makes this replica lose what the mean lacks of its message.
+    """Drops the part of this replica's message that is not in the mean.
 
-    Usually a replica keeps this part: as the residual of error feedback, or in
-    its parameters. Here both are set to zero.
+    Usually a replica keeps this part, as the residual of error feedback or in
+    its parameters. Here the part becomes zero, so the replica keeps nothing.
     """
     # If the message had wrong values, keeping them would make the next message
     # wrong, too. If an earlier process of this replica has already sent this

@@ -147,8 +147,9 @@ class Rounds:
         (`Replicas.own`).
       windows: The n steps divided into windows: some inner steps each, then
         perhaps an apply and a send. None: windows as the schedule says.
-      participation: What each replica does in the windows; None: all do the
-        same. A replica that takes h steps reads its first h batches.
+      participation: Which replicas first begin again from the outer parameters,
+        and what each replica does in the windows. A replica that takes h steps
+        reads its first h batches. None: all replicas do the same.
       one_at_a_time: Whether a window is dispatched only after the window before
         it has ended, so that compiling and running can be timed apart.
 
@@ -576,8 +577,8 @@ class Rounds:
     """Adds the states and indices of a window's fragments to its arguments.
 
     The oldest pseudo-gradient in flight of the applied fragment becomes the
-    argument `due`. The newer ones stay in the fragment's state only if the
-    window reads them.
+    argument `due`. The newer ones are passed in the fragment's state only if
+    the window reads them.
     """
     applied_index = None
     sent_index = None

@@ -54,7 +54,7 @@ class Runtime(Protocol):
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    This is for windows whose inner steps cannot hide the exchange.
+    They should be if inner steps cannot hide an exchange.
     """
     ...
 

@@ -264,7 +264,8 @@ class RoundStates:
     """The jitted program that joins the outer parameters of all fragments.
 
     It takes the parameters [M, ...] and the states of all fragments. If the
-    outer optimizer keeps a running average of them, this average is returned.
+    outer optimizer keeps a running average of the outer parameters, the program
+    joins this average instead.
     """
     out = None if self.outer.is_shared else 0
     return self._joining(
@@ -361,9 +362,9 @@ class RoundStates:
   def advance_schedules(
     self, state: RoundState, num_steps: int, taken: Array | None = None
   ) -> RoundState:
-    """Moves learning-rate schedules on by the steps that a replica missed.
+    """Moves learning-rate schedules on by the steps that each replica missed.
 
-    So all replicas have the same learning rate again.
+    All replicas then have the same learning rate again.
 
     Args:
       state: State of all replicas, whose memory is reused.

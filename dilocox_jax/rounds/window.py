@@ -81,7 +81,8 @@ class InnerProgress(NamedTuple):
     step: Number of batches read since the call of `Rounds.run`, in all of its
       windows so far. The next step reads the batch of this index (int32
       scalar).
-    metrics: Metrics of these steps, then zeros for the steps to come.
+    metrics: Metrics of the inner steps since that call, then zeros for the
+      steps to come.
   """
 
   replica: ReplicaState
@@ -111,8 +112,8 @@ class WindowKind:
       fragment is.
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
-    follows_send: Whether tau is 0 or a multiple of H, and the window before
-      sent the fragment that is applied, after the same inner step.
+    follows_send: Whether tau is 0 or a multiple of H, and the previous window
+      sent, after the same inner step, the fragment that this window applies.
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether replicas may differ from each other in their number of
@@ -376,10 +377,10 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns the `apply` of `measure_apply_send` for a window without apply.
+    """Returns the argument `apply` of `measure_apply_send` for a mere send.
 
-    The function changes nothing, except under a rule that applies at the first
-    send (`events.apply_nothing_yet`).
+    It is a function that changes nothing, except at the first send under a rule
+    that takes an outer step there (`events.apply_nothing_yet`).
     """
     if state.in_flight:
       return lambda state, inner, fresh: (state, inner, None)
