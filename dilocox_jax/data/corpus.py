@@ -112,8 +112,8 @@ def from_files(
       above 0 and below 1.
     tokenizer: Function from the training documents to a tokenizer. The default
       makes a token of each byte.
-    part_of: Index of the part of the text to which a file belongs, by the name
-      of the file; 0 for files without an entry.
+    part_of: Index of the part of the text (the files of one glob) to which a
+      file belongs, by the name of the file; 0 for files without an entry.
     judge_fraction: Share of the held-out files that become the judge text,
       which only a run's last evaluation reads, from 0 to below 1.
 

@@ -181,9 +181,10 @@ def text_files(
 
 
 def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
-  """Cuts a document at ends of lines into at most a hundred pieces by name.
+  """Cuts a document at ends of lines into at most a hundred pieces.
 
-  The piece "a.txt:31" begins at line 31 of "a.txt".
+  The result has the pieces by their names: "a.txt:31" begins at line 31 of
+  "a.txt".
   """
   lines = text.splitlines(keepends=True)
   num_lines = max(1, math.ceil(len(lines) / 100))  # Lines of a piece.

@@ -7,8 +7,9 @@ Which devices keep which part of a parameter is decided in one of three ways:
   `PartitionSpec`.
 - The modules have partitioning metadata of NNX or linen, which become such a
   function (`models.custom`).
-- Otherwise the data shards divide the largest dimension of a parameter that
-  divides evenly, but no short vector (`Division.largest_dimension_spec`).
+- Otherwise the data shards divide a parameter along the largest dimension that
+  they can divide evenly. Short vectors are not divided
+  (`Division.largest_dimension_spec` has the details).
 """
 
 import dataclasses

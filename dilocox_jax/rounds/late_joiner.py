@@ -69,7 +69,7 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
 def join(
   rounds: Rounds, state: RoundState, last_step: int | None = None
 ) -> RoundState:
-  """Brings this replica from its first state to where a mailbox's run is now.
+  """Brings this replica from its first state to where the run is now.
 
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).

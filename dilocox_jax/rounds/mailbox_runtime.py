@@ -243,9 +243,9 @@ class MailboxRuntime:
   def _send(self, due: Due, session: ExchangeSession, leaving: Any) -> Message:
     """Sends a message, and returns the messages that all replicas average.
 
-    `leaving` is an `EncodedMessage`, and whether its values are finite. The
-    result has the arrays of the averaged replicas, their weights, and whether
-    this replica is one of them.
+    `leaving` is a pair: an `EncodedMessage`, and whether its values are finite.
+    The result has the arrays of the averaged replicas, their weights, and
+    whether this replica is one of them.
     """
     # No program is dispatched here, so any thread may call this function.
     message, is_finite = leaving

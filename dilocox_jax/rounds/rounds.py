@@ -191,6 +191,7 @@ class Rounds:
       path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
     }
     require(bool(first_axes), "batches: there is no leaf")
+    # The first leaf says what n is.
     any_axes = next(iter(first_axes.values()))
     expected = (len(self.replicas.own), *any_axes[1:])
     for path, axes in first_axes.items():

@@ -152,8 +152,8 @@ class WindowInput(NamedTuple):
     sent: `FragmentState` of the fragment that is sent; None if no fragment is
       sent, or if it is the applied fragment.
     indices: Index (`FragmentView.index`) of the applied fragment, and of the
-      fragment `sent`, in its group of fragments of equal shapes. None if there
-      is no such fragment, or if it needs no index.
+      fragment `sent`, in its group of fragments of equal shapes. An index is
+      None if there is no such fragment, or if the fragment needs no index.
     weight: Factor of this replica in the mean, float32 scalar
       (`OuterStep.exchange`); None: all weights are equal.
     arrived: Result of the exchange and new state of the aggregator, if another
