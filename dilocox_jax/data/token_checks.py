@@ -57,7 +57,8 @@ class CheckedStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, [replicas, num_steps, batch size, tokens].
 
-    `replicas` are those to read (None: all). The others move on, too.
+    `replicas` are the indices of the replicas to read (None: all). The streams
+    of the other replicas move on, too.
 
     Raises:
       TokenError: If the model does not know a token id.

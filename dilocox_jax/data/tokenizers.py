@@ -329,8 +329,9 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
 def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
   """Raises ValueError if a regular expression takes exponential time.
 
-  An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So the
-  texts "a!", "aa!", "aaa!" and so on, also of other characters, are tried.
+  An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So this
+  function tries the texts "a!", "aa!", "aaa!" and so on, and such texts with
+  other characters than "a".
   """
   patterns = _patterns(json_object(text, name, is_ours=False))
   if not patterns:

@@ -96,7 +96,7 @@ def map_over_devices(
       that one device holds.
     in_specs: How each argument is divided: a tree prefix of the arguments, with
       values of the type `jax.sharding.PartitionSpec`.
-    out_specs: How each result is divided, in the same form.
+    out_specs: How each result is divided, in the form of `in_specs`.
     axes: Axes of the current mesh over which the function is mapped. JAX's
       partitioner divides the work along the other axes.
 

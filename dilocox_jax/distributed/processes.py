@@ -75,7 +75,7 @@ def start(
       same text.
     timeout_s: Seconds to wait for all processes.
     on_lost: Function (error, number of this process). A thread calls it if
-      another process goes after all have connected. It should end this process.
+      another process is lost after all have connected. It should end this one.
       None: the error is printed, and this process ends with exit code 75.
 
   Raises:

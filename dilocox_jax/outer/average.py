@@ -50,8 +50,8 @@ def averaged(
       forgets old ones sooner.
 
   Returns:
-    The transformation, with an `AverageState`. It must be the outermost one, so
-    that nothing changes its updates afterwards.
+    The transformation, with an `AverageState`. It must be the outermost
+    transformation, so that no other one changes its updates afterwards.
 
   Raises:
     ValueError: If `power` is negative. The update raises ValueError if it does
@@ -102,7 +102,7 @@ def schedule_free(
 
   Returns:
     The transformation, with an `AverageState` whose average is x. It must be
-    the outermost one.
+    the outermost transformation.
 
   Raises:
     ValueError: If `optimizer` is not schedule-free; `init` raises it. The

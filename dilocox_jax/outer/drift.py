@@ -121,7 +121,8 @@ def disagreement(
 
   Args:
     own_squared: Squared norm of each replica's sent pseudo-gradient, [M].
-    apart_squared: Squared distance of each of them from the mean, [M].
+    apart_squared: Squared distance of each replica's sent pseudo-gradient from
+      the mean, [M].
     mean_squared: Squared norm of the mean pseudo-gradient, a scalar; [M] if
       each replica has a mean of its own.
   """

@@ -56,7 +56,7 @@ def measure_apply_send(
     state: State of the fragment.
     inner: The replica's own parameters of the fragment.
     in_flight: Pseudo-gradients of the fragment in flight before this call, the
-      oldest first. If `apply` applies the mean of one of these, it is included.
+      oldest first, with the one whose mean `apply` applies.
     apply: Called after measuring; for example the result of `apply_arrived`,
       `exchange_at_once` or `apply_nothing_yet`.
     num_arrived: How many pseudo-gradients are in flight no longer after this

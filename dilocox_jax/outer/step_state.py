@@ -40,8 +40,8 @@ class StepState(NamedTuple):
       (`FragmentView.groups`). If a group has several fragments, the leaves of
       its state have an axis of fragments in front.
     view: Cuts fragments (parts of the parameters) out of the tree.
-    correction: Tree like the parameters that is added to them after each inner
-      step (`ApplyRule.correct`); None: nothing is added.
+    correction: Tree that is added to the parameters after each inner step
+      (`ApplyRule.correct`); None: nothing is added.
   """
 
   step: Index

@@ -177,7 +177,7 @@ def mailbox(
     collective: Must be "mailbox": no other collective reaches other programs.
 
   Returns:
-    The exchange. It reads and writes nothing before `make_rounds` gets it.
+    The exchange. Nothing is read or written before `make_rounds` gets it.
 
   Raises:
     ValueError: If an argument does not fit; the message names it.

@@ -34,8 +34,8 @@ class InProgram:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if all replicas are on one device, or if there is only one replica:
-    then no transfer between replicas could overlap with the steps.
+    They are separate if all replicas are on one device, or if there is only one
+    replica: then no transfer between replicas could overlap with the steps.
     """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1

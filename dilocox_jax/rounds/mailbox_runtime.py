@@ -102,8 +102,8 @@ class MailboxRuntime:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if tau = 0: a mean is then applied right after its pseudo-gradients
-    are measured, so no inner steps can hide the exchange.
+    They are separate if tau = 0: a mean is then applied right after its
+    pseudo-gradients are measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 

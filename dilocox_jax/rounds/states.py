@@ -302,10 +302,10 @@ class RoundStates:
   ) -> RoundState:
     """Lets replicas begin again from the outer parameters.
 
-    They get a copy of the source replica's inner optimizer state. Their own
-    state of the aggregator, e.g. a residual of error feedback, begins anew.
-    Their correction and their pseudo-gradients in flight become zeros. The
-    replicas that do not return stay as they are.
+    These replicas get a copy of the source replica's inner optimizer state.
+    Their own state of the aggregator, e.g. a residual of error feedback, begins
+    anew. Their correction and their pseudo-gradients in flight become zeros.
+    The replicas that are not in `returning` stay as they are.
 
     Args:
       state: State of all replicas, whose memory is reused.

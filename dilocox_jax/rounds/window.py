@@ -52,7 +52,7 @@ class ReplicaState(NamedTuple):
   Attributes:
     params: Parameters of the replica.
     optimizer: State of the inner optimizer.
-    correction: Tree like `params` that is added to them after each inner step
+    correction: Tree that is added to `params` after each inner step
       (`ApplyRule.correct`). None: nothing is added.
   """
 
