@@ -118,7 +118,7 @@ def from_files(
       which only a run's last evaluation reads, from 0 to below 1.
 
   Returns:
-    A corpus whose files are joined part by part, and in a part in the order of
+    A corpus whose files are joined part by part; within a part, in the order of
     their names. The tokenizer's `end_of_text` is between two files, but not
     between the parts of the training text.
 

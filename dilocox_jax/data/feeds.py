@@ -261,7 +261,7 @@ class ExampleRows:
     return jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), columns)
 
   def evenly_spaced(self, number: int) -> np.ndarray:
-    """Returns the indices of `number` evenly spaced examples, or of all."""
+    """Returns indices of `number` evenly spaced examples, of all if fewer."""
     number = min(number, self.count)
     return np.arange(number) * self.count // number
 
@@ -399,9 +399,9 @@ class Batches:
   """Training and validation batches from a function or an iterable.
 
   A function is asked for each replica's batches. Of any other source, replica m
-  of M replicas trains on the batches m, m + M, m + 2 M, ... Without validation
-  data, the first batches of the source are used for evaluations, and training
-  begins after them.
+  of M replicas reads the training batches m, m + M, m + 2 M, ... Without
+  validation data, the first batches of the source are used for evaluations, and
+  training begins after them.
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an

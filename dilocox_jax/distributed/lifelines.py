@@ -137,7 +137,7 @@ class Lifelines:
       self._lost()
 
   def _show_life(self, connection: socket.socket) -> None:
-    """Sends signs of life to process 0, until one of the two leaves."""
+    """Sends signs of life to process 0, until it or this process leaves."""
     with contextlib.suppress(OSError):  # `_watch_one` sees that it has gone.
       while True:
         with self._lock:

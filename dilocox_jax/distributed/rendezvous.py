@@ -318,7 +318,10 @@ class _Reception:
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
-    """Handles new connections and bytes; closes connections that greet late."""
+    """Waits for connections or bytes, and handles what has come.
+
+    Connections that have sent no whole greeting in time are closed.
+    """
     for key, _ in self._selector.select(timeout_s):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)

@@ -68,7 +68,7 @@ class OuterStep:
 
   Attributes:
     method: The schedule and the apply rule.
-    optimizer: Any optax optimizer or chain. Its gradient is the averaged
+    optimizer: The outer optimizer, of optax. Its gradient is the averaged
       pseudo-gradient of a fragment.
     aggregator: Averages pseudo-gradients over replicas.
     axis_name: Axis over which replicas are mapped.
@@ -259,7 +259,7 @@ class OuterStep:
     return jax.tree.map(jnp.zeros_like, params)
 
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
-    """Returns the new correction, which is added after each inner step.
+    """Returns the new correction, which inner steps add to the parameters.
 
     If this replica is not in the mean, its correction stays as it was. Without
     a filter, a replica that has sent only zeros counts as not in the mean.

@@ -153,7 +153,7 @@ class MailboxRuntime:
     return replicas.layout == "mesh" and replicas.mesh.is_multi_process
 
   def _take_due(self, work: WindowWork) -> Due | None:
-    """Returns the exchange whose mean a window applies; None if none is."""
+    """Returns the exchange whose mean a window applies; None if it has none."""
     if work.window.applied is None:
       return None
     fragment = work.window.applied.fragment

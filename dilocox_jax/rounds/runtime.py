@@ -93,9 +93,9 @@ class Runtime(Protocol):
       work: The window, and the arguments of its program.
 
     Returns:
-      If this call has run both: the replicas after the inner steps, and the
-      result of the exchange with the aggregator's new state. Otherwise: the
-      replicas before the window, and None.
+      If this call has run the window's exchange: the replicas after the inner
+      steps, and the result of the exchange with the aggregator's new state.
+      Otherwise: the replicas before the window, and None.
     """
     ...
 

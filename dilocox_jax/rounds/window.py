@@ -283,7 +283,7 @@ class WindowProgram:
   def _apply(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies the mean of a fragment that this window does not also measure.
+    """Applies a mean to a fragment that this window does not also measure.
 
     The method returns the new replica, the fragment's new state, and the norms
     of its pseudo-gradients.
@@ -306,7 +306,7 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Measures a fragment's pseudo-gradient, and applies a mean to it.
+    """Measures the applied fragment's pseudo-gradient, and applies a mean.
 
     If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
     applied at once. Otherwise the mean in `arrived`, of an earlier one, is
