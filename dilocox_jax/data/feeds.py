@@ -152,8 +152,8 @@ def _split_hint(data: Any) -> str:
 def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
   """Returns whether data are read as batches and not as examples.
 
-  Functions, iterators and loaders are. If `reads_tokens` is set, single rows of
-  tokens in a sequence are examples.
+  Functions, iterators and loaders are read as batches. If `reads_tokens` is
+  set, single rows of tokens in a sequence are examples.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -261,7 +261,10 @@ class ExampleRows:
     return jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), columns)
 
   def evenly_spaced(self, number: int) -> np.ndarray:
-    """Returns indices of `number` evenly spaced examples, of all if fewer."""
+    """Returns the indices of `number` evenly spaced examples.
+
+    If there are fewer examples, the indices of all are returned.
+    """
     number = min(number, self.count)
     return np.arange(number) * self.count // number
 
@@ -274,7 +277,7 @@ class ExampleRows:
 
     Returns:
       One or two trees: all whole batches, leaves [batches, B, ...], and the
-      remaining examples, leaves [1, remaining examples, ...]. An empty one is
+      remaining examples, leaves [1, remaining examples, ...]. An empty tree is
       left out.
     """
     ids = self.evenly_spaced(most or self.count)

@@ -59,9 +59,9 @@ def measure_apply_send(
       oldest first, with the one whose mean `apply` applies.
     apply: Called after measuring; for example the result of `apply_arrived`,
       `exchange_at_once` or `apply_nothing_yet`.
-    num_arrived: How many pseudo-gradients to drop then, from the oldest of
-      `in_flight` to the new one: 1 if `apply` applies a mean, or if the oldest
-      is a placeholder of zeros; otherwise 0.
+    num_arrived: How many pseudo-gradients to remove from those in flight, the
+      oldest first and the new one last: 1 if `apply` applies a mean, or if the
+      oldest is a placeholder of zeros; otherwise 0.
 
   Returns:
     The new state; the replica's new parameters of the fragment; the result that

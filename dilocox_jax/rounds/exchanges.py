@@ -76,12 +76,12 @@ class LocalExchange:
 class MailboxExchange:
   """The exchange of one replica with replicas in other JAX runtimes.
 
-  They exchange through a mailbox: a folder or a bucket.
+  The replicas exchange through a mailbox: a folder or a bucket.
 
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
     client: Client of the mailbox. It also counts the exchanges that are done.
-    is_in_rows: Whether a message is the same, however a replica is divided
+    is_in_rows: Whether a message does not depend on how a replica is divided
       among devices.
     axis_name: Axis over which the one replica is mapped.
   """

@@ -157,7 +157,7 @@ class _Walk:
     self.window = next(self._windows, None)
 
   def pass_events(self, count: int) -> None:
-    """Goes past windows until `count` of those passed had an apply."""
+    """Goes past windows until `count` of those passed have applied a mean."""
     while count:
       assert self.window is not None, "the others have gone on for longer"
       if self.window.applied:
@@ -165,7 +165,7 @@ class _Walk:
       self.go_on()
 
   def pass_sends(self) -> None:
-    """Goes past windows that only send, to the next one that applies."""
+    """Goes past windows that only measure, to the next that applies a mean."""
     while self.window is not None and not self.window.applied:
       self.go_on()
 

@@ -102,8 +102,9 @@ class MailboxRuntime:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are separate if tau = 0: a mean is then applied right after its
-    pseudo-gradients are measured, so no inner steps can hide the exchange.
+    (An apply applies a mean, and a send measures a pseudo-gradient.) They are
+    separate if tau = 0: a mean is then applied right after its pseudo-gradients
+    are measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 
@@ -344,7 +345,7 @@ class MailboxRuntime:
 
 
 def _zeros(axes: Tree, tree: Tree) -> Tree:
-  """Sets leaves to zero whose entry in the tree prefix `axes` is 0."""
+  """Replaces by zeros the leaves whose entry in the prefix `axes` is 0."""
   # A compiled program makes the zeros: the trainer refuses transfers from the
   # host while it dispatches, and no process alone could make an array that is
   # divided among several processes.

@@ -461,7 +461,7 @@ class Rounds:
 
   @property
   def _guarded_step(self) -> InnerStep:
-    """`inner_step`; raises ValueError for collectives between programs."""
+    """`inner_step`, but collectives between programs raise ValueError."""
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:

@@ -377,7 +377,7 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns the argument `apply` of `measure_apply_send` for a mere send.
+    """Returns the argument `apply` of `measure_apply_send` for a send alone.
 
     It is a function that changes nothing, except at the first send under a rule
     that takes an outer step there (`events.apply_nothing_yet`).
