@@ -392,8 +392,7 @@ class _ExampleStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, batch size, ...].
 
-    `replicas` are the indices of the replicas to read (None: all). The streams
-    of the other replicas move on, too.
+    `replicas` are the replicas to read (None: all). All streams move on.
     """
     return self._rows.take(self._order.take(num_steps, replicas)[..., 0])
 
@@ -580,8 +579,7 @@ class _BatchStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, ...].
 
-    `replicas` are the indices of the replicas to read (None: all). The streams
-    of the other replicas move on, too.
+    `replicas` are the replicas to read (None: all). All streams move on.
     """
     chosen = range(self._num_replicas) if replicas is None else replicas
     batches_of_replica = {replica: [] for replica in sorted(chosen)}

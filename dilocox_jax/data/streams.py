@@ -232,8 +232,7 @@ class ReplicaStreams:
   ) -> Int32[np.ndarray, "replicas steps batch sequence"]:
     """Reads the next batches, [replicas, num_steps, batch_size, L + 1].
 
-    `replicas` are the indices of the replicas to read (None: all). The streams
-    of the other replicas move on, too.
+    `replicas` are the replicas to read (None: all). All streams move on.
 
     Raises:
       ValueError: If a token id does not fit into int32.

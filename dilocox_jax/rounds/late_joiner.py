@@ -96,6 +96,7 @@ def join(
   walk.pass_events(client.event)
   if snapshot is not None:
     walk.pass_sends()
+  # This replica has taken no step toward the measurements in flight.
   client.steps.restart(walk.in_flight)
   if snapshot is not None:
     state = _from_snapshot(rounds, state, snapshot, walk.in_flight)

@@ -221,6 +221,7 @@ class MailboxRuntime:
     while result is None:
       arrived = (*arrived, self._send(due, session, leaving))
       leaving, result = self._run_stage(due, arrived)
+    # The others refused this replica's message, or count an older one instead.
     if session.drops_all:
       return self._without_own_part(*result)
     # The mean does not contain this replica's message. Error feedback and

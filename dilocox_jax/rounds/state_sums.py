@@ -61,7 +61,7 @@ def dispatch_fingerprint(
   sums_of_leaves = _chunk_sums_program(signs.sharding)(floats, signs)
 
   def read() -> Fingerprint:
-    rows = [NOTHING.rows]
+    rows = [NOTHING.rows]  # No row, for a state without leaves of floats.
     chunk_sums = jax.device_get(sums_of_leaves)
     for leaf, (sums, squares) in zip(floats, chunk_sums, strict=True):
       rows_of_leaf = np.zeros([len(sums), ROW_VALUES], np.float32)
