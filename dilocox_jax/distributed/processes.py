@@ -74,9 +74,9 @@ def start(
     run: Hexadecimal text that identifies the run. All its processes pass the
       same text.
     timeout_s: Seconds to wait for all processes.
-    on_lost: Function (error, number of this process). A thread calls it if
-      another process is lost after all have connected. It should end this one.
-      None: the error is printed, and this process ends with exit code 75.
+    on_lost: Function (error, number of this process) that ends this process. A
+      thread calls it if another process is lost after all have connected. None:
+      the error is printed, and this process ends with exit code 75.
 
   Raises:
     ValueError: If an argument was neither given nor found, or is wrong.

@@ -384,7 +384,7 @@ class _Reception:
   def _answer(self, connection: socket.socket, text: bytes) -> None:
     """Keeps a connection whose greeting is right, and closes any other.
 
-    A process that is refused first gets an answer with the reason.
+    A refused process is sent the reason before its connection is closed.
     """
     match = _GREETING.fullmatch(text.decode("ascii", errors="replace"))
     if not match:
