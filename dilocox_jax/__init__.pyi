@@ -596,12 +596,12 @@ def overlap_loco(
   fragments: Callable[[str], int] | Fragments | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> GradientTransformationExtraArgs:
-  """Sends equal slices of the parameters in turn, so the link is never idle.
+  """Sends equal slices of the parameters in turn, one every H / P steps.
 
-  While a slice is exchanged, the replicas take the H / P inner steps until the
-  next slice is sent. So each mean is applied H / P steps late, and replicas
-  keep the progress that they make meanwhile. The other parts of the method are
-  in `config.recipes`: Muon as inner optimizer, one bit per value with error
+  While a slice is exchanged, the replicas take the inner steps until the next
+  slice is sent. So each mean is applied H / P steps late, and replicas keep the
+  progress that they make meanwhile. The other parts of the method are in
+  `config.recipes`: Muon as inner optimizer, one bit per value with error
   feedback, and SGD with learning rate 1 as outer optimizer.
 
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv

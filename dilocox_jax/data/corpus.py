@@ -112,13 +112,13 @@ def from_files(
       above 0 and below 1.
     tokenizer: Function from the training documents to a tokenizer. The default
       makes a token of each byte.
-    part_of: Index of the part of the text to which a file belongs, by the name
-      of the file; 0 for files without an entry.
+    part_of: Index of the part of the text (the files of one glob) to which a
+      file belongs, by the name of the file; 0 for files without an entry.
     judge_fraction: Share of the held-out files that become the judge text,
       which only a run's last evaluation reads, from 0 to below 1.
 
   Returns:
-    A corpus whose files are joined part by part, and in a part in the order of
+    A corpus whose files are joined part by part; within a part, in the order of
     their names. The tokenizer's `end_of_text` is between two files, but not
     between the parts of the training text.
 

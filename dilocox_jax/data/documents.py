@@ -213,7 +213,7 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
 
 
 def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
-  """Splits a pattern before its first part with a wildcard, or its last part.
+  """Splits a pattern before its first wildcard part, else before its last part.
 
   "/data/texts/**/*.txt" becomes "/data/texts" and "**/*.txt". A part such as
   "[a]" has no wildcard if the disk has a file or folder of this very name.

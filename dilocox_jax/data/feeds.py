@@ -4,7 +4,7 @@ There are three kinds of data:
 
 - A text is one long array of tokens. It is cut into sequences (`streams`).
 - Examples are arrays or data sets of Hugging Face, with random access (class
-  `Examples`). They are divided among the replicas, in another order for every
+  `Examples`). They are divided among the replicas, in a new order for every
   epoch.
 - Whole batches come from a function, a data set of grain or any other iterable
   (class `Batches`).
@@ -152,8 +152,8 @@ def _split_hint(data: Any) -> str:
 def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
   """Returns whether data are read as batches and not as examples.
 
-  Functions, iterators and loaders are. If `reads_tokens` is set, single rows of
-  tokens in a sequence are examples.
+  Functions, iterators and loaders are read as batches. If `reads_tokens` is
+  set, single rows of tokens in a sequence are examples.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -161,6 +161,7 @@ def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
     return False
   if reads_tokens and is_sequence(data) and len(data):
     first = data[0]
+    # Each mapping of such a list is a batch or a single row.
     if isinstance(first, Mapping):
       return not is_row(first)
   is_plain = isinstance(data, Mapping | tuple | list | str | bytes)
@@ -260,7 +261,10 @@ class ExampleRows:
     return jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), columns)
 
   def evenly_spaced(self, number: int) -> np.ndarray:
-    """Returns the indices of `number` evenly spaced examples, or of all."""
+    """Returns the indices of `number` evenly spaced examples.
+
+    If there are fewer examples, the indices of all are returned.
+    """
     number = min(number, self.count)
     return np.arange(number) * self.count // number
 
@@ -273,7 +277,7 @@ class ExampleRows:
 
     Returns:
       One or two trees: all whole batches, leaves [batches, B, ...], and the
-      remaining examples, leaves [1, remaining examples, ...]. An empty one is
+      remaining examples, leaves [1, remaining examples, ...]. An empty tree is
       left out.
     """
     ids = self.evenly_spaced(most or self.count)
@@ -388,7 +392,7 @@ class _ExampleStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, batch size, ...].
 
-    `replicas` are those to read (None: all). The others move on, too.
+    `replicas` are the replicas to read (None: all). All streams move on.
     """
     return self._rows.take(self._order.take(num_steps, replicas)[..., 0])
 
@@ -396,9 +400,10 @@ class _ExampleStreams:
 class Batches:
   """Training and validation batches from a function or an iterable.
 
-  Of an iterable's training batches, replica m of M replicas reads the batches
-  m, m + M, m + 2 M, ... Without validation data, the first batches of the
-  source are used for evaluations, and training begins after them.
+  A function is asked for each replica's batches. Of any other source, replica m
+  of M replicas reads the training batches m, m + M, m + 2 M, ... Without
+  validation data, the first batches of the source are used for evaluations, and
+  training begins after them.
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an
@@ -456,7 +461,7 @@ class Batches:
     return self._rows_per_batch is not None
 
   def example(self, batch_size: int = 0) -> Tree:
-    """Returns the first batch, whose shapes and dtypes all batches have.
+    """Returns the first batch. All batches must have its shapes and dtypes.
 
     The argument is ignored, because the source decides the size of a batch.
     """
@@ -529,7 +534,7 @@ class Batches:
       trees for rows (`ExampleRows.held_out`).
 
     Raises:
-      ValueError: If the validation data are batches and `most` is 0.
+      ValueError: If `most` is 0, unless the validation data are rows.
     """
     validation = self._validation
     has_rows = validation is not None and not _gives_batches(
@@ -574,7 +579,7 @@ class _BatchStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, ...].
 
-    `replicas` are those to read (None: all). The others move on, too.
+    `replicas` are the replicas to read (None: all). All streams move on.
     """
     chosen = range(self._num_replicas) if replicas is None else replicas
     batches_of_replica = {replica: [] for replica in sorted(chosen)}
@@ -699,7 +704,8 @@ def narrow(leaf: np.ndarray) -> np.ndarray:
 def _checked_batch(batch: Any, first: Tree | None, name: str) -> Tree:
   """Checks a batch of a user's data, and returns a copy as arrays of numbers.
 
-  Its shapes and dtypes must be those of `first`; None: it is the first batch.
+  Its shapes and dtypes must be those of `first`, the first batch. If `first` is
+  None, the batch itself is the first one.
   """
   batch = jax.tree.map(lambda leaf: narrow(np.array(numbers(leaf))), batch)
   leaves = jax.tree.leaves(batch)

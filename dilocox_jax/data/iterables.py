@@ -30,7 +30,7 @@ def _is_of_hugging_face(source: Any) -> bool:
 def _has_shuffle_buffer(source: Any) -> bool:
   """Returns whether a streamed data set of Hugging Face has a shuffle buffer.
 
-  The saved state of the data set lacks the examples in the buffer.
+  The saved state of such a data set lacks the examples in the buffer.
   """
   if not _is_of_hugging_face(source):
     return False

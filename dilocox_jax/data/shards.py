@@ -2,7 +2,8 @@
 
 So a text can be larger than memory. A folder has the tokens of each split
 (training and validation) as one plain file of unsigned integers, a copy of the
-tokenizer's file, and an index that describes the other files:
+tokenizer's file (unless tokens are bytes), and an index that describes the
+other files:
 
     train.bin  validation.bin  tokenizer.json  index.json
 
@@ -70,7 +71,7 @@ class Index:
     tokenizer: Name of the tokenizer.
     end_of_text: Name of the token that ends a document if the user chose it;
       else "".
-    documents: Number of documents in both splits.
+    documents: Number of documents in both splits together.
     tokens: Number of tokens by split ("train", "validation").
     text_bytes: Number of bytes of text by split. Each end of a document counts
       as one byte.
@@ -343,7 +344,8 @@ def _check_files(folder: pathlib.Path, index: Index) -> None:
 def _state_hash(folder: pathlib.Path, index: Index) -> str:
   """Returns 16 hexadecimal digits that change if a file is changed or copied.
 
-  They depend on `digest` and on the inode number, size and times of each file.
+  They depend on the index's `digest`, and on the inode number, size and times
+  of each file.
   """
   state: list[Any] = [index.digest]
   for name in sorted(index.files):

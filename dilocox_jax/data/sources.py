@@ -181,9 +181,10 @@ def text_files(
 
 
 def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
-  """Cuts a document at ends of lines into at most a hundred pieces by name.
+  """Cuts a document at ends of lines into at most a hundred pieces.
 
-  The piece "a.txt:31" begins at line 31 of "a.txt".
+  The result has the pieces by their names: "a.txt:31" begins at line 31 of
+  "a.txt".
   """
   lines = text.splitlines(keepends=True)
   num_lines = max(1, math.ceil(len(lines) / 100))  # Lines of a piece.
@@ -227,7 +228,7 @@ def synthetic(
 ) -> Corpus:
   """Draws text from a Markov chain with an entropy of 7/4 bits per token.
 
-  So no model can have a lower expected loss on it than 1.213 nats per token.
+  These are 1.213 nats. No model can have a lower expected loss per token.
 
   A token t is followed by one of the four tokens p[t], p[t+1], p[t+2], p[t+3]
   with the probabilities 1/2, 1/4, 1/8, 1/8. Here p is a shuffle of the

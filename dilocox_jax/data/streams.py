@@ -69,9 +69,10 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
   [0, 1].
 
   Args:
-    mix: Value of the config's field `data.mix`. "": all replicas read the whole
-      text. "own": replica m reads part m modulo the number of parts. "0.7,0.3":
-      weights of two parts. "0.9,0.1;0.1,0.9": weights for each replica.
+    mix: Value of the config's field `data.mix`. "": no weights; the whole text
+      is divided among the replicas. "own": replica m reads part m modulo the
+      number of parts. "0.7,0.3": weights of two parts. "0.9,0.1;0.1,0.9":
+      weights for each replica.
     num_replicas: Number of replicas, M.
     num_parts: Number of parts of the text.
 
@@ -79,9 +80,9 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
     Weights [M][num_parts]; None for the mix "".
 
   Raises:
-    ValueError: If `mix` is none of these, does not fit the number of parts or
-      replicas, or leaves a part without a replica ("own"), or if there is only
-      one part.
+    ValueError: If `mix` is none of these, if it does not fit the numbers of
+      parts and replicas ("own" needs a replica for each part), or if there is
+      only one part.
   """
   if not mix:
     return None
@@ -125,7 +126,7 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
 
 class ReplicaStreams:
-  """Endless streams of batches of a text. Replicas share no part of the text.
+  """Endless streams of batches of a text. No two replicas share a sequence.
 
   The tokens are cut into sequences that do not overlap. Replica m owns the
   sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every
@@ -148,8 +149,8 @@ class ReplicaStreams:
     seed: Seed of the order, any integer.
     parts: Number of tokens of each part of the text, in order. It is only read
       if there is a mix.
-    mix: Weights of the parts for each replica, [M][parts] (`mix_of`); None: all
-      replicas read the whole text, as if it was one part.
+    mix: Weights of the parts for each replica, [M][parts] (`mix_of`); None: the
+      whole text counts as one part, and is divided among all replicas.
 
   Raises:
     ValueError: If a part has too few sequences for one batch of each replica
@@ -231,7 +232,7 @@ class ReplicaStreams:
   ) -> Int32[np.ndarray, "replicas steps batch sequence"]:
     """Reads the next batches, [replicas, num_steps, batch_size, L + 1].
 
-    `replicas` are those to read (None: all). The others move on, too.
+    `replicas` are the replicas to read (None: all). All streams move on.
 
     Raises:
       ValueError: If a token id does not fit into int32.
@@ -323,7 +324,7 @@ def _order_seed(seed: int, replica: int, part: int) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WholePass:
-  """An iterable over all validation tokens, in batches [1, B, L + 1].
+  """An iterable over all tokens of a held-out text, in batches [1, B, L + 1].
 
   Neighboring sequences share one token. So every token but the first is
   predicted exactly once. The last batches may have fewer sequences, or one
@@ -332,7 +333,7 @@ class WholePass:
   [1, 1, 2] the token 9.
 
   Attributes:
-    tokens: Validation tokens, [number of tokens].
+    tokens: Tokens of the text, [number of tokens].
     batch_size: Largest number of sequences in a batch, B.
     sequence_length: Largest number of tokens that are predicted in a sequence,
       L.

@@ -57,7 +57,7 @@ class CheckedStreams:
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, [replicas, num_steps, batch size, tokens].
 
-    `replicas` are those to read (None: all). The others move on, too.
+    `replicas` are the replicas to read (None: all). All streams move on.
 
     Raises:
       TokenError: If the model does not know a token id.

@@ -94,7 +94,8 @@ def choose(
 ) -> MakeTokenizer:
   """Returns a function that makes a tokenizer from training documents.
 
-  The function raises ValueError if the tokenizer cannot be trained or read.
+  The returned function raises ValueError if it cannot train or read the
+  tokenizer.
 
   Args:
     name: "bytes", "bpe" (trained on the documents), or the path of a
@@ -302,8 +303,9 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
   """Returns the number that is one above the highest token number.
 
-  Raises ValueError if two tokens have one number, or if too many lower numbers
-  have no token: more than 1,000, and more than a tenth of the number of tokens.
+  Raises ValueError if two tokens have one number, or if too many numbers below
+  the highest have no token: more than 1,000, and also more than a tenth of the
+  number of tokens.
   """
   by_number: dict[int, str] = {}
   for token, number in sorted(numbers.items()):
@@ -327,8 +329,9 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
 def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
   """Raises ValueError if a regular expression takes exponential time.
 
-  An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So the
-  texts "a!", "aa!", "aaa!" and so on, also of other characters, are tried.
+  An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So this
+  function tries the texts "a!", "aa!", "aaa!" and so on, and such texts with
+  other characters than "a".
   """
   patterns = _patterns(json_object(text, name, is_ours=False))
   if not patterns:

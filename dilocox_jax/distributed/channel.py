@@ -124,6 +124,7 @@ class Channel:
     try:
       self._store.key_value_try_get_bytes(f"{self._folder}/{name}")
     except jax.errors.JaxRuntimeError as error:
+      # Only the text of the store's error says that the key is not set.
       if "NOT_FOUND" in str(error):
         return False
       raise

@@ -35,7 +35,7 @@ def free_host_bytes(
 def _available(meminfo: pathlib.Path) -> float:
   """Returns the machine's available memory with its swap space (bytes).
 
-  The result is infinity if the file /proc/meminfo does not tell it.
+  The result is infinity if the file `meminfo` does not tell it.
   """
   try:
     lines = meminfo.read_text().splitlines()

@@ -123,7 +123,7 @@ class Lifelines:
   def _watch_one(self, connection: socket.socket) -> None:
     """Calls `on_lost` if a connection ends, or is silent beyond its timeout.
 
-    The method returns without a call if the process says goodbye.
+    It does not call `on_lost` if the other process says goodbye.
     """
     text = b""
     with contextlib.suppress(OSError):  # A `TimeoutError` is one, too.
@@ -137,7 +137,7 @@ class Lifelines:
       self._lost()
 
   def _show_life(self, connection: socket.socket) -> None:
-    """Sends signs of life to process 0, until one of the two leaves."""
+    """Sends signs of life to process 0, until it or this process leaves."""
     with contextlib.suppress(OSError):  # `_watch_one` sees that it has gone.
       while True:
         with self._lock:
@@ -184,8 +184,8 @@ class Lifelines:
   ) -> None:
     """Forwards bytes of process 0 (`outer`) to JAX's client (`inner`).
 
-    If one of the connections ends in the run, or process 0 is silent for too
-    long, `on_lost` is called.
+    If one of the two connections ends during the run, or if process 0 is silent
+    for too long, `on_lost` is called.
     """
     _forward(outer, inner, self._is_silence_fine)
     if self._is_watching:

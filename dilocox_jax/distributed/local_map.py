@@ -96,7 +96,7 @@ def map_over_devices(
       that one device holds.
     in_specs: How each argument is divided: a tree prefix of the arguments, with
       values of the type `jax.sharding.PartitionSpec`.
-    out_specs: How each result is divided, in the same form.
+    out_specs: How each result is divided, in the form of `in_specs`.
     axes: Axes of the current mesh over which the function is mapped. JAX's
       partitioner divides the work along the other axes.
 
@@ -246,10 +246,10 @@ def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
 
 
 def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
-  """Swaps whole layers, [n, R, C], for a device's part of all, [L, r, c].
+  """Swaps whole layers, [n, R, C], for a part of all layers, [L, r, c].
 
-  It reverses `_rows_to_layers`. Only the shape of `part`, the argument of that
-  function, is read.
+  It reverses `_rows_to_layers`. `part` was the argument `leaf` of that
+  function; only its shape is read.
   """
   for axis, names in reversed(_divided_axes(part, spec)):
     leaf = jax.lax.all_to_all(

@@ -7,8 +7,9 @@ Which devices keep which part of a parameter is decided in one of three ways:
   `PartitionSpec`.
 - The modules have partitioning metadata of NNX or linen, which become such a
   function (`models.custom`).
-- Otherwise the data shards divide the largest dimension of a parameter that
-  divides evenly, but no short vector (`Division.largest_dimension_spec`).
+- Otherwise the data shards divide a parameter along the largest dimension that
+  they can divide evenly. Short vectors are not divided
+  (`Division.largest_dimension_spec` has the details).
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ def divide_model(
     num_data_shards: Number of data shards. They divide the rows of a batch, and
       the dimensions that `partition` gives to the axis "data".
     num_tensor_shards: Number of tensor shards. They divide the dimensions that
-      `partition` gives to the axis "tensor", and read the same rows of a batch.
+      `partition` gives to the axis "tensor", but not the rows of a batch.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
       parameter over the mesh axes "data" and "tensor". If the function returns
       None, or if `partition` is None, the data shards divide the largest

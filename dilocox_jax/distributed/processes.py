@@ -74,9 +74,9 @@ def start(
     run: Hexadecimal text that identifies the run. All its processes pass the
       same text.
     timeout_s: Seconds to wait for all processes.
-    on_lost: Called in a thread if another process is gone later, with the error
-      and the number of this process. It should end this process. None: the
-      error is printed, and this process ends with exit code 75.
+    on_lost: Function (error, number of this process) that ends this process. A
+      thread calls it if another process is lost after all have connected. None:
+      the error is printed, and this process ends with exit code 75.
 
   Raises:
     ValueError: If an argument was neither given nor found, or is wrong.
@@ -234,8 +234,8 @@ def open_connections(mesh: Mesh) -> None:
   may not be enough later in a run, while one process compiles.
 
   Args:
-    mesh: The mesh. Each combination of its axes, of those with several devices,
-      has groups.
+    mesh: The mesh. There are groups of devices along each axis with several
+      devices, and along each combination of such axes.
   """
   # Along an axis of one device nothing is sent.
   names = [name for name in mesh.axis_names if mesh.shape[name] > 1]
@@ -324,7 +324,7 @@ def check_equal(**values: Any) -> None:
 
   Raises:
     ValueError: If a value differs. The message names the first process that has
-      another value than process 0, and this value.
+      another value than process 0, and the name of this value.
   """
   gathered = coordinator_store.allgather(values)
   values_of_main = gathered[0]
@@ -354,7 +354,7 @@ def detect_lost_process() -> Iterator[None]:
 
 
 def _is_from_lost_process(error: BaseException | None) -> bool:
-  """Returns whether an error, or its cause, is about a lost connection."""
+  """Returns whether an error, or a cause of it, is about a lost connection."""
   kinds = (RuntimeError, ValueError, TimeoutError, jax.errors.JaxRuntimeError)
   while error:
     text = str(error)

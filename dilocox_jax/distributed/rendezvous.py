@@ -222,7 +222,7 @@ class _Reception:
   """
 
   def __init__(self, process: Process, coordinator: str, server: socket.socket):
-    """Accepts no connection yet. `coordinator` is only used in messages."""
+    """Accepts no connection yet. `coordinator` is only for error messages."""
     self._process = process
     self._coordinator = coordinator
     self._server = server
@@ -318,7 +318,10 @@ class _Reception:
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
-    """Waits for connections or bytes, handles them, and drops late greeters."""
+    """Waits for connections or bytes, and handles what has come.
+
+    Connections that have sent no whole greeting in time are closed.
+    """
     for key, _ in self._selector.select(timeout_s):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)
@@ -381,7 +384,7 @@ class _Reception:
   def _answer(self, connection: socket.socket, text: bytes) -> None:
     """Keeps a connection whose greeting is right, and closes any other.
 
-    A process that is refused gets an answer with the reason first.
+    A refused process is sent the reason before its connection is closed.
     """
     match = _GREETING.fullmatch(text.decode("ascii", errors="replace"))
     if not match:

@@ -240,7 +240,8 @@ class Replicas:
   def state_shardings(self, tree: Tree, axes: Tree) -> Tree:
     """Returns the sharding of every leaf of a state.
 
-    A sharding divides a leaf among the replicas and among a replica's devices.
+    In the layout "mesh" a sharding divides a leaf [M, ...] among the replicas,
+    and the values of a replica among its devices.
 
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.

@@ -24,7 +24,8 @@ class AverageState(NamedTuple):
   Attributes:
     count: Number of updates taken (int32 scalar).
     average: The average, in fp32 or wider; the first parameters if `count` is
-      0. With `schedule_free` it is the average x of that optimizer.
+      0. With the wrapper `schedule_free`, it is the average x that the wrapped
+      optimizer keeps.
     optimizer: State of the optimizer that makes the updates.
   """
 
@@ -41,7 +42,7 @@ def averaged(
   The updates stay the same. The average of x_1, ..., x_t, the parameters after
   each update, gives x_s a weight of about s^power. For power = 1, x_1, x_2 and
   x_3 have the weights 1/6, 2/6 and 3/6. The average lags behind the newest
-  parameters by about 1 / (power + 2) of the run.
+  parameters by about 1 / (power + 2) of the updates so far.
 
   Args:
     optimizer: Makes the updates.
@@ -49,8 +50,8 @@ def averaged(
       forgets old ones sooner.
 
   Returns:
-    The transformation, with an `AverageState`. It must be the outermost one, so
-    that nothing changes its updates afterwards.
+    The transformation, with an `AverageState`. It must be the outermost
+    transformation, so that no other one changes its updates afterwards.
 
   Raises:
     ValueError: If `power` is negative. The update raises ValueError if it does
@@ -101,7 +102,7 @@ def schedule_free(
 
   Returns:
     The transformation, with an `AverageState` whose average is x. It must be
-    the outermost one.
+    the outermost transformation.
 
   Raises:
     ValueError: If `optimizer` is not schedule-free; `init` raises it. The

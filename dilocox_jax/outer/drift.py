@@ -100,13 +100,13 @@ class Disagreement(NamedTuple):
 
   Attributes:
     cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
-      product of their norms. None if there is one replica, if this mean is not
-      finite (e.g. all pseudo-gradients are zero), or if each replica has a mean
-      of its own.
+      product of their norms. None if there is one replica, if this cosine is
+      not finite (e.g. all pseudo-gradients are zero), or if each replica has a
+      mean pseudo-gradient of its own.
     disagreement: Root mean square, over the replicas, of the distance between a
       replica's pseudo-gradient (as it was sent) and the mean.
     pseudo_gradient_norm: Norm of the mean pseudo-gradient. If each replica has
-      a mean of its own, the root mean square of their norms.
+      a mean of its own, the root mean square of the norms of these means.
   """
 
   cosine: float | None
@@ -121,7 +121,8 @@ def disagreement(
 
   Args:
     own_squared: Squared norm of each replica's sent pseudo-gradient, [M].
-    apart_squared: Squared distance of each of them from the mean, [M].
+    apart_squared: Squared distance of each replica's sent pseudo-gradient from
+      the mean, [M].
     mean_squared: Squared norm of the mean pseudo-gradient, a scalar; [M] if
       each replica has a mean of its own.
   """

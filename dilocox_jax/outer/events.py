@@ -56,12 +56,12 @@ def measure_apply_send(
     state: State of the fragment.
     inner: The replica's own parameters of the fragment.
     in_flight: Pseudo-gradients of the fragment in flight before this call, the
-      oldest first. If `apply` applies the mean of one of these, it is included.
+      oldest first, with the one whose mean `apply` applies.
     apply: Called after measuring; for example the result of `apply_arrived`,
       `exchange_at_once` or `apply_nothing_yet`.
-    num_arrived: How many to drop of `in_flight` and the new one, the oldest
-      first: 1 if `apply` applies a mean, or if the oldest is a placeholder of
-      zeros; otherwise 0.
+    num_arrived: How many pseudo-gradients to remove from those in flight, the
+      oldest first and the new one last: 1 if `apply` applies a mean, or if the
+      oldest is a placeholder of zeros; otherwise 0.
 
   Returns:
     The new state; the replica's new parameters of the fragment; the result that

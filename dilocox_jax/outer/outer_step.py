@@ -47,8 +47,9 @@ class FragmentState(NamedTuple):
     optimizer: State of the outer optimizer, shared like `params`.
     exchange: State of the aggregator, e.g. residuals of error feedback.
     in_flight: This replica's pseudo-gradients that were sent and whose mean is
-      not applied yet, the oldest first. In a `StepState` there are also zeros,
-      and one that was applied already may stay until the next send.
+      not applied yet, the oldest first. In a `StepState` the length is fixed:
+      zeros stand for pseudo-gradients that were not sent yet, and one whose
+      mean was applied may stay until the next send.
   """
 
   params: Tree
@@ -67,7 +68,7 @@ class OuterStep:
 
   Attributes:
     method: The schedule and the apply rule.
-    optimizer: Any optax optimizer or chain. Its gradient is the averaged
+    optimizer: The outer optimizer, of optax. Its gradient is the averaged
       pseudo-gradient of a fragment.
     aggregator: Averages pseudo-gradients over replicas.
     axis_name: Axis over which replicas are mapped.
@@ -183,9 +184,9 @@ class OuterStep:
 
     Returns:
       A coroutine with the result of `exchange`. It yields arrays before and
-      after each collective, which the caller sends back (`Aggregator`). Through
-      a mailbox (a shared folder or bucket) it yields each message instead, and
-      gets the reply.
+      after each collective, and the caller sends these arrays back
+      (`Aggregator`). If replicas exchange through a mailbox (a shared folder or
+      bucket), it yields each message instead, and the caller sends the reply.
     """
     values = pseudo_gradient
     if weight is not None:
@@ -258,7 +259,7 @@ class OuterStep:
     return jax.tree.map(jnp.zeros_like, params)
 
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
-    """Returns the new correction, which is added after each inner step.
+    """Returns the new correction, which inner steps add to the parameters.
 
     If this replica is not in the mean, its correction stays as it was. Without
     a filter, a replica that has sent only zeros counts as not in the mean.

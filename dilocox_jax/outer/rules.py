@@ -108,9 +108,9 @@ def reset_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica takes over the new outer parameters.
 
   If the mean comes a round late (tau = H), the replica drops its progress in
-  this round. The progress was measured just before, so it comes back in the
-  mean that is applied a round later. With tau between 0 and H, the progress
-  since the send is lost.
+  the round that ends. This progress was measured just before, so it comes back
+  in the mean that is applied a round later. With tau between 0 and H, the
+  progress since the send is lost.
 
   Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263 (tau =
   H), in one of the two ways in which that paper can be read.

@@ -40,8 +40,8 @@ class StepState(NamedTuple):
       (`FragmentView.groups`). If a group has several fragments, the leaves of
       its state have an axis of fragments in front.
     view: Cuts fragments (parts of the parameters) out of the tree.
-    correction: Tree like the parameters that is added to them after each inner
-      step (`ApplyRule.correct`); None: nothing is added.
+    correction: Tree that is added to the parameters after each inner step
+      (`ApplyRule.correct`); None: nothing is added.
   """
 
   step: Index
@@ -96,6 +96,8 @@ def outer_params(state: Tree, params: Tree) -> Tree:
     f"the state, a {type(state).__name__}, holds none of a transform of "
     "dilocox_jax: pass what init and update of the whole optimizer return",
   )
+  # Each state fills in the leaves that its transform trains, and leaves the
+  # others to the other states, e.g. those of `multi_transform`.
   for each in states:
     params = jax.tree.map(
       lambda new, old: old if is_masked(new) else new,

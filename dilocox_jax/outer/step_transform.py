@@ -34,7 +34,7 @@ class Moves(NamedTuple):
 
   Attributes:
     updates: What this step adds to the parameters, as an optax transform
-      returns it. It already contains the correction of this step.
+      returns it. The correction is already contained in these updates.
     correction: What every later inner step adds to its updates, until the
       correction changes (`ApplyRule.correct`). None: nothing.
   """
@@ -247,7 +247,7 @@ class _FragmentEvents:
   def _send(
     self, params: Tree, was_sent: Array, cut: Cut, moves: Moves, state: Any
   ) -> Changed:
-    """Measures a fragment; if tau is a multiple of H, also applies a mean.
+    """Measures a pseudo-gradient; also applies a mean if H divides tau.
 
     With tau = 0 the mean is that of the new pseudo-gradient, otherwise that of
     the oldest one in flight, which is a placeholder of zeros if `was_sent` is
@@ -356,8 +356,8 @@ class _FragmentEvents:
   ) -> Moves:
     """Returns the additions that give a fragment the parameters `inner`.
 
-    They are `moves` with new updates of this fragment, and a new correction if
-    `result` is not None.
+    They are `moves` with new updates of this fragment. If `result` is not None,
+    the fragment's correction, if any, is also new.
     """
     # Updates may have a wider dtype than the parameters.
     old = self.view.extract(params, *cut)

@@ -2,10 +2,10 @@
 
 Replicas that exchange through a store (a folder or a bucket) are separate
 programs without a common JAX runtime, so a collective over the axis "replica"
-cannot reach the other replicas. On an axis of length 1 it would return its own
-argument, and the run would silently train by another method. So such a replica
-is mapped over an axis with another name (`ALONE_AXIS`). JAX then raises a
-NameError, and this module turns the NameError into one clear line.
+cannot reach the other replicas. If the axis had only this replica, the
+collective would return its own argument, and the replica would silently train
+alone. So such a replica is mapped over an axis with the name `ALONE_AXIS`. JAX
+then raises a NameError, and this module turns it into one clear line.
 """
 
 import contextlib
@@ -40,6 +40,7 @@ def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
   try:
     yield
   except NameError as error:
+    # Only the text of JAX's NameError says that it is about an axis.
     is_about_axis = "axis name" in str(error) and REPLICA_AXIS in str(error)
     if replicas.axis_name != ALONE_AXIS or not is_about_axis:
       raise

@@ -46,7 +46,7 @@ _Bounds = list[tuple[int, int]]
 
 
 class ClusterProcesses:
-  """Connects the processes of a replica that use one mailbox together.
+  """Connects the processes of one replica, which share a mailbox.
 
   The class implements `mailbox_protocol.replica_processes.ReplicaProcesses` for
   a replica that consists of several processes.
@@ -91,12 +91,13 @@ class ClusterProcesses:
 
     Args:
       ask: Function that uses the mailbox. Only process 0 calls it.
-      shared: Function that returns arrays of which process 0 may read this
-        process's parts while `ask` runs (`collected`). None: there are none.
+      shared: Function that returns arrays. While `ask` runs, process 0 may read
+        this process's parts of these arrays (`collected`). None: no arrays.
 
     Raises:
       Exception: The error of `ask`, in every process. Outside process 0, an
-        error of a type that `decode_error` does not know is a RuntimeError.
+        error of a type that `decode_error` does not know is raised as a
+        RuntimeError.
     """
     if self.is_main:
       return self._ask_and_tell(ask)

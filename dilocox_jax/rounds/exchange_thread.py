@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and records when it waited after the inner steps."""
+  """Waits for exchanges; records when it waited after the inner steps ended."""
 
   def __init__(self):
     """Starts with an empty record."""
@@ -85,12 +85,13 @@ def beside_steps(
 class InThread:
   """Dispatches an exchange in a second thread, beside a window's inner steps.
 
-  A window is some inner steps, then perhaps an apply of a mean and a send. Its
-  exchange computes the mean that it applies. In some windows its own program
-  does the exchange (`run`).
+  A window is some inner steps, then perhaps an apply of a mean and a send. The
+  exchange computes the mean that the window applies. For some windows, no
+  second thread is used: the window's own program runs the exchange (`run`).
 
   Attributes:
-    splits_windows: False: a window stays one program.
+    splits_windows: False: a window is not split into a window of inner steps,
+      one of an apply and one of a send.
     reuses_states: True: programs may reuse the memory of the states.
     waits_for_exchanges: True: the host waits for the thread before it
       dispatches the apply.
@@ -118,7 +119,8 @@ class InThread:
     """Runs a window's exchange in a thread, and its inner steps meanwhile.
 
     A window is some inner steps, then perhaps an apply of a mean and a send.
-    This method runs nothing, and leaves both to the window's own program,
+    This method runs nothing, and leaves the exchange and the inner steps to the
+    window's own program,
 
     - if the window has no earlier pseudo-gradient to average,
     - if it has no inner steps, or

@@ -49,8 +49,8 @@ class LocalExchange:
 
   Attributes:
     aggregator: Averages over the axis of the replicas.
-    in_thread: Whether a second thread dispatches the exchanges that inner steps
-      can hide.
+    in_thread: Whether a second thread dispatches exchanges beside inner steps
+      (`InThread`).
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -76,12 +76,12 @@ class LocalExchange:
 class MailboxExchange:
   """The exchange of one replica with replicas in other JAX runtimes.
 
-  They exchange through a mailbox: a folder or a bucket.
+  The replicas exchange through a mailbox: a folder or a bucket.
 
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
     client: Client of the mailbox. It also counts the exchanges that are done.
-    is_in_rows: Whether a message is the same, however a replica is divided
+    is_in_rows: Whether a message does not depend on how a replica is divided
       among devices.
     axis_name: Axis over which the one replica is mapped.
   """
@@ -139,14 +139,14 @@ def mailbox(
   """Makes the exchange of replicas that meet in a folder or a bucket.
 
   Pass it to `dilocox_jax.make_rounds` in programs that have one replica each,
-  on machines anywhere. `make_rounds` joins the run there.
+  on machines anywhere. `make_rounds` joins the run.
 
   Wire: a message has 120 bytes (an authentication code and a header), a code of
   32 bytes for each MiB or part of one, 136 bytes of random sums for each 2^20
   values of the state, by which replicas compare their states, and then the
   arrays of the codec. If messages are cut into slices, so that each replica
-  averages one slice (`MailboxRules.shares`), each slice has 160 bytes and the
-  random sums, and the 120 bytes and the codes of 32 bytes are left out.
+  averages one slice (`MailboxRules.shares`), there are no 120 bytes and no
+  codes of 32 bytes. Instead each slice has 160 bytes and the random sums.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
@@ -177,7 +177,7 @@ def mailbox(
     collective: Must be "mailbox": no other collective reaches other programs.
 
   Returns:
-    The exchange. It reads and writes nothing before `make_rounds` gets it.
+    The exchange. Nothing is read or written before `make_rounds` gets it.
 
   Raises:
     ValueError: If an argument does not fit; the message names it.

@@ -17,8 +17,8 @@ from dilocox_jax.rounds.window import InnerProgress
 class InProgram:
   """Leaves each exchange to the compiled program that applies its mean.
 
-  Unless `splits_windows` is True, that program also takes the window's inner
-  steps: on TPUs and GPUs, XLA overlaps them with the transfers.
+  Unless `splits_windows` is True, that program also takes inner steps. On TPUs
+  and GPUs, XLA overlaps these steps with the transfers.
 
   Attributes:
     replicas: Number of replicas, and their devices.
@@ -34,7 +34,8 @@ class InProgram:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if all replicas are on one device, or if there is only one replica:
+    (An apply applies a mean, and a send measures a pseudo-gradient.) They are
+    separate if all replicas are on one device, or if there is only one replica:
     then no transfer between replicas could overlap with the steps.
     """
     has_links = (
@@ -46,10 +47,10 @@ class InProgram:
     """Accepts every outer step, as all replicas are in this JAX runtime."""
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Runs nothing: the window's own program takes the steps and exchanges.
+    """Runs nothing: compiled programs take the inner steps and exchange.
 
     Returns:
-      The replicas before the window, and None instead of a result.
+      The unchanged replicas, and None instead of the result of an exchange.
     """
     return work.given.progress, None
 

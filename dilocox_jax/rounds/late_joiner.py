@@ -69,7 +69,7 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
 def join(
   rounds: Rounds, state: RoundState, last_step: int | None = None
 ) -> RoundState:
-  """Brings this replica from its first state to where a mailbox's run is now.
+  """Brings this replica from its first state to where the run is now.
 
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).
@@ -96,6 +96,7 @@ def join(
   walk.pass_events(client.event)
   if snapshot is not None:
     walk.pass_sends()
+  # This replica has taken no step toward the measurements in flight.
   client.steps.restart(walk.in_flight)
   if snapshot is not None:
     state = _from_snapshot(rounds, state, snapshot, walk.in_flight)
@@ -132,8 +133,8 @@ class _Walk:
   Attributes:
     window: The window that comes next; None at the end of the schedule.
     step: Number of inner steps before that window.
-    in_flight: Number of each fragment's pseudo-gradients that are sent but not
-      applied before that window, [P].
+    in_flight: For each fragment, the number of pseudo-gradients that were sent
+      before that window, and whose mean was not applied before it, [P].
   """
 
   def __init__(
@@ -157,7 +158,7 @@ class _Walk:
     self.window = next(self._windows, None)
 
   def pass_events(self, count: int) -> None:
-    """Goes past windows, up to and including the next `count` applies."""
+    """Goes past windows until `count` of those passed have applied a mean."""
     while count:
       assert self.window is not None, "the others have gone on for longer"
       if self.window.applied:
@@ -165,7 +166,7 @@ class _Walk:
       self.go_on()
 
   def pass_sends(self) -> None:
-    """Goes past windows that only send, to the next one that applies."""
+    """Goes past windows that only measure, to the next that applies a mean."""
     while self.window is not None and not self.window.applied:
       self.go_on()
 
@@ -182,7 +183,8 @@ def skip_windows(
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).
     state: State of the replica before these windows.
-    windows: Windows of the schedule, with their inner steps.
+    windows: Windows as the schedule gives them. Each is some inner steps, then
+      a send (a measurement), an apply of a mean, both or neither.
     num_steps: Number of inner steps of these windows together.
 
   Returns:

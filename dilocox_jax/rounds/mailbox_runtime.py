@@ -102,7 +102,8 @@ class MailboxRuntime:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    They are if tau = 0: a mean is then applied right after its pseudo-gradients
+    (An apply applies a mean, and a send measures a pseudo-gradient.) They are
+    separate if tau = 0: a mean is then applied right after its pseudo-gradients
     are measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
@@ -122,7 +123,8 @@ class MailboxRuntime:
     """Runs the exchange of a window, and its inner steps meanwhile.
 
     A window is some inner steps, then perhaps an apply of a mean and a send. If
-    it applies nothing, this method only counts its steps, for a later message.
+    the window applies nothing, this method only counts the window's steps, on
+    which the weight of a later message depends.
 
     Args:
       work: The window, and the arguments of its program.
@@ -152,7 +154,7 @@ class MailboxRuntime:
     return replicas.layout == "mesh" and replicas.mesh.is_multi_process
 
   def _take_due(self, work: WindowWork) -> Due | None:
-    """Returns the exchange whose mean a window applies; None if none is."""
+    """Returns the exchange whose mean a window applies; None if it has none."""
     if work.window.applied is None:
       return None
     fragment = work.window.applied.fragment
@@ -212,12 +214,14 @@ class MailboxRuntime:
   ) -> Arrived:
     """Sends the remaining messages of an exchange, and computes its result.
 
-    `arrived` has an entry for each message that was sent already.
+    `arrived` has the results of `_send` for the messages of this exchange that
+    were sent already.
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
       arrived = (*arrived, self._send(due, session, leaving))
       leaving, result = self._run_stage(due, arrived)
+    # The others refused this replica's message, or count an older one instead.
     if session.drops_all:
       return self._without_own_part(*result)
     # The mean does not contain this replica's message. Error feedback and
@@ -241,9 +245,9 @@ class MailboxRuntime:
   def _send(self, due: Due, session: ExchangeSession, leaving: Any) -> Message:
     """Sends a message, and returns the messages that all replicas average.
 
-    `leaving` is an `EncodedMessage`, and whether its values are finite. The
-    result has the arrays of the averaged replicas, their weights, and whether
-    this replica is one of them.
+    `leaving` is a pair: an `EncodedMessage`, and whether its values are finite.
+    The result has the arrays of the averaged replicas, their weights, and
+    whether this replica is one of them.
     """
     # No program is dispatched here, so any thread may call this function.
     message, is_finite = leaving
@@ -264,10 +268,10 @@ class MailboxRuntime:
     )
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
-    """Makes this replica lose what the mean lacks of its message.
+    """Drops the part of this replica's message that is not in the mean.
 
-    Usually a replica keeps this part: as the residual of error feedback, or in
-    its parameters. Here both are set to zero.
+    Usually a replica keeps this part, as the residual of error feedback or in
+    its parameters. Here the part becomes zero, so the replica keeps nothing.
     """
     # If the message had wrong values, keeping them would make the next message
     # wrong, too. If an earlier process of this replica has already sent this
@@ -342,7 +346,7 @@ class MailboxRuntime:
 
 
 def _zeros(axes: Tree, tree: Tree) -> Tree:
-  """Sets leaves to zero whose entry in the tree prefix `axes` is 0."""
+  """Replaces by zeros the leaves whose entry in the prefix `axes` is 0."""
   # A compiled program makes the zeros: the trainer refuses transfers from the
   # host while it dispatches, and no process alone could make an array that is
   # divided among several processes.

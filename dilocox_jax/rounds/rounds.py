@@ -147,8 +147,9 @@ class Rounds:
         (`Replicas.own`).
       windows: The n steps divided into windows: some inner steps each, then
         perhaps an apply and a send. None: windows as the schedule says.
-      participation: What each replica does in the windows; None: all do the
-        same. A replica that takes h steps reads its first h batches.
+      participation: Which replicas first begin again from the outer parameters,
+        and what each replica does in the windows. A replica that takes h steps
+        reads its first h batches. None: all replicas do the same.
       one_at_a_time: Whether a window is dispatched only after the window before
         it has ended, so that compiling and running can be timed apart.
 
@@ -190,6 +191,7 @@ class Rounds:
       path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
     }
     require(bool(first_axes), "batches: there is no leaf")
+    # The first leaf says what n is.
     any_axes = next(iter(first_axes.values()))
     expected = (len(self.replicas.own), *any_axes[1:])
     for path, axes in first_axes.items():
@@ -459,7 +461,7 @@ class Rounds:
 
   @property
   def _guarded_step(self) -> InnerStep:
-    """`inner_step`; raises ValueError for collectives between programs."""
+    """`inner_step`, but collectives between programs raise ValueError."""
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
@@ -576,8 +578,8 @@ class Rounds:
     """Adds the states and indices of a window's fragments to its arguments.
 
     The oldest pseudo-gradient in flight of the applied fragment becomes the
-    argument `due`. The newer ones stay in the fragment's state only if the
-    window reads them.
+    argument `due`. The newer ones are passed in the fragment's state only if
+    the window reads them.
     """
     applied_index = None
     sent_index = None

@@ -54,7 +54,7 @@ class Runtime(Protocol):
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    This is for windows whose inner steps cannot hide the exchange.
+    They should be separate if inner steps cannot hide an exchange.
     """
     ...
 
@@ -86,16 +86,16 @@ class Runtime(Protocol):
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange and the inner steps of a window, or nothing.
 
-    If it runs nothing, the window's own program does both. The apply and the
-    send are always left to that program.
+    If it runs nothing, the window's own program runs the exchange and the
+    steps. The apply and the send are always left to that program.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      If this call has run both: the replicas after the inner steps, and the
-      result of the exchange with the aggregator's new state. Otherwise: the
-      replicas before the window, and None.
+      If this call has run the window's exchange: the replicas after the inner
+      steps, and the result of the exchange with the aggregator's new state.
+      Otherwise: the replicas before the window, and None.
     """
     ...
 

@@ -1,9 +1,10 @@
 """Computes the fingerprint (a few random sums) of a state, on the devices.
 
 Replicas compare the fingerprints of the state that they share, to find out
-whether they still agree (`reference.fingerprint`). The devices multiply each
-chunk of 4,096 values by random signs and add them up to 32 sums in float32. The
-host adds up the chunks in float64.
+whether they still agree (`reference.fingerprint`). The devices cut the values
+into chunks of 4,096, multiply each value by a random sign, and add the products
+of a chunk up to 32 sums in float32. The host adds up the sums of the chunks in
+float64.
 """
 
 import functools
@@ -60,7 +61,7 @@ def dispatch_fingerprint(
   sums_of_leaves = _chunk_sums_program(signs.sharding)(floats, signs)
 
   def read() -> Fingerprint:
-    rows = [NOTHING.rows]
+    rows = [NOTHING.rows]  # No row, for a state without leaves of floats.
     chunk_sums = jax.device_get(sums_of_leaves)
     for leaf, (sums, squares) in zip(floats, chunk_sums, strict=True):
       rows_of_leaf = np.zeros([len(sums), ROW_VALUES], np.float32)

@@ -264,7 +264,8 @@ class RoundStates:
     """The jitted program that joins the outer parameters of all fragments.
 
     It takes the parameters [M, ...] and the states of all fragments. If the
-    outer optimizer keeps a running average of them, this average is returned.
+    outer optimizer keeps a running average of the outer parameters, the program
+    joins this average instead.
     """
     out = None if self.outer.is_shared else 0
     return self._joining(
@@ -301,10 +302,10 @@ class RoundStates:
   ) -> RoundState:
     """Lets replicas begin again from the outer parameters.
 
-    They get a copy of the source replica's inner optimizer state. Their own
-    state of the aggregator, e.g. a residual of error feedback, begins anew.
-    Their correction and their pseudo-gradients in flight become zeros. The
-    replicas that do not return stay as they are.
+    These replicas get a copy of the source replica's inner optimizer state.
+    Their own state of the aggregator, e.g. a residual of error feedback, begins
+    anew. Their correction and their pseudo-gradients in flight become zeros.
+    The replicas that are not in `returning` stay as they are.
 
     Args:
       state: State of all replicas, whose memory is reused.
@@ -361,9 +362,9 @@ class RoundStates:
   def advance_schedules(
     self, state: RoundState, num_steps: int, taken: Array | None = None
   ) -> RoundState:
-    """Moves learning-rate schedules on by the steps that a replica missed.
+    """Moves learning-rate schedules on by the steps that each replica missed.
 
-    So all replicas have the same learning rate again.
+    All replicas then have the same learning rate again.
 
     Args:
       state: State of all replicas, whose memory is reused.

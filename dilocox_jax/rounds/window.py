@@ -52,7 +52,7 @@ class ReplicaState(NamedTuple):
   Attributes:
     params: Parameters of the replica.
     optimizer: State of the inner optimizer.
-    correction: Tree like `params` that is added to them after each inner step
+    correction: Tree that is added to `params` after each inner step
       (`ApplyRule.correct`). None: nothing is added.
   """
 
@@ -81,7 +81,8 @@ class InnerProgress(NamedTuple):
     step: Number of batches read since the call of `Rounds.run`, in all of its
       windows so far. The next step reads the batch of this index (int32
       scalar).
-    metrics: Metrics of these steps, then zeros for the steps to come.
+    metrics: Metrics of the inner steps since that call, then zeros for the
+      steps to come.
   """
 
   replica: ReplicaState
@@ -111,9 +112,14 @@ class WindowKind:
       fragment is.
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
+<<<<<<< HEAD
     follows_send: Whether the window before has sent the fragment that this one
       applies, after the same inner step. Always False if tau is neither 0 nor a
       multiple of H.
+=======
+    follows_send: Whether tau is 0 or a multiple of H, and the previous window
+      sent, after the same inner step, the fragment that this window applies.
+>>>>>>> fourth3
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether replicas may differ from each other in their number of
@@ -152,8 +158,8 @@ class WindowInput(NamedTuple):
     sent: `FragmentState` of the fragment that is sent; None if no fragment is
       sent, or if it is the applied fragment.
     indices: Index (`FragmentView.index`) of the applied fragment, and of the
-      fragment `sent`, in its group of fragments of equal shapes. None if there
-      is no such fragment, or if it needs no index.
+      fragment `sent`, in its group of fragments of equal shapes. An index is
+      None if there is no such fragment, or if the fragment needs no index.
     weight: Factor of this replica in the mean, float32 scalar
       (`OuterStep.exchange`); None: all weights are equal.
     arrived: Result of the exchange and new state of the aggregator, if another
@@ -283,7 +289,7 @@ class WindowProgram:
   def _apply(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies the mean of a fragment that this window does not also measure.
+    """Applies a mean to a fragment that this window does not also measure.
 
     The method returns the new replica, the fragment's new state, and the norms
     of its pseudo-gradients.
@@ -306,7 +312,7 @@ class WindowProgram:
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Measures a fragment's pseudo-gradient, and applies a mean to it.
+    """Measures the applied fragment's pseudo-gradient, and applies a mean.
 
     If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
     applied at once. Otherwise the mean in `arrived`, of an earlier one, is
@@ -377,10 +383,10 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns the `apply` of `measure_apply_send` for a window without apply.
+    """Returns the argument `apply` of `measure_apply_send` for a send alone.
 
-    The function changes nothing, except under a rule that applies at the first
-    send (`events.apply_nothing_yet`).
+    It is a function that changes nothing, except at the first send under a rule
+    that takes an outer step there (`events.apply_nothing_yet`).
     """
     if state.in_flight:
       return lambda state, inner, fresh: (state, inner, None)
