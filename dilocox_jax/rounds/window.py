@@ -112,14 +112,9 @@ class WindowKind:
       fragment is.
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
-<<<<<<< HEAD
     follows_send: Whether the window before has sent the fragment that this one
       applies, after the same inner step. Always False if tau is neither 0 nor a
       multiple of H.
-=======
-    follows_send: Whether tau is 0 or a multiple of H, and the previous window
-      sent, after the same inner step, the fragment that this window applies.
->>>>>>> fourth3
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether replicas may differ from each other in their number of
