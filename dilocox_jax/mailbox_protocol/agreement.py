@@ -567,8 +567,15 @@ class Agreement:
     """Looks for a turn's manifest, messages and new seats.
 
     The messages and seats (replicas that join or come back) are added to
-    `inbox`. `is_late` says whether the grace time is over. Returns the
-    manifest; None if it is not there or, at the first look, if it was not read.
+    `inbox`. The first look does not ask for the manifest if it may bring all
+    missing messages, as this replica can then write the manifest itself.
+
+    Args:
+      inbox: The messages of the turn so far.
+      is_late: Whether the grace time is over.
+
+    Returns:
+      The manifest; None if it is not there, or if this look did not ask for it.
     """
     is_first_look = inbox.num_looks == 0
     inbox.num_looks += 1

@@ -108,15 +108,16 @@ def norm_of_values(values: Sequence[np.ndarray]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Cuts:
-  """The rows at which a message is cut into slices.
+  """The rows at which a message is cut into S slices.
 
-  A message consists of tables. A table has encoded rows of one width.
+  A message consists of tables. A table consists of one array or several, e.g.
+  the codes and the scales of encoded rows, which have equally many rows.
 
   Attributes:
     starts: First row of each slice in each table, [S + 1][number of tables].
-      The last entry has the numbers of rows.
-    row_bytes: Bytes of a row in each array, [number of tables][arrays of a
-      table].
+      The last entry has the number of rows of each table.
+    row_bytes: Bytes of a row in each array of each table, [number of
+      tables][arrays of a table].
   """
 
   starts: tuple[tuple[int, ...], ...]

@@ -86,13 +86,17 @@ class TunedPair:
 
 @dataclasses.dataclass(frozen=True)
 class PairTraining:
-  """Trains AllReduce with B / 2 and with B sequences in a step.
+  """Trains AllReduce with B / 2 and with B sequences in a step; computes s.
+
+  s is the share by which the loss falls from B / 2 to B. Each of the two
+  batches is trained at its own best inner rate.
 
   Attributes:
     training: Trains runs, and keeps their results.
     num_processes: Number of runs that train at once.
-    most_rates: Largest number of inner rates to try for a batch.
-    num_seeds: Number of seeds behind s. The rates are tuned on the first one.
+    most_rates: Largest number of inner rates to try for a batch, at least 3.
+    num_seeds: Number of seeds from which s is computed. The rates are tuned on
+      the first one.
   """
 
   training: Training
