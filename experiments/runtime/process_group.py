@@ -263,14 +263,22 @@ def _cause(members: Sequence[Member]) -> Member:
   """Returns a failed process that did not fail only because another one did.
 
   Waits for one up to `_SETTLE_S` seconds. If none comes, returns another failed
-  process.
+  process. A process that a signal asked to stop has not failed.
   """
+  # If a process fails while others stop, the last save may not be whole. The
+  # exit code of a stop would hide that.
   deadline = time.monotonic() + _SETTLE_S
   while True:
-    failed = [member for member in members if member.exit_code]
-    causes = [m for m in failed if m.exit_code not in _CONSEQUENCES]
-    have_all_failed = len(failed) == len(members)
-    if causes or have_all_failed or time.monotonic() > deadline:
+    codes = [member.exit_code for member in members]
+    failed = []
+    causes = []
+    for member, code in zip(members, codes, strict=True):
+      if not code or code in STOP_CODES:
+        continue
+      failed.append(member)
+      if code not in _CONSEQUENCES:
+        causes.append(member)
+    if causes or None not in codes or time.monotonic() > deadline:
       return (causes or failed)[0]
     time.sleep(_POLL_S)
 
