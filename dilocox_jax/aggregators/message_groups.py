@@ -70,11 +70,17 @@ class MessageGroups:
   def to_message(self, arrays: Arrays) -> list[Array]:
     """Joins the arrays of the program's groups into those of the message.
 
+    A group is leaves that are encoded together. A replica on several devices
+    encodes each leaf alone. This joins the rows of leaves that a replica on one
+    device would encode together.
+
     Args:
-      arrays: Arrays [layers, rows, ...] of the encoder, group by group.
+      arrays: Results of the encoder, such as codes and scales, group by group:
+        arrays [layers, rows, ...].
 
     Returns:
-      The arrays of the message, group by group.
+      The arrays of the message, group by group. Those of several leaves are [1,
+      rows of all layers and leaves, ...].
     """
     if self.of_program == self.of_message:
       return list(arrays)

@@ -1,7 +1,8 @@
 """Computes the operations (such as all-gathers) and the bytes of exchanges."""
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 from dilocox_jax.aggregators.collective import (
   Collective,
@@ -15,7 +16,7 @@ from dilocox_jax.plan.operations import AllGather, Operation
 from dilocox_jax.plan.schedule.fragments import Fragments, Shapes
 from dilocox_jax.plan.schedule.membership import RoundParticipation
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
 
 # With `norm_filter`, each replica first sends the norm of its values in fp32.
@@ -88,7 +89,18 @@ class Traffic:
 
   def exchange_bytes(self, fragment: int) -> int:
     """Returns the bytes a replica sends to exchange a part of the model."""
-    return self._sent_bytes(self.exchange(fragment))
+    return self._bytes_among(fragment, self.num_replicas)
+
+  @functools.cached_property
+  def _bytes_among(self) -> Callable[[int, int], int]:
+    """Function (fragment, number of replicas) -> bytes of an exchange."""
+
+    def bytes_among(fragment: int, num_replicas: int) -> int:
+      among = dataclasses.replace(self, num_replicas=num_replicas)
+      return among._sent_bytes(among.exchange(fragment))
+
+    # Counting takes long for large models.
+    return functools.cache(bytes_among)
 
   def gradient(self) -> list[Operation]:
     """Returns the operations that average gradients in a data-parallel step."""
@@ -109,16 +121,8 @@ class Traffic:
     """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
-    return self.among(segment.participation)._windows_bytes(segment.windows)
-
-  def among(self, participation: RoundParticipation | None) -> "Traffic":
-    """Returns a copy whose `num_replicas` counts only the present replicas.
-
-    `participation` says which replicas are present; None: all are.
-    """
-    if participation is None:
-      return self
-    return dataclasses.replace(self, num_replicas=len(participation.members))
+    num_members = self._num_members(segment.participation)
+    return self._windows_bytes(segment.windows, num_members)
 
   def flush_bytes(
     self, step: int, participation: RoundParticipation | None = None
@@ -133,15 +137,47 @@ class Traffic:
       participation: Says which replicas are present; None: all are.
     """
     windows = self.method.schedule.flush_windows(step)
-    return self.among(participation)._windows_bytes(windows)
+    return self._windows_bytes(windows, self._num_members(participation))
 
-  def _windows_bytes(self, windows: Iterable[Window]) -> int:
+  def run_bytes(self, plan: RunPlan) -> int:
+    """Returns the bytes that a replica sends in a whole run, flush included.
+
+    Rounds that are alike are counted once. Rounds with absences are counted one
+    by one.
+    """
+    sent_bytes = 0
+    # Random absences make every round differ. Of them only the number of
+    # present replicas matters here, and it is found much faster than the rest.
+    all_present = dataclasses.replace(plan, membership=None)
+    for segment, count in all_present.repeated_segments():
+      if plan.membership is None or segment.phase == "data_parallel":
+        sent_bytes += count * self.segment_bytes(segment)
+        continue
+      done = segment.start - segment.schedule_start
+      first, _ = self.method.schedule.round_at(done)
+      rounds = range(first, first + count)
+      for num_members, number in plan.membership.num_present(rounds).items():
+        round_bytes = self._windows_bytes(segment.windows, num_members)
+        sent_bytes += number * round_bytes
+    last_step = plan.schedule_step(plan.total_steps)
+    return sent_bytes + self.flush_bytes(last_step, plan.flush_participation())
+
+  def _num_members(self, participation: RoundParticipation | None) -> int:
+    """Returns how many replicas are present; with None, all are."""
+    return len(participation.members) if participation else self.num_replicas
+
+  def _windows_bytes(self, windows: Iterable[Window], num_members: int) -> int:
     """Returns the bytes of the exchanges whose means some windows apply.
 
-    A window is some inner steps, after which at most one mean is applied.
+    Args:
+      windows: Windows, each some inner steps, after which at most one mean is
+        applied.
+      num_members: Number of replicas that are present.
     """
     applied = [window.applied for window in windows if window.applied]
-    return sum(self.exchange_bytes(event.fragment) for event in applied)
+    return sum(
+      self._bytes_among(event.fragment, num_members) for event in applied
+    )
 
   def _operations(self, shapes: Shapes) -> list[Operation]:
     """Returns the operations of one exchange of leaves of these shapes."""

@@ -674,10 +674,12 @@ def _powers_of_two_in(number: int) -> list[int]:
 def _fastest_layouts(
   allreduce: RunConfig, cluster: Cluster, options: Options, device_bytes: float
 ) -> list[Changes]:
-  """Returns the layouts of AllReduce that are worth trying, the fastest first.
+  """Returns the layouts that a method may need, fastest for AllReduce first.
 
-  Layouts that do not fit are left out, because no method needs less memory than
-  AllReduce. If none fits, the result is the one that needs the least memory.
+  Layouts with which AllReduce does not fit are left out, because no method
+  needs less memory. So are those that are slower than another layout on equally
+  many devices and need no less memory. If none fits, the result is the one that
+  needs the least memory.
   """
   num_devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
   possible: list[tuple[int, RunConfig, Changes]] = []

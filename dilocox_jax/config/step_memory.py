@@ -208,9 +208,10 @@ def _or_muon(config: RunConfig, backward_bytes: int) -> int:
 
 
 def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
-  """Returns the bytes of a collected layer in the compute dtype.
+  """Returns the bytes of one layer after a device has collected it.
 
-  If tensor shards divide it, they are the bytes of one shard's part.
+  The device collects the layer's parts from all data shards, in the compute
+  dtype. If tensor shards divide the layer, it collects its shard's part only.
   """
   shape = config.model.shape
   layers_size, _ = sizes_by_place(shape.parameter_shapes)

@@ -64,8 +64,13 @@ class Adaptation:
 
   @functools.cached_property
   def digest(self) -> str:
-    """Digest of the frozen leaves' values, dtypes and shapes, 16 hex digits."""
-    return tree_digest([self.frozen], "frozen")
+    """Digest of the frozen leaves, 16 hex digits.
+
+    It depends on their paths, values, dtypes and shapes.
+    """
+    # Equal arrays under other names may be another model.
+    paths = "\n".join(leaves_by_path(self.frozen))
+    return tree_digest([self.frozen], f"frozen\n{paths}")
 
 
 def _adapters(lora: Lora, base: Tree) -> Adaptation:

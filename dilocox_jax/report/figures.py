@@ -111,7 +111,7 @@ def loss_figure(run: LoadedRun) -> Figure | None:
   style.label(
     ax,
     kind,
-    horizontal=f"{unit}, all replicas",
+    horizontal=f"{unit}, {run.counted_replicas}",
     vertical="loss (nats a token)",
   )
   style.legend(figure, ax, 2)

@@ -97,6 +97,8 @@ class Setting:
       gradients in every step; NaN if this is not known.
     changed: Hyper-parameters that differ from other settings, in words.
     note: Text after the name, such as " (not finished)".
+    uses_mailbox: Whether each run is a single replica with a mailbox, so that
+      its tokens are those of one replica.
   """
 
   name: str
@@ -107,6 +109,7 @@ class Setting:
   fp32_bytes: float = math.nan
   changed: str = ""
   note: str = ""
+  uses_mailbox: bool = False
 
   @property
   def label(self) -> str:
@@ -198,6 +201,16 @@ class Frame:
   clocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
   target: float = 0.0
   front: Sequence[str] = ()
+
+  @property
+  def counted_replicas(self) -> str:
+    """Whose tokens are counted, e.g. "all replicas"."""
+    with_mailbox = {setting.uses_mailbox for setting in self.settings}
+    if with_mailbox == {True}:
+      return "one replica"
+    if True in with_mailbox:
+      return "all replicas (with a mailbox: one)"
+    return "all replicas"
 
   def base(self, setting: Setting) -> Setting | None:
     """Returns the setting with which another setting is compared.
@@ -428,4 +441,5 @@ def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
     seconds=end_s,
     fp32_bytes=run.fp32_bytes,
     note=note,
+    uses_mailbox=run.uses_mailbox,
   )

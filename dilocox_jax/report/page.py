@@ -120,6 +120,8 @@ def _summary(run: LoadedRun) -> str:
   if record["num_replicas"] != 1:
     replicas = f"{record['num_replicas']} replicas"
   tokens = units.human_tokens(run.tokens)
+  if run.uses_mailbox:
+    tokens += " of this replica"
   training = (
     f"{code(record['method'])} trained {record['parameter_count']:,} parameters"
     f" on {replicas} for {run.steps:,} steps ({tokens})."
@@ -163,7 +165,8 @@ def _results(run: LoadedRun) -> list[str]:
   sent = units.human_bytes(run.total_sent_bytes)
   rows.append(("bytes sent by one replica", sent, "derived"))
   rows.append(("inner steps", f"{run.steps:,}", "counted"))
-  rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
+  tokens = f"tokens, {run.counted_replicas}"
+  rows.append((tokens, f"{run.tokens:,}", "counted"))
   return markdown_table(("quantity", "value", "kind"), rows)
 
 
@@ -179,7 +182,10 @@ def _cost(run: LoadedRun) -> Iterator[str]:
   yield from markdown_table(("event", "times", "wall time (s)"), rows)
   yield ""
   if math.isfinite(run.tokens_per_s):
-    yield f"Throughput of the rounds: {run.tokens_per_s:,.0f} tokens/s."
+    yield (
+      f"Throughput of the rounds: {run.tokens_per_s:,.0f} tokens/s of"
+      f" {run.counted_replicas}."
+    )
   yield (
     f"All times were measured on {code(run.record['platform'])}. A run that was"
     " resumed counts only the work that it kept."

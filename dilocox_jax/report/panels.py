@@ -361,7 +361,7 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
   shortest = min(last_costs, default=0)
   if axis == TOKENS:
     divisor, unit = units.tokens_unit(max(costs, default=0))
-    ax.set_xlabel(f"{unit}, all replicas")
+    ax.set_xlabel(f"{unit}, {frame.counted_replicas}")
     return divisor
   if axis == BYTES:
     divisor = 1.0

@@ -30,6 +30,7 @@ from dilocox_jax.metrics.recorder import (
   read_row,
 )
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD
+from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.operations import AllReduce
 from dilocox_jax.report import units
 
@@ -192,6 +193,16 @@ class LoadedRun:
     return _furthest(self, "tokens")
 
   @property
+  def uses_mailbox(self) -> bool:
+    """Whether the run is a single replica that met others in a mailbox."""
+    return self.config.get("exchange", {}).get("collective") == MAILBOX
+
+  @property
+  def counted_replicas(self) -> str:
+    """Whose tokens are counted: "all replicas", or "this replica"."""
+    return "this replica" if self.uses_mailbox else "all replicas"
+
+  @property
   def wall_s(self) -> float:
     """Sum of all measured durations (s): of rounds, evaluations and so on."""
     return math.fsum(timing.wall_s for timing in self.timings)
@@ -255,6 +266,7 @@ def load_run(workdir: Directory) -> LoadedRun:
   with in_front(f"{workdir / CONFIG} is damaged: "):
     of_type("seed", config.get("seed", 0), int)
     of_type("outer", config.get("outer", {}), dict)
+    of_type("exchange", config.get("exchange", {}), dict)
   try:
     rows = read_rows(workdir / METRICS)
     timings = read_rows(workdir / TIMING)

@@ -313,9 +313,11 @@ class LinkCosts:
       size_bytes: Size of the piece (bytes).
 
     Returns:
-      Time for which the sender waits for requests (`gloo`), which is 0 unless
-      the receiver asks for parts; and time from the last byte to its arrival
-      (seconds), [M] each.
+      How much later the sender has sent the piece, and how long after that the
+      piece arrives (seconds), [M] each. Without requests for parts, they are 0
+      and the latency. With requests (`gloo`), the first has all round trips.
+      The second is then no latency, but the time that the last part takes
+      longer because no further part overlaps with it (`request_waits_s`).
     """
     if not step.segments:
       return np.zeros(len(self.members)), self.latency_s(step.hop)

@@ -50,7 +50,10 @@ class Speed:
     self._start_s += seconds
 
   def tokens_per_s(self, progress: TrainingProgress) -> float:
-    """Returns the tokens per second of all replicas of this program."""
+    """Returns the tokens per second of all replicas of this program.
+
+    With a mailbox, this program has one replica.
+    """
     tokens = progress.tokens - self._start_progress.tokens
     return tokens / (time.monotonic() - self._start_s)
 

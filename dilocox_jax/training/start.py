@@ -418,8 +418,8 @@ def _saved_outer(
 
   Returns the outer parameters, or their average if the run keeps one, and a
   list of the outer optimizer states of all fragments (parts of the parameters).
-  The list is None for a `SharedState`, and if the apply rule gives each replica
-  outer parameters of its own.
+  The list is None for a `SharedState`, and if each replica has outer parameters
+  of its own, which the apply rule or the collective may give it.
   """
   programs = build.programs(_on_one_device(config), overrides)
   template = _template_of(config, source, programs)
@@ -434,6 +434,6 @@ def _saved_outer(
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
   state, _ = restored
   params = evaluation.params_to_keep(programs, state)
-  if isinstance(state, SharedState) or not programs.rounds.outer.rule.is_shared:
+  if isinstance(state, SharedState) or not programs.rounds.outer.is_shared:
     return params, None
   return params, [fragment.optimizer for fragment in state.fragments]

@@ -1,8 +1,9 @@
 """Measures how much AllReduce gains from a larger batch.
 
-The result is s, the share by which AllReduce's loss falls when its batch
-doubles from B / 2 to B sequences in a step. If the user's own model takes too
-long to train, s is extrapolated from smaller models of the same shape.
+The result is s, the share by which AllReduce's loss is lower with B than with
+B / 2 sequences in a step, after equally many steps. B counts the sequences of
+all replicas of the planned run. If the user's own model takes too long to
+train, s is extrapolated from smaller models of the same shape.
 """
 
 import dataclasses

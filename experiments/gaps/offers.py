@@ -19,8 +19,6 @@ from dilocox_jax.gap.law import Estimate
 from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.gaps.tuned_pairs import global_batch
 
-_COUNTED_ROUNDS = 3  # Rounds whose bytes are counted; the others send the same.
-
 
 @dataclasses.dataclass(frozen=True)
 class Hours:
@@ -126,37 +124,9 @@ def offer(
 def sent_bytes(config: RunConfig) -> int:
   """Returns the bytes that one replica sends in a run.
 
-  They include exchanges that are still due after the last inner step. All
-  rounds must have one length.
+  They include exchanges that are still due after the last inner step.
   """
-  # Rounds in the middle of a run send equally many bytes. So a run of few
-  # rounds is counted, and one round is added for each other round.
-  interval = config.sync.named.schedule.sync_interval
-  warm_start = config.sync.warm_start_steps
-  rounds, rest = divmod(config.total_steps - warm_start, interval)
-  num_skipped = max(rounds - _COUNTED_ROUNDS, 0)
-  if not num_skipped:
-    return _counted_bytes(config)
-  short_steps = warm_start + _COUNTED_ROUNDS * interval + rest
-  short = _counted_bytes(_with_steps(config, short_steps))
-  longer = _counted_bytes(_with_steps(config, short_steps + interval))
-  return short + num_skipped * (longer - short)
-
-
-def _with_steps(config: RunConfig, steps: int) -> RunConfig:
-  """Returns a config with another number of steps, to count its bytes."""
-  values = flat(config.to_mapping())
-  # A warm-up of the rate could be longer than the run.
-  values |= {"total_steps": steps, "inner.warmup_steps": 0}
-  return from_mapping(values)
-
-
-def _counted_bytes(config: RunConfig) -> int:
-  """Counts the bytes that one replica sends in a run, round by round."""
-  plan = to_plan.run_plan(config)
-  traffic = to_plan.traffic(config)
-  total = sum(map(traffic.segment_bytes, plan.segments()))
-  return total + traffic.flush_bytes(plan.schedule_step(config.total_steps))
+  return to_plan.traffic(config).run_bytes(to_plan.run_plan(config))
 
 
 def sites_of(cluster: str) -> int | None:

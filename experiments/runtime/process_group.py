@@ -266,16 +266,25 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 def _cause(members: Sequence[Member]) -> Member:
   """Returns the failed process that probably made the others fail.
 
-  It is a process whose exit code is neither 0 nor one of `_CONSEQUENCES`. If
-  there is none when all have failed, or after `_SETTLE_S` seconds, it is any
-  process that failed. Of several, the one with the lowest number is returned.
+  It is a failed process whose exit code is not one of `_CONSEQUENCES`. If there
+  is none when all have ended, or after `_SETTLE_S` seconds, it is any failed
+  process. Of several, the one with the lowest number is returned. A process
+  that a signal asked to stop has not failed.
   """
+  # If a process fails while others stop, the last save may not be whole. The
+  # exit code of a stop would hide that.
   deadline = time.monotonic() + _SETTLE_S
   while True:
-    failed = [member for member in members if member.exit_code]
-    causes = [m for m in failed if m.exit_code not in _CONSEQUENCES]
-    have_all_failed = len(failed) == len(members)
-    if causes or have_all_failed or time.monotonic() > deadline:
+    codes = [member.exit_code for member in members]
+    failed = []
+    causes = []
+    for member, code in zip(members, codes, strict=True):
+      if not code or code in STOP_CODES:
+        continue
+      failed.append(member)
+      if code not in _CONSEQUENCES:
+        causes.append(member)
+    if causes or None not in codes or time.monotonic() > deadline:
       return (causes or failed)[0]
     time.sleep(_POLL_S)
 

@@ -352,7 +352,7 @@ def _train(
 
 
 def measured_step(run: LoadedRun) -> tuple[float, float]:
-  """Reads the time of a step and the bytes on the link from a run's metrics.
+  """Returns a run's time of a step, and its bytes beside the predicted ones.
 
   The first three segments are left out, because programs were compiled in them.
   A segment is a round, or several data-parallel steps.

@@ -13,12 +13,12 @@ from safetensors.numpy import load_file
 
 import dilocox_jax as dx
 from dilocox_jax.config.step_memory import share_bytes
-from dilocox_jax.models import weights
+from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.training import build, resume, start
-from dilocox_jax.training.overrides import NO_OVERRIDES
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import leaves_by_path
 from tests import runs
@@ -131,6 +131,22 @@ def test_other_frozen_values_are_refused_and_a_run_may_be_what_is_frozen(run):
   runs.assert_same_bits(own.trainable.frozen, to_host(run.model))
   with pytest.raises(dx.RefusedError, match="frozen weights"):
     resume.check_same_overrides(run.metrics.record, own)
+
+
+def test_frozen_values_under_other_names_are_refused():
+  ones, zeros = np.ones(2), np.zeros(2)
+  models = (
+    {"trained": ones, "a": ones, "b": zeros},
+    {"trained": ones, "b": ones, "c": zeros},  # The value of b has changed.
+  )
+  one, other = (
+    Overrides(trainable=adapters.adapt(lambda path: path == "trained", model))
+    for model in models
+  )
+  record = {"overrides": one.names}
+  resume.check_same_overrides(record, one)
+  with pytest.raises(dx.RefusedError, match="frozen weights"):
+    resume.check_same_overrides(record, other)
 
 
 def test_folded_adapters_have_the_same_logits(run):

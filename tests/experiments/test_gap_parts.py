@@ -4,13 +4,19 @@ import math
 
 import pytest
 
-from dilocox_jax.config import from_mapping
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.gap.law import Estimate
 from dilocox_jax.plan.model.shapes import parameter_count
 from experiments.gaps import offers, smaller_models, tuned_pairs
 from experiments.runtime.command_line import StoppedError
 
 GAIN = Estimate(0.1, 0.08, 0.12)
+GROWING = {
+  "sync.sync_interval": 64,
+  "sync.first_interval": 4,
+  "sync.steps_per_doubling": 50,
+}
 
 
 def planned(**changes):
@@ -99,12 +105,48 @@ def test_an_offer_divides_the_sequences_and_has_the_expected_gap():
   assert diloco.config.exchange.codec == "float32"
 
 
-@pytest.mark.parametrize("method", ["overlap_loco", "dilocox", "diloco"])
-@pytest.mark.parametrize("start", [0, 20])
-def test_the_bytes_of_a_long_run_are_those_of_its_rounds(method, start):
-  config = planned(**{"sync.method": method, "sync.warm_start_steps": start})
-  config = offers._with_steps(config, 200 + start)
-  assert offers.sent_bytes(config) == offers._counted_bytes(config)
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"sync.method": "overlap_loco"},
+    {"sync.method": "dilocox", "sync.warm_start_steps": 20},
+    {"sync.method": "diloco"},
+    {"sync.method": "diloco", **GROWING},
+    {"sync.method": "overlap_loco", **GROWING, "sync.warm_start_steps": 7},
+    {"sync.method": "diloco", "membership.absence_rate": 0.3},
+    {"sync.method": "overlap_loco", "membership.absences": "1:2-4;3:9"},
+  ],
+)
+def test_the_bytes_of_a_run_are_those_of_its_rounds(changes):
+  config = planned(**changes, total_steps=403)
+  plan = to_plan.run_plan(config)
+  traffic = to_plan.traffic(config)
+  last = plan.schedule_step(plan.total_steps)
+  counted = sum(map(traffic.segment_bytes, plan.segments()))
+  counted += traffic.flush_bytes(last, plan.flush_participation())
+  assert offers.sent_bytes(config) == counted
+
+
+def test_growing_rounds_send_all_their_bytes():
+  slower = GROWING | {"sync.method": "diloco", "sync.steps_per_doubling": 500}
+  config = planned(**slower, total_steps=4000)
+  # 125 rounds of 4 steps, 63 of 8, 31 of 16, 16 of 32 and 31 of 64. The last 4
+  # steps are sent after them.
+  per_exchange = to_plan.traffic(config).exchange_bytes(0)
+  assert offers.sent_bytes(config) == 267 * per_exchange
+
+
+def test_the_bytes_of_a_million_steps_are_counted_at_once(monkeypatch):
+  segment_bytes = Traffic.segment_bytes
+  counted = []
+
+  def counting(traffic, segment):
+    counted.append(segment)
+    return segment_bytes(traffic, segment)
+
+  monkeypatch.setattr(Traffic, "segment_bytes", counting)
+  assert offers.sent_bytes(planned(**GROWING, total_steps=10**6)) > 0
+  assert len(counted) < 20
 
 
 def test_hours_say_whether_other_clusters_are_worth_it():

@@ -213,6 +213,29 @@ def test_the_cause_is_named_though_a_consequence_shows_first(
   assert failure.exit_code == 128 + 9 and failure.is_from_outside
 
 
+@pytest.mark.parametrize(
+  ("programs", "reason", "code"),
+  [
+    (["exit(130)", AGAIN], "process 1 failed with exit code 75", TRY_AGAIN),
+    (["exit(143)", "pass", AGAIN], "process 2 failed with exit", TRY_AGAIN),
+    (["exit(130)", AGAIN, DIE], "process 2 was killed by SIGKILL", 128 + 9),
+    (["exit(130)", DIE], "process 1 was killed by SIGKILL", 128 + 9),
+  ],
+)
+def test_a_process_that_fails_during_a_stop_is_what_counts(
+  programs, reason, code, monkeypatch
+):
+  monkeypatch.setattr("experiments.runtime.process_group._SETTLE_S", 600.0)
+  failure = group(*programs)
+  assert failure and failure.reason.startswith(reason)
+  assert failure.exit_code == code and not failure.is_stop
+
+
+def test_a_stop_of_all_is_a_stop():
+  failure = group("pass", "exit(143)")
+  assert failure and failure.exit_code == 143 and failure.is_stop
+
+
 def test_a_consequence_without_a_cause_is_a_failure_too(monkeypatch):
   monkeypatch.setattr("experiments.runtime.process_group._SETTLE_S", 0.1)
   failure = group(WAIT, AGAIN)

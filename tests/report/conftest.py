@@ -34,6 +34,7 @@ def write_run(
   digest="9f3a61c2d07e",
   held_out="51d0",
   finish=True,
+  collective="auto",
   seconds_a_step=math.nan,
   **record,
 ):
@@ -43,7 +44,9 @@ def write_run(
   digests = {"corpus_digest": digest, "held_out_digest": held_out}
   run = RECORD | digests | record
   start = {name: run.pop(name, value) for name, value in START.items()}
-  write_run_record(workdir, CONFIG, run, start)
+  exchange_fields = CONFIG["exchange"] | {"collective": collective}
+  config = CONFIG | {"exchange": exchange_fields}
+  write_run_record(workdir, config, run, start)
   exchange = FRAGMENT_BYTES * 2 * (num_replicas - 1) // num_replicas
 
   def evaluation(step, flush=0, **more):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.recorder import Recorder
-from dilocox_jax.report import load_run, side_by_side, write_report
+from dilocox_jax.report import figures, load_run, side_by_side, write_report
 from dilocox_jax.report.comparison import Page
 from tests.report.frames import ALLREDUCE, DILOCO, NOISY, frame, setting
 
@@ -72,6 +72,19 @@ def test_the_page_of_a_run_has_its_numbers_and_their_kinds(workdir, run):
     assert part in text
   for absent in ("kernel counted", "waited", "another way", "for the device"):
     assert absent not in text
+
+
+def test_the_report_of_a_replica_with_a_mailbox_counts_its_own_tokens(
+  write_run, tmp_path
+):
+  run = load_run(write_run(tmp_path, num_steps=90, collective="mailbox"))
+  text = write_report(tmp_path).read_text()
+  found = cells(text)
+  assert found["tokens, this replica"] == [f"{run.tokens:,}", "counted"]
+  assert "tokens of this replica)" in text and "/s of this replica." in text
+  assert "all replicas" not in text
+  (ax,) = figures.loss_figure(run).axes
+  assert ax.get_xlabel() == "k tokens, this replica"
 
 
 def change(path, **changes):

@@ -61,6 +61,17 @@ def test_a_curve_has_its_mean_its_band_and_the_seeds_that_are_missing():
   assert not alone.low and alone.label == "DiLoCo"
 
 
+def test_the_axis_of_tokens_says_whose_they_are():
+  apart = setting("muloco", [2.0, 2.0], 1_000, uses_mailbox=True)
+  for settings, whose in (
+    ([ALLREDUCE], "all replicas"),
+    ([apart], "one replica"),
+    ([ALLREDUCE, apart], "all replicas (with a mailbox: one)"),
+  ):
+    ax = panels.loss_panel(frame(*settings), panels.TOKENS, "all").axes[0]
+    assert ax.get_xlabel() == f"k tokens, {whose}"
+
+
 def test_what_begins_without_cost_is_left_out_of_a_logarithmic_axis():
   silent = setting("diloco", [2.0, 2.0], 0)
   assert panels.curve(silent, panels.BYTES, 1.0, 2).x == []

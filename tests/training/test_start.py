@@ -177,6 +177,23 @@ def test_an_outer_optimizer_that_does_not_fit_starts_fresh_with_a_warning(
   runs.assert_same_bits(warm.params, old.fragments[0].params)
 
 
+def test_outer_optimizers_of_single_replicas_are_not_taken_over(
+  tmp_path, caplog
+):
+  # Each pair of replicas has a mean of its own, so outer states differ.
+  pairs = {"num_replicas": 4, "exchange": {"collective": "pairs"}}
+  source = runs.settings(**pairs)
+  runs.train(source, tmp_path, until=6, overrides=runs.TINY)
+  moments = runs.saved(tmp_path)[0].fragments[0].optimizer
+  assert optax.tree.norm(moments) > 0
+  given = {"init_from": str(tmp_path)}
+  config = runs.settings(**pairs, checkpoint=given)
+  programs = runs.programs(config, runs.TINY)
+  state: Any = start.first_state(config, programs, "rounds", runs.TINY)
+  assert "does not fit" in caplog.text
+  assert optax.tree.norm(state.fragments[0].optimizer) == 0
+
+
 @pytest.mark.slow
 def test_personal_outer_parameters_are_averaged(tmp_path):
   runs.train(

@@ -18,10 +18,11 @@ thirds and one third, and replica 1 steps on the second and the fourth of the
 four steps.
 """
 
+import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -156,6 +157,17 @@ class Membership:
     if is_away.all():
       is_away[np.argmin(is_planned_away)] = False
     return ~is_away
+
+  def num_present(self, rounds: Iterable[int]) -> dict[int, int]:
+    """Returns in how many of some rounds how many replicas are present.
+
+    Example: {3: 8, 2: 1} means 3 replicas in 8 rounds, and 2 in one round.
+
+    Args:
+      rounds: Indices of the rounds, from 0.
+    """
+    counts = (int(self.present(round_index).sum()) for round_index in rounds)
+    return dict(collections.Counter(counts))
 
   def num_alike(self, round_index: int) -> int | None:
     """Returns how many rounds, from a given one on, are surely alike.
