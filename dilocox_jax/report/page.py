@@ -215,9 +215,9 @@ def _link(run: LoadedRun) -> Iterator[str]:
   ]
   if waits:
     yield (
-      "Exchanges ran beside the inner steps. After its steps a round waited"
-      f" {statistics.median(waits):.3f} s for them (median, measured), and"
-      f" {max(waits):.3f} s at most."
+      "After its inner steps, a round waited"
+      f" {statistics.median(waits):.3f} s for its exchange (median, measured),"
+      f" and {max(waits):.3f} s at most."
     )
 
 
@@ -363,7 +363,9 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
 def _changed_settings(run: LoadedRun) -> list[str]:
   """Returns the settings that differ from the defaults, as a Markdown table.
 
-  The defaults are those of a run with the same method and number of steps.
+  The method and the number of steps are compared with the defaults of
+  `RunConfig`, all other settings with those of a run with this method and
+  number of steps.
   """
   rows = []
   for field, (value, default) in changed_settings(run.config).items():

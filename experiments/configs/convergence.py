@@ -15,16 +15,23 @@ method. The sweep has eleven methods, with the model, text, clocks, seeds and
 rounds of `small`. Each method was tuned with seven runs (the study
 convergence_muon_others of docs/results/runs.csv).
 
-`long`: eight methods at 20 tokens a parameter, which are 17,000 steps of 1,024
-tokens. A cold start is a large share of 2000 steps, but a small share of these.
-Nothing was tuned in this sweep. MuLoCo, DiLoCo, DiLoCoX and AllReduce with
-AdamW have the inner rates that `small` chose; the rate of `overlap_loco` with
-AdamW was set by hand. With Muon, AllReduce was tried at the rates 0.0028, 0.004
-and 0.006, and `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008, on seed 0. For
-both, the two lowest rates were equally good. The end of the schedule and the
-power of the average were chosen on seed 0 as well. So seed 0 was used for
-tuning, and the results leave it out. A run took 13 to 96 minutes on a core
-(measured, with other work beside it).
+`long`: eight methods at up to 20 tokens a parameter, which are 17,000 steps of
+1,024 tokens. A start without data-parallel steps costs a large share of 2000
+steps, but a small share of these. MuLoCo and DiLoCo only have runs with as many
+steps as fit into the time of DiLoCoX on each clock; AllReduce has both kinds.
+Few settings were tuned at this length, all on seed 0, so the results leave seed
+0 out:
+
+- With Muon, AllReduce was tried at the inner rates 0.0028, 0.004 and 0.006, and
+  `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008. For both, the two lowest
+  rates were equally good.
+- The last inner rate (`inner.final_fraction`) and the power of the average of
+  the parameters (`outer.average_power`) were chosen.
+
+The other rates were not tuned at this length. AllReduce with AdamW, MuLoCo,
+DiLoCo and DiLoCoX have the rates that `small` chose; the rate of `overlap_loco`
+with AdamW was set by hand. A run took 13 to 96 minutes on a core (measured,
+with other work beside it).
 
     python -m experiments.sweep --workdir=runs/convergence_small \
         --config=experiments/configs/convergence.py:small --processes=2
