@@ -33,6 +33,7 @@ from dilocox_jax.mailbox_protocol.manifest import (
 from dilocox_jax.mailbox_protocol.messages import (
   EVENTS,
   FEW,
+  MANIFESTS,
   Inbox,
   manifest_path,
   message_path,
@@ -44,7 +45,7 @@ from dilocox_jax.mailbox_protocol.shares import (
   Shares,
   event_bytes,
 )
-from dilocox_jax.mailbox_protocol.signer import Signer
+from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 from dilocox_jax.mailbox_protocol.snapshots import (
   KEPT_MARKS,
   Snapshots,
@@ -890,19 +891,40 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    Unless `replaces`, a signed object that is not larger than `data` stays, and
-    so does one for whose path and bytes `is_ours` returns True.
+    Unless `replaces`, a valid object (`_is_valid`) stays if it is a manifest or
+    not larger than `data`.
     """
-    stored = self.store.get(path, num_bytes_of(data))
-    if stored is not None and is_equal(stored, data):
-      return
-    if stored is None and self.store.create(path, data):
-      return
-    if stored is not None and not replaces:
-      if is_ours is not None and is_ours(path, stored):
+    # All messages of a turn have one size, and so have all versions of a share.
+    # So nobody reads a larger one. Manifests of one turn may differ in size.
+    at_most = num_bytes_of(data)
+    if path.startswith(f"{MANIFESTS}/"):
+      at_most = JSON_BYTES
+    stored = self.store.get(path, at_most)
+    if stored is None:
+      if self.store.create(path, data):
         return
-      if self.signer.verify(path, stored) is not None:
+      # Perhaps another replica has created it since it was read.
+      stored = self.store.get(path, at_most)
+    if stored is not None:
+      if is_equal(stored, data):
         return
-      if self.signer.verify_json(path, stored) is not None:
+      if not replaces and self._is_valid(path, stored, is_ours):
         return
     self.store.put(path, data)
+
+  def _is_valid(
+    self,
+    path: str,
+    stored: Buffer,
+    is_ours: Callable[[str, Buffer], bool] | None,
+  ) -> bool:
+    """Returns whether the bytes at a path are signed for it in this run.
+
+    They are if they are signed as a whole, if they are signed JSON, or if
+    `is_ours` is given and returns True for the path and the bytes.
+    """
+    if is_ours is not None and is_ours(path, stored):
+      return True
+    if self.signer.verify(path, stored) is not None:
+      return True
+    return self.signer.verify_json(path, stored) is not None

@@ -7,9 +7,8 @@ name is taken (`create`), or by renaming it, which replaces an old object
 object.
 
 A link, FIFO, socket, device or folder is not an object: it counts as missing.
-If it has the name of an object to be written, `create` renames it. `put`
-renames a folder, and replaces anything else. Files whose names begin with a dot
-are not objects.
+If it has the name of an object to be written, it is renamed, not deleted. Files
+whose names begin with a dot are not objects.
 
 A folder inside the store's folder is opened by its name in its parent folder
 (`dilocox_jax.files`), so no link is followed. The store's folder is opened
@@ -251,11 +250,12 @@ class Folder:
   def _rename(self, root: int, staged: _Staged, folder: int, path: str) -> None:
     """Gives a staged file the name of an object.
 
-    A folder that has the name is renamed first; anything else is replaced.
+    A file that has the name is replaced; anything else is renamed first.
     """
     name = path.rpartition("/")[2]
-    if files.kind_of(folder, name) == files.FOLDER:
-      self._put_aside(root, folder, path, files.FILE)
+    self._put_aside(root, folder, path, files.FILE)
+    # What a stranger puts there at this moment would be replaced, except for a
+    # folder: the system then raises an error.
     os.replace(staged.name, name, src_dir_fd=staged.folder, dst_dir_fd=folder)
 
   @contextlib.contextmanager

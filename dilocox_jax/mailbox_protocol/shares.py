@@ -460,7 +460,7 @@ class Shares:
       equal up to rounding, or if the slices, or the residual that was added to
       their mean, cannot be read.
     """
-    self.store.at_once([lambda: None, *self.reads_of_slices(number)])
+    self.store.at_once(self.reads_of_slices(number))
     share = self.held[number]
     residual = self._residual_before(number) if share.has_residual else None
     is_known = residual is not None or not share.has_residual

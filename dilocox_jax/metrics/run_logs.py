@@ -49,7 +49,10 @@ class RunLog:
   """
 
   def open(self, start: LogStart) -> None:
-    """Prepares the log for rows. A run calls this before the first row."""
+    """Prepares the log for rows. A run calls this before the first row.
+
+    If it raises an error, `close` is not called.
+    """
 
   def write(self, row: Row) -> None:
     """Receives a row. A run calls this once for each row, in order.
@@ -90,9 +93,15 @@ class SeveralLogs(RunLog):
     self._logs = logs
 
   def open(self, start: LogStart) -> None:
-    """Opens all logs."""
-    for log in self._logs:
-      log.open(start)
+    """Opens all logs. If this fails, those that are open are closed."""
+    are_open: list[RunLog] = []
+    try:
+      for log in self._logs:
+        log.open(start)
+        are_open.append(log)
+    except BaseException as error:
+      SeveralLogs(are_open).close(error)
+      raise
 
   def write(self, row: Row) -> None:
     """Passes a row to all logs."""
@@ -100,9 +109,14 @@ class SeveralLogs(RunLog):
       log.write(row)
 
   def close(self, error: BaseException | None) -> None:
-    """Closes all logs."""
-    for log in self._logs:
-      log.close(error)
+    """Closes all logs, in order, also if some of them raise errors.
+
+    The last of these errors is raised, with the others as its context.
+    """
+    with contextlib.ExitStack() as stack:
+      # A stack calls first what was added last.
+      for log in reversed(self._logs):
+        stack.callback(log.close, error)
 
 
 # The class of each log, or where to import it from, by name of the log.

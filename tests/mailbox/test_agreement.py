@@ -318,6 +318,52 @@ def test_a_message_that_no_list_names_yet_does_not_replace_another():
   assert one.store.get(path, 10**6) == data
 
 
+@pytest.mark.parametrize("seats", [("a",), ("a", "b", "c")])
+def test_another_valid_manifest_stays_also_if_it_is_larger(seats):
+  """A manifest and its proposal are lost, and others decide on another one."""
+  one = One()
+  agreed = one.settled()
+  one.store.delete([messages.proposal_path(3, 0)])
+  path = messages.manifest_path(3, 0)
+  other = dataclasses.replace(agreed, roster=Roster(seats))
+  data = SIGNER.sign_json(path, dataclasses.asdict(other))
+  one.store.put(path, data)
+  one.waits(event=4)
+  assert one.store.get(path, 10**6) == data
+
+
+def test_garbage_is_replaced_by_the_manifest_also_if_it_is_larger():
+  one = One()
+  one.settled()
+  path = messages.manifest_path(3, 0)
+  data = one.store.get(path, 10**6)
+  one.store.put(path, b"x" * 10**5)
+  one.waits(event=4)
+  assert one.store.get(path, 10**6) == data
+
+
+def test_a_valid_object_that_was_created_a_moment_ago_stays(monkeypatch):
+  """A sender's next life writes a message that was just found to be lost."""
+  one = One()
+  one.send("a")
+  inbox = one.inbox()
+  assert inbox.has("a")
+  path = messages.message_path(3, 0, "a")
+  one.store.delete([path])
+  create = one.store.create
+
+  def late(created_path, data):
+    if created_path == path:
+      monkeypatch.undo()
+      one.inbox().send("a", 0.5, ARRAYS)
+    return create(created_path, data)
+
+  monkeypatch.setattr(one.store, "create", late)
+  one.waits(inbox=inbox)
+  message = one.inbox()
+  assert message.has("a") and message.held["a"].weight == 0.5
+
+
 def test_two_that_wait_for_each_others_message_write_theirs_again():
   one = One()
   one.send("ab")

@@ -53,11 +53,19 @@ class TestForeignThings:
     assert not store.create(PATH, b"again")
     assert store.get(PATH, 10) == b"created"
 
-  def test_what_is_put_takes_its_place(self, store, place, victim, kind):
+  @pytest.mark.parametrize("write", ["create", "put"])
+  def test_it_is_kept_when_an_object_takes_its_place(
+    self, store, place, victim, kind, write, caplog
+  ):
     planted(place, victim, kind, PATH)
-    store.put(PATH, b"put")
-    assert store.get(PATH, 10) == b"put"
+    before = os.lstat(place / PATH)
+    getattr(store, write)(PATH, b"new")
+    assert store.get(PATH, 10) == b"new"
     assert store.sizes("event") == {PATH: 3}
+    (aside,) = (place / PATH).parent.glob(".aside.oslo.*")
+    assert os.path.samestat(os.lstat(aside), before)
+    (line,) = caplog.messages
+    assert line.startswith(f"{place}/{PATH} was a ")
 
 
 @pytest.mark.parametrize("kind", NO_FOLDER)

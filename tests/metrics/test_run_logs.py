@@ -11,7 +11,13 @@ import dilocox_jax as dx
 from dilocox_jax.metrics import run_logs
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.metrics.recorder import Recorder
-from dilocox_jax.metrics.run_logs import LogStart, as_log, opened, scalars
+from dilocox_jax.metrics.run_logs import (
+  LogStart,
+  SeveralLogs,
+  as_log,
+  opened,
+  scalars,
+)
 
 START = LogStart(
   workdir=pathlib.Path("run"), config={"seed": 1}, resume_step=None
@@ -92,6 +98,40 @@ def test_several_logs_get_the_same_calls(diaries):
   assert [each.calls for each in log._logs] == [
     [page, START, {"step": 1}, None] for page in ("one", "two")
   ]
+
+
+def test_logs_that_are_open_are_closed_if_the_next_one_cannot_be_opened():
+  error = RuntimeError("nobody has logged in")
+
+  class Refused(Diary):
+    def open(self, start):
+      raise error
+
+  logs = [Diary(), Diary(), Refused(), Diary()]
+  with pytest.raises(RuntimeError) as caught:
+    with opened(SeveralLogs(logs), START):
+      raise AssertionError("the block does not begin")
+  assert caught.value is error
+  both = ["first", START, error]
+  assert [each.calls for each in logs] == [both, both, ["first"], ["first"]]
+
+
+@pytest.mark.parametrize("ends_with", [None, KeyError("of the run")])
+def test_all_logs_are_closed_also_if_one_cannot_be(ends_with):
+  error = RuntimeError("the disk is full")
+
+  class Full(Diary):
+    def close(self, error_of_run):
+      super().close(error_of_run)
+      raise error
+
+  logs = [Diary(), Full(), Diary()]
+  with pytest.raises(RuntimeError) as caught:
+    with opened(SeveralLogs(logs), START):
+      if ends_with is not None:
+        raise ends_with
+  assert caught.value is error
+  assert [each.calls for each in logs] == [["first", START, ends_with]] * 3
 
 
 def test_a_log_hears_of_the_error_that_ends_a_run():

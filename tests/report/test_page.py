@@ -52,7 +52,10 @@ def test_a_link_carries_more_than_the_plan_by_what_was_counted(
   # Two rounds of one all-reduce: twice 3.48 MB, and three times as many.
   assert "counted 20.9 MB on the link" in text
   assert "3.000 times what the plan says" in text
-  assert "waited 0.300 s for them (median, measured), and 0.500 s" in text
+  assert (
+    "a round waited 0.300 s for its exchange (median, measured), and 0.500 s at"
+    in text
+  )
 
 
 def test_a_run_in_a_notebook_and_on_one_line_is_the_same(write_run, tmp_path):
