@@ -535,39 +535,15 @@ class Seats:
       number += 1
     return number
 
-  def _own_or_free(self, number: int) -> int:
-    """Returns the number of a seat for this replica, from `number` on.
-
-    It is the first seat that an earlier process of this replica has taken, or
-    else the first free one. Free seats hide the seats after them.
-    """
-    sizes = self._store.sizes(SEATS)
-    # The size depends on the name and on the event, and not on the path. So an
-    # object of another size need not be read.
-    size = len(self._signer.sign_json(seat_path(number), self._record()))
-    numbers = []
-    while (path := seat_path(number)) in sizes:
-      if sizes[path] == size:
-        numbers.append(number)
-      number += 1
-    for taken, holder in zip(numbers, self._read_all(numbers), strict=True):
-      if holder is not None and holder["name"] == self._name:
-        return taken
-    return number
-
   def _take_seat(self, roster: Roster) -> int:
-    """Takes a seat that `roster` does not count, and returns its number.
+    """Takes the first free seat for this replica, and returns its number.
 
-    It is the first free one. But a replica that was restarted before its
-    earlier seat was counted takes that seat again: otherwise the place of this
-    replica, and those of later newcomers, would not be as in `Roster.seats`.
+    After a restart, this replica takes its earlier seat again if that is the
+    next one after those that `roster` counts (but not if it counts none).
     """
     number = roster.num_seats
-    # The next seat is usually free. While no event is settled, others may have
-    # taken seats.
-    has_looked = not number
-    if has_looked:
-      number = self._own_or_free(0)
+    if not number:  # No event is settled, but others may have taken seats.
+      number = self._first_free(0)
     num_lost = 0  # How often another replica was faster.
     wait = _FIRST_PAUSE_S
     while True:
@@ -582,10 +558,7 @@ class Seats:
       if holder is not None and holder["name"] != self._name:
         num_lost += 1
         self._store.pause(self._pause_after(num_lost))
-        # Once this replica has looked, later seats are not its own.
-        find = self._first_free if has_looked else self._own_or_free
-        number = find(number + 1)
-        has_looked = True
+        number = self._first_free(number + 1)
       elif stored is None and wait < _LONGEST_PAUSE_S:
         # The seat was deleted meanwhile, or it cannot be read yet.
         self._store.pause(wait)

@@ -258,21 +258,6 @@ def test_a_seat_that_vanishes_is_taken_again(seat, how):
   assert run.now < 3 * RULES.grace_s
 
 
-@pytest.mark.parametrize("name", ["a", "b", "c"])
-def test_a_restart_before_the_first_event_changes_no_place(name):
-  run = Run()
-  while len(run.records("seat")) < 3:
-    run.turn(run.running.values())
-  order = [seat["name"] for seat in run.records("seat").values()]
-  run.kill(name)
-  run.start(name)
-  run.end()
-  assert run.now < RULES.grace_s
-  assert len(run.records("seat")) == 3
-  for each, process in run.running.items():
-    assert process.toy._box.seat == order.index(each)
-
-
 @pytest.mark.parametrize("how", ["delete", "flip"])
 @pytest.mark.parametrize("path", ["run.json", "run.copy.json"])
 def test_what_the_run_is_survives_the_loss_of_one_object(path, how):
