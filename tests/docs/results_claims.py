@@ -204,8 +204,10 @@ def settings_of_authors(runs: Runs) -> Iterator[str]:
 def lower_by_tuning(name: str, other_name: str) -> float:
   """Returns by which share a tuning run ended below another one."""
   runs = tables.read_runs(tables.COMMITTED)
-  runs = runs[runs["study"] == "replicas_tune"].set_index("setting")
-  return 1 - runs.loc[name, "loss"] / runs.loc[other_name, "loss"]
+  runs = runs[runs["study"] == "replicas_tune"]
+  (loss,) = runs[runs["setting"] == name]["loss"]
+  (other_loss,) = runs[runs["setting"] == other_name]["loss"]
+  return 1 - loss / other_loss
 
 
 def judge_losses_of_tuning(beginning: str) -> dict[str, float]:

@@ -86,7 +86,8 @@ def cells(text):
 
 def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
   plan = [links(tmp_path, 9), "--methods=all", "--memory=1 GB", *NANO]
-  done = simulate(*plan, "--tokens=4096", f"--workdir={tmp_path / 'all'}")
+  # With 200 steps, rounds of 25 steps leave the run eight rounds.
+  done = simulate(*plan, "--tokens=51200", f"--workdir={tmp_path / 'all'}")
   assert done.returncode == 0, done.stderr
   rows = cells(done.stdout)
   assert rows.keys() >= {"allreduce", "allreduce bf16", "dilocox", "muloco"}
@@ -120,7 +121,7 @@ def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
   )
   assert trained.returncode == 0, trained.stderr
   # Two replicas see 256 tokens in a step.
-  assert load_run(tmp_path / "run").steps == 16
+  assert load_run(tmp_path / "run").steps == 200
 
 
 def test_seven_billion_on_two_clusters_get_a_small_gap_and_room(tmp_path):
@@ -165,7 +166,7 @@ def test_losses_of_the_user_are_what_gaps_follow_from(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   said = " ".join(done.stdout.split())
-  assert "batch doubles: 5 % (3.4 to 6.6) (from --losses)" in said
+  assert "batch doubles: 5 % (2.5 to 7.5) (from --losses)" in said
 
 
 def test_losses_without_all_methods_are_refused(tmp_path):

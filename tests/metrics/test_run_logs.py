@@ -107,7 +107,7 @@ def test_logs_that_are_open_are_closed_if_the_next_one_cannot_be_opened():
     def open(self, start):
       raise error
 
-  logs = [Diary(), Diary(), Refused(), Diary()]
+  logs: list[Any] = [Diary(), Diary(), Refused(), Diary()]
   with pytest.raises(RuntimeError) as caught:
     with opened(SeveralLogs(logs), START):
       raise AssertionError("the block does not begin")
@@ -125,7 +125,7 @@ def test_all_logs_are_closed_also_if_one_cannot_be(ends_with):
       super().close(error_of_run)
       raise error
 
-  logs = [Diary(), Full(), Diary()]
+  logs: list[Any] = [Diary(), Full(), Diary()]
   with pytest.raises(RuntimeError) as caught:
     with opened(SeveralLogs(logs), START):
       if ends_with is not None:

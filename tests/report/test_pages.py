@@ -83,7 +83,9 @@ def test_the_report_of_a_replica_with_a_mailbox_counts_its_own_tokens(
   assert found["tokens, this replica"] == [f"{run.tokens:,}", "counted"]
   assert "tokens of this replica)" in text and "/s of this replica." in text
   assert "all replicas" not in text
-  (ax,) = figures.loss_figure(run).axes
+  figure = figures.loss_figure(run)
+  assert figure
+  (ax,) = figure.axes
   assert ax.get_xlabel() == "k tokens, this replica"
 
 
