@@ -70,7 +70,7 @@ def message_shapes(
 
 @functools.cache
 def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
-  """Returns the bytes of encoded leaves of the shapes (num_layers, *shape)."""
+  """Returns the bytes of encoded leaves. A shape begins with num_layers."""
   arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)
 
