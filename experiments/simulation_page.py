@@ -302,9 +302,9 @@ def _assumptions(plan: MethodPlan) -> list[str]:
     "AllReduce sends gradients in float32, and speed-ups are over that. In "
     "bfloat16 it sends half of the bytes.",
     "Codecs take no time (--codec_s).",
-    "Where the config sets no H, each method has the best one that leaves"
-    f" {LEAST_ROUNDS} rounds of total_steps, but at most"
-    f" {MOST_STEPS_PER_ROUND}.",
+    "If the config sets no H, each method has the H that is best on these"
+    f" links: at most {MOST_STEPS_PER_ROUND}, and with at least {LEAST_ROUNDS}"
+    " rounds in total_steps.",
   ]
 
 

@@ -252,5 +252,8 @@ def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
 
 
 def _share(numerator: int, operand_bytes: int, num_replicas: int) -> int:
-  """Returns `numerator` / `num_replicas` of an operand in bytes, rounded up."""
+  """Returns the bytes of a share of an operand, rounded up.
+
+  The share is `numerator` / `num_replicas`.
+  """
   return -(-numerator * operand_bytes // num_replicas)

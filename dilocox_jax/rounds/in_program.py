@@ -50,7 +50,7 @@ class InProgram:
     """Runs nothing: compiled programs take the inner steps and exchange.
 
     Returns:
-      The unchanged replicas, and None instead of the result of an exchange.
+      The replicas as they were, and None, as no exchange has run yet.
     """
     return work.given.progress, None
 

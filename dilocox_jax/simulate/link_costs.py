@@ -144,8 +144,8 @@ def _cut_by(
     case Broadcast():
       return step
     case AllToAll():
-      # A transport that sends whole messages sends one only when the message
-      # before it has arrived, although they do not depend on each other.
+      # A transport that sends whole messages waits until one has arrived before
+      # it sends the next, although the next one does not depend on it.
       is_in_turn = transport.pieces == 1 and not receiver_asks
       return dataclasses.replace(
         step, is_relayed=is_in_turn, pieces=transport.pieces

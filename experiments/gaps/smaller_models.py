@@ -2,8 +2,8 @@
 
 A smaller model has the same shape: width, number of layers and number of heads
 are divided by about the same number. The batch and the number of steps both
-shrink as the root of the number of parameters, so the tokens for each parameter
-stay.
+shrink as the root of the number of parameters, so the number of tokens for each
+parameter stays the same.
 """
 
 import math
