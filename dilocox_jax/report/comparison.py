@@ -195,8 +195,7 @@ class Page:
     """Prints the tables on a terminal, the wide ones in a narrower layout."""
     for section in self.sections():
       layouts = list(_layouts(section))
-      fitting = [table for table in layouts if tables.fits(table, console)]
-      console.print(fitting[0] if fitting else layouts[-1])
+      console.print(tables.first_that_fits(layouts, console))
 
 
 def _layouts(section: Section) -> Iterator[Table]:

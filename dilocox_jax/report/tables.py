@@ -334,7 +334,15 @@ def terminal_table(
   return table
 
 
-def fits(table: Table, console: Console) -> bool:
-  """Returns whether a terminal has room for a table without folded cells."""
+def first_that_fits(layouts: Sequence[Table], console: Console) -> Table:
+  """Returns the first layout of a table for which a terminal has room.
+
+  No cell of it is folded. If the terminal has room for none, the result is the
+  last layout.
+  """
   without_end = console.options.update(max_width=_WITHOUT_END)
-  return console.measure(table, options=without_end).maximum <= console.width
+  for table in layouts:
+    needed = console.measure(table, options=without_end).maximum
+    if needed <= console.width:
+      return table
+  return layouts[-1]

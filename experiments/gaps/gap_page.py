@@ -20,7 +20,11 @@ from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.report import units
 from dilocox_jax.report.page import write_page
-from dilocox_jax.report.tables import fits, markdown_table, terminal_table
+from dilocox_jax.report.tables import (
+  first_that_fits,
+  markdown_table,
+  terminal_table,
+)
 from experiments.gaps.measured_gain import MeasuredGain
 from experiments.gaps.offers import Offer, offer, sites_of, with_hours
 from experiments.gaps.tuned_pairs import Tuned, TunedPair, global_batch
@@ -165,12 +169,17 @@ def report(found: Answer, workdir: pathlib.Path, command: str) -> None:
 
 def _for_terminal(title: str, table: Table, console: Console) -> RichTable:
   """Returns a table to print, with less space between columns if it is wide."""
-  wide = terminal_table(table.header, table.rows, table.left, title=title)
-  if fits(wide, console):
-    return wide
-  return terminal_table(
-    table.header, table.rows, table.left, collapse_padding=True, title=title
-  )
+  layouts = [
+    terminal_table(
+      table.header,
+      table.rows,
+      table.left,
+      collapse_padding=is_narrow,
+      title=title,
+    )
+    for is_narrow in (False, True)
+  ]
+  return first_that_fits(layouts, console)
 
 
 def _summary(found: Answer) -> str:

@@ -305,13 +305,22 @@ def test_who_has_read_a_listed_message_writes_it_again_in_place_of_another():
   assert one.store.get(path_of_b, 10**6) == data
 
 
-def test_a_message_that_no_list_names_yet_does_not_replace_another():
+def with_lost_message():
+  """Returns a replica that has read a message which is then lost.
+
+  The message's inbox and its path are returned, too.
+  """
   one = One()
   one.send("a")
   inbox = one.inbox()
   assert inbox.has("a")
   path = messages.message_path(3, 0, "a")
   one.store.delete([path])
+  return one, inbox, path
+
+
+def test_a_message_that_no_list_names_yet_does_not_replace_another():
+  one, inbox, path = with_lost_message()
   one.inbox().send("a", 0.5, ARRAYS)
   data = one.store.get(path, 10**6)
   one.waits(inbox=inbox)
@@ -344,12 +353,7 @@ def test_garbage_is_replaced_by_the_manifest_also_if_it_is_larger():
 
 def test_a_valid_object_that_was_created_a_moment_ago_stays(monkeypatch):
   """A sender's next life writes a message that was just found to be lost."""
-  one = One()
-  one.send("a")
-  inbox = one.inbox()
-  assert inbox.has("a")
-  path = messages.message_path(3, 0, "a")
-  one.store.delete([path])
+  one, inbox, path = with_lost_message()
   create = one.store.create
 
   def late(created_path, data):
