@@ -292,8 +292,8 @@ class _Embed(nnx.Module):
     """Returns the residual stream before the first layer: a row for each token.
 
     A row is that of the token in the token table, plus that of its position in
-    the table of positions, if there is one. A token or a position beyond the
-    end of its table gives a row of NaN.
+    the table of positions, if there is one. A token outside the
+    vocabulary, or a position beyond the end of its table, gives a row of NaN.
 
     Args:
       tokens_BxL: The tokens.
@@ -302,10 +302,15 @@ class _Embed(nnx.Module):
         [B, L]. Positions then count from the start of each segment. None: a
         sequence is one document.
     """
-    # "fill" gives NaN for a token beyond the vocabulary, and NaN stops the run.
-    # The default would clamp the token and train on another one.
+    # "fill" gives NaN for a token outside the vocabulary, and NaN stops the run.
+    # The defaults would clamp a token that is too large, and count a negative
+    # one from the end of the table: the run would train on other tokens.
     tokens_T = tokens_BxL.reshape(-1)
-    rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
+    rows = (
+      self.embedding[...]
+      .at[tokens_T]
+      .get(mode="fill", wrap_negative_indices=False)
+    )
     if self.positions is not None:
       positions = jnp.arange(tokens_BxL.shape[1], dtype=np.int32) + start
       if segments is not None:

@@ -156,8 +156,9 @@ def test_packed_documents_are_read_as_each_is_alone(name):
   assert abs(loss() - wanted) > 1e-3
 
 
-def test_values_outside_the_tables_are_no_numbers():
-  batch = tokens(2, 9).at[0, 4].set(nano.vocab_size)
+@pytest.mark.parametrize("token", [nano.vocab_size, -1, -100])
+def test_values_outside_the_tables_are_no_numbers(token):
+  batch = tokens(2, 9).at[0, 4].set(token)
   logits = logits_of("gelu")(drawn("gelu"), batch)
   assert jnp.all(jnp.isnan(logits[0, 4:])) and jnp.all(jnp.isfinite(logits[1]))
   logits = logits_of("opt")(drawn("opt"), tokens(2, 13))
