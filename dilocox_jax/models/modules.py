@@ -302,7 +302,7 @@ class _Embed(nnx.Module):
         [B, L]. Positions then count from the start of each segment. None: a
         sequence is one document.
     """
-    # "fill" gives NaN for a token outside the vocabulary, and NaN stops the run.
+    # "fill" gives NaN for a token outside the vocabulary; NaN stops the run.
     # The defaults would clamp a token that is too large, and count a negative
     # one from the end of the table: the run would train on other tokens.
     tokens_T = tokens_BxL.reshape(-1)
