@@ -139,16 +139,28 @@ class LowRank(Projection):
       key: Not used.
     """
     del key
-    smallest_rank = 1 if self.max_rank else self.rank
-    num_columns = max(self.max_rank, self.rank)
     states: list[Tree] = []
     for shape in shapes:
-      if factorizes(shape, smallest_rank):
-        factor_shape = (shape[0], shape[2], num_columns)
-        states.append(Factors(jnp.zeros(factor_shape, jnp.float32)))
-      else:
+      factor_shape = self.factor_shape(shape)
+      if factor_shape is None:
         states.append(())
+      else:
+        states.append(Factors(jnp.zeros(factor_shape, jnp.float32)))
     return states
+
+  def factor_shape(self, shape: Shape) -> Shape | None:
+    """Returns the shape of the right factors that the state keeps for a leaf.
+
+    The result is (num_layers, columns of the leaf, columns of a factor), or
+    None if the state keeps none (`init`).
+
+    Args:
+      shape: Shape of the leaf, (num_layers, *shape).
+    """
+    smallest_rank = 1 if self.max_rank else self.rank
+    if not factorizes(shape, smallest_rank):
+      return None
+    return (shape[0], shape[2], max(self.max_rank, self.rank))
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce

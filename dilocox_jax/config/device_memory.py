@@ -10,8 +10,8 @@ import dataclasses
 import math
 
 from dilocox_jax.codecs.base import Codec
-from dilocox_jax.codecs.low_rank import LowRank, factorizes
-from dilocox_jax.config import RunConfig
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.step_memory import (
   leaf_bytes,
@@ -108,7 +108,7 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
   shapes = config.trained_shapes
   division = config.division
   state = num_copies(config) * share_bytes(shapes, division)
-  factors = factor_bytes(shapes, division, config.exchange.named_codec)
+  factors = factor_bytes(shapes, division, to_plan.codec(config))
   frozen = 0
   if config.lora.rank:
     frozen_shapes = config.model.shape.parameter_shapes
@@ -206,16 +206,14 @@ def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
   Args:
     shapes: Shapes of the exchanged leaves, by path.
     division: How a replica is divided among its devices.
-    codec: Codec of the exchange. Only a `low_rank` codec keeps factors; for any
-      other, the result is 0.
+    codec: Codec with which the run begins (`to_plan.codec`). Only a `low_rank`
+      codec keeps factors. For any other codec the result is 0.
   """
   if not isinstance(codec, LowRank):
     return 0
   total = 0
   for path, shape in shapes.items():
-    leaf_shape = stacked_shape(path, shape)
-    if factorizes(leaf_shape, codec.rank):
-      num_layers, _, num_columns = leaf_shape
-      right_shape = (num_layers, num_columns, codec.rank)
-      total += leaf_bytes(division, f"{path}/right", right_shape)
+    factor_shape = codec.factor_shape(stacked_shape(path, shape))
+    if factor_shape is not None:
+      total += leaf_bytes(division, f"{path}/right", factor_shape)
   return total

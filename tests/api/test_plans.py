@@ -11,11 +11,13 @@ import pytest
 from dilocox_jax.api import method_plans, simulation_setup
 from dilocox_jax.api.measured_gaps import measured_gaps
 from dilocox_jax.api.simulation_setup import Options, cluster_of, set_up
+from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.config.device_memory import device_memory
+from dilocox_jax.config.device_memory import device_memory, factor_bytes
 from dilocox_jax.config.run_gap import run_gap
 from dilocox_jax.gap.gain import gain_of_size
 from dilocox_jax.gap.law import Estimate
+from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import build, states
@@ -66,6 +68,16 @@ def test_the_state_is_what_the_arrays_take(settings, mesh):
   found = device_memory(config).state
   # Counters, and the embedding's second moment under Muon, come on top.
   assert found == pytest.approx(kept_bytes(config), rel=0.12)
+
+
+@pytest.mark.parametrize("max_rank", [0, 16])
+def test_the_factors_of_a_rank_are_counted(max_rank):
+  # The factors of the first leaf are smaller than the leaf at low ranks only.
+  shapes = {"blocks/narrow": (4, 32, 24), "blocks/wide": (4, 64, 64)}
+  codec = LowRank(16, max_rank=max_rank)
+  state = codec.init(list(shapes.values()), jax.random.key(0))
+  kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  assert factor_bytes(shapes, Division(), codec) == kept
 
 
 LARGE = {
