@@ -391,14 +391,16 @@ def _hiding(plan: MethodPlan) -> str:
   if plan.hides:
     return "Its exchanges hide behind inner steps."
   share = units.human_share(plan.rounds.utilization)
-  finding = (
-    f"Inner steps take {share} of the time: no H whose gap was measured hides "
-    "its exchanges here"
-  )
+  finding = f"Inner steps take {share} of the time"
   if not schedule.overlap_steps:
-    return f"{finding}, as the method waits for each."
+    return f"{finding}, as the method waits for each exchange."
   interval = plan.rounds.hiding_interval(schedule.sync_interval)
-  return f"{finding}; H = {interval:,} would (its gap: not measured)."
+  if interval <= schedule.sync_interval:
+    return f"{finding}."
+  return (
+    f"{finding}. With H = {interval:,} its exchanges would hide behind inner"
+    " steps, but its expected gap would be larger."
+  )
 
 
 def _remove_earlier(workdir: pathlib.Path) -> None:
