@@ -71,8 +71,17 @@ class Work:
     return self.deadline is not None and time.monotonic() > self.deadline
 
   def _needed(self, settings: Sequence[Setting]) -> plan.TrainingNeeded:
-    """Estimates how much training some settings still need."""
-    return plan.training_needed(settings, rows.read(self.path), self.name)
+    """Estimates how much training some settings still need.
+
+    As in `_train`, only finished runs on this machine's text count.
+    """
+    digests = {setting: _text(setting.source).digest for setting in settings}
+    own_rows = [
+      row
+      for row in rows.read(self.path)
+      if digests.get(row.setting) == row.corpus
+    ]
+    return plan.training_needed(settings, own_rows, self.name)
 
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
     """Trains a setting until it needs no more runs, or the deadline passes."""

@@ -154,6 +154,16 @@ def test_a_search_may_begin_where_another_text_was_best(
   assert other.name == f"{TINY.name}-c_headers"
 
 
+def test_runs_on_another_text_do_not_count_as_done(
+  tmp_path, fake_training, monkeypatch
+):
+  assert work(tmp_path).train_all()
+  text = dataclasses.replace(run_text.corpus(TINY.config(RUNS[0])), digest="2")
+  monkeypatch.setattr("experiments.gaps.work._text", lambda source: text)
+  assert not work(tmp_path, deadline=0.0).train_all()
+  assert work(tmp_path).train_all()
+
+
 def test_a_text_of_files_has_its_glob_and_a_judge_text():
   config = dataclasses.replace(TINY, source="manual_pages").config(RUNS[0])
   assert config.data.source == "text_files"

@@ -254,7 +254,7 @@ def test_a_plan_that_would_be_better_but_is_less_certain_is_named(tmp_path):
   )
   advice = simulation_page._advice([first, other])
   assert advice.startswith("Recommended: diloco with H = 10. Its expected gap")
-  assert "as the method waits for each. muloco with H = 30 has a" in advice
+  assert "waits for each exchange. muloco with H = 30 has a" in advice
   gap = f"{100 * first.gap_at_equal_time:+.1f} %"
   worst = f"{100 * first.worst_gap_at_equal_time:+.1f} %"
   assert f"(-1.0 % instead of {gap})" in advice
