@@ -17,8 +17,9 @@ class Averaged(NamedTuple):
 
   Attributes:
     mean: Mean over the replicas, a tree like the values.
-    sent: This replica's values as the other replicas have decoded them: not
-      exactly the values if a lossy codec encodes the message.
+    sent: What this replica contributed to the mean, a tree like the values. It
+      differs from the values if a codec is lossy or if error feedback adds a
+      residual to the values.
     state: New state of the aggregator.
     retained: Values that were neither sent nor kept in the state, as a tree.
       They stay in the replica's parameters, so its next pseudo-gradient

@@ -168,6 +168,8 @@ def _over_devices(
     return _send_as_bytes(arrays, num_leading, move)
   specs = [_spec(division, array, num_leading) for array in arrays]
   pairs = list(zip(arrays, specs, strict=True))
+  # Arrays that devices cannot divide equally (`spec` is None) are put together
+  # as bytes, and the bytes are divided.
   undivided = [array for array, spec in pairs if not spec]
   operands = [array for array, spec in pairs if spec]
   in_specs = [spec for spec in specs if spec]

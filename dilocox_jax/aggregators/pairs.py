@@ -94,7 +94,10 @@ class PairMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one permute: codes, and whether the sender participates."""
+    """Returns one permute of the codes and of a flag.
+
+    The flag says whether the sender counts in the mean.
+    """
     del num_replicas
     return [Permute(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
