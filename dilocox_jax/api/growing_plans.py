@@ -48,15 +48,16 @@ def growing_plans(
   Rounds of the config have H inner steps. The last rounds of a proposal have H,
   2 H or 4 H steps. There are two kinds of proposals:
 
-  - Rounds grow (`sync.first_interval`), as slowly as the allowed time permits.
-  - The run begins with data-parallel steps (`sync.warm_start_steps`), with as
-    many as the time permits.
+  - Rounds grow from short ones (`sync.first_interval`), about as slowly as the
+    time permits.
+  - The run begins with data-parallel steps (`sync.warm_start_steps`), with
+    about as many as the time permits.
 
-  The losses are not predicted.
+  `utilization` says how long a run may take. The losses are not predicted.
 
   Args:
-    config: Config of the run, whose rounds have one length, without a
-      data-parallel start.
+    config: Config of the run. Its rounds must have one length, and it must have
+      no data-parallel start and no `membership`.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
     utilization: Least share of a run's time that is spent in inner steps (above

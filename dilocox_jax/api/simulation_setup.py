@@ -167,11 +167,11 @@ class ClusterClock:
   round.
 
   Attributes:
-    description: Name of the cluster for reports, e.g. "cluster 1gbit"; with
-      `timed`, also the size of the model that is timed.
+    description: Name of the cluster for reports, e.g. "cluster 1gbit". If the
+      argument `timed` was given, also the size of the model that is timed.
     digest: Hash of what the times depend on besides the config, 12 hexadecimal
-      digits: cluster, options, step durations, and with `timed` the shape of
-      the model that is timed.
+      digits: cluster, options and step durations. If the argument `timed` was
+      given, also the shape of the model that is timed.
   """
 
   def __init__(
@@ -218,8 +218,8 @@ class ClusterClock:
   def advance(self, segment: Segment, traffic: Traffic) -> float:
     """Adds the time of a segment, and returns the seconds since the start.
 
-    `traffic` computes the bytes of exchanges. It is not read if the clock was
-    made with `timed`.
+    `traffic` computes the bytes of exchanges. It is not read if the clock times
+    another run in place of this one (the argument `timed` of the class).
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
@@ -227,8 +227,8 @@ class ClusterClock:
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
     """Adds the time of exchanges that are still due; returns the total (s).
 
-    `traffic` computes the bytes of exchanges. It is not read if the clock was
-    made with `timed`.
+    `traffic` computes the bytes of exchanges. It is not read if the clock times
+    another run in place of this one (the argument `timed` of the class).
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s

@@ -53,8 +53,8 @@ def step_transform(
       `plan.schedule.methods.diloco(32)`.
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
-      pseudo-gradient of one fragment. All methods need it, except those that
-      average gradients, which do not read it.
+      pseudo-gradient of one fragment. Methods that average gradients do not
+      read it. All other methods need it.
     exchange: Aggregator that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
       codec, which is then used without error feedback.
@@ -77,7 +77,7 @@ def step_transform(
 
   Raises:
     TypeError: If `method` is not a method, `inner` or `outer` is not an
-      optimizer, or `exchange` is not an aggregator.
+      optimizer, or `exchange` is neither an aggregator nor a name.
     ValueError: If an argument is wrong. The message is one line that names it.
   """
   check_method(method)
@@ -315,6 +315,7 @@ def _signature(
   `**schedule`.
   """
   signature = inspect.signature(make)
+  # The last parameter of `make` is `**schedule`.
   *arguments, _ = signature.parameters.values()
   positional = [
     argument
@@ -410,6 +411,7 @@ def _docstring(
   """
   docstring = inspect.cleandoc(build.__doc__ or "")
   text, _, sections = docstring.partition("Args:\n")
+  # The method's own arguments, e.g. `sync_interval`. An empty line ends them.
   schedule = sections.partition("\n\n")[0]
   arguments = [
     _DOC_OF_INNER,
