@@ -186,6 +186,7 @@ class LowRank(Projection):
         whole_leaves = Reduced(
           mean=reduced.mean[len(groups) :], own=reduced.own[len(groups) :]
         )
+      # No leaf has factors, so no further message is needed.
       if not groups:
         return whole_leaves, self._new_state(state, [], [], shapes)
       bases = [orthonormal(mean) for mean in reduced.mean[: len(groups)]]
@@ -442,9 +443,6 @@ def looped_gram_schmidt(
 ) -> tuple[Array, Array]:
   """Makes columns orthonormal, given their dot products: a column in each step.
 
-  Columns that are only rounding errors become zero. The second result is
-  `length`, times the factors by which this call has shortened the columns.
-
   Args:
     shift: Number that is added to the squared length of each column, after the
       column was scaled to length 1.
@@ -452,6 +450,10 @@ def looped_gram_schmidt(
     gram: Their dot products [num_layers, width, width].
     length: Factors by which earlier calls have shortened the columns,
       [num_layers, width].
+
+  Returns:
+    The new columns, and `length` times the factors by which this call has
+    shortened the columns. A column that is only rounding errors becomes zero.
   """
   panel, gram, sizes = _with_length_1(panel, gram)
   length = length * sizes
@@ -487,6 +489,8 @@ def unrolled_gram_schmidt(
   shift: float, panel: Array, gram: Array, length: Array
 ) -> tuple[Array, Array]:
   """Computes the same as `looped_gram_schmidt` without a loop, for GPUs."""
+  # First all coefficients are computed from the dot products, and then the
+  # columns. The barrier keeps XLA from fusing the two parts.
   width = gram.shape[1]
   squares = [gram[:, j, j] for j in range(width)]
   sizes = [jnp.sqrt(square) for square in squares]

@@ -388,10 +388,10 @@ def stratum_bounds(size: int, count: int) -> Array:
 class RandomMask(Projection):
   """Sends some values of each layer, drawn at random for every exchange.
 
-  One value is drawn from each of about p n strata, equal ranges of a layer's n
-  values. For example, 10 values and p = 0.3 give three strata: values 0-2, 3-5
-  and 6-9. Values that are not drawn decode to zero, so E ||x - C(x)||^2 is
-  about (1 - p) ||x||^2.
+  The n values of a layer are divided into about p n strata, which are ranges of
+  about equal length. One value of each stratum is drawn. For example, 10 values
+  and p = 0.3 give three strata: values 0-2, 3-5 and 6-9. Values that are not
+  drawn decode to zero, so E ||x - C(x)||^2 is about (1 - p) ||x||^2.
 
   Wire: the drawn values as `then` encodes them. The mask itself takes no bytes,
   because all replicas draw the same indices.

@@ -80,8 +80,9 @@ def chosen_gather(
 ) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
-  It is `mesh.gather`, or if that is "auto": "stage" if at least a tenth of a
-  device's memory then stays free (`LEAST_SPARE`), else "layer".
+  A config with `mesh.gather="auto"` gets "stage" if at least a tenth of a
+  device's memory then stays free (`LEAST_SPARE`), and "layer" otherwise. Any
+  other value of `mesh.gather` is returned unchanged.
 
   Args:
     config: Config of the run.
@@ -135,9 +136,10 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
   """Returns the bytes that an exchange adds to a device's state between steps.
 
-  Messages count as float32, whatever the codec is. Example: if a TPU holds 3.37
-  GB of parameters, an exchange of all of them needs three copies, 10.1 GB. The
-  result is 0 in these cases:
+  One exchange sends one fragment (a part of the parameters). Messages count as
+  float32, whatever the codec is. Example: if a TPU holds 3.37 GB of parameters,
+  an exchange of all of them needs three copies, 10.1 GB. On a GPU, it needs two
+  copies. The result is 0 in these cases:
 
   - Inner steps go on during the exchange.
   - The method averages gradients.
@@ -207,7 +209,8 @@ def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
     shapes: Shapes of the exchanged leaves, by path.
     division: How a replica is divided among its devices.
     codec: Codec of the exchange. Only a `low_rank` codec keeps factors; for any
-      other, the result is 0.
+      other, the result is 0. Leaves that it sends whole at its rank do not
+      count.
   """
   if not isinstance(codec, LowRank):
     return 0
