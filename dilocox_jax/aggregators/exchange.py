@@ -242,10 +242,11 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback, the new residual is `feedback` times the loss: the
-    corrected values minus what the others decode, or with `against="mean"`
-    minus the mean. The residual is zero if a corrected value is not finite.
-    With `keep_unsent`, `Averaged.retained` is values minus `Averaged.sent`.
+    With error feedback, the new residual is `feedback` times the loss. The loss
+    is the corrected values minus what the others decode. With `against="mean"`
+    it is the corrected values minus the mean. The residual is zero if a
+    corrected value is not finite. With `keep_unsent`, `Averaged.retained` is
+    the values minus `Averaged.sent`.
 
     Args:
       values: Values of this replica, a tree like the argument of `init`.

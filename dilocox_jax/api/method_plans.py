@@ -373,10 +373,14 @@ def _intervals(
 ) -> list[int]:
   """Returns the values of H (steps of a round) with which a method is planned.
 
-  They are the candidate's H, 2 H, 4 H, ... up to the largest H that may be
-  chosen, or this largest H alone if the candidate's H exceeds it. If the user's
-  `config` sets H or other fields of the method, or if the method averages in
-  every step, only the candidate's H is returned.
+  In these cases only the candidate's H is returned:
+
+  - The user's `config` sets H or other fields of the method.
+  - The method averages in every step.
+
+  Otherwise the values are the candidate's H, 2 H, 4 H, ..., up to the largest H
+  that may be chosen. If the candidate's H exceeds this largest H, the result is
+  the largest H alone.
   """
   schedule = candidate.sync.named.schedule
   is_chosen = config.sync.sync_interval or _sets_fields_of(method, config)

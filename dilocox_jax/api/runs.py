@@ -252,9 +252,9 @@ def train(
       model of the config.
     data: Data to train on: a pair (train, validation) of arrays or data sets, a
       function (replica, step) -> batch, or an iterable of batches
-      (`data.feeds.as_feed` lists all kinds). Of named columns, `input_ids` has
-      the tokens, unless `loss` is given. None reads the data that the config
-      names.
+      (`data.feeds.as_feed` lists all kinds). A model that is trained on tokens
+      reads them from the column `input_ids` if columns have names. None reads
+      the data that the config names.
     method: Name of the method, e.g. "overlap_loco"; None uses the config's.
     replicas: Number of replicas, M; None uses the number in the config.
     steps: Number of inner steps of each replica; None uses the config's.
@@ -264,13 +264,15 @@ def train(
     workdir: The run directory. It is created if it is missing.
     loss: Function (model, batch) -> scalar for a `model` that is passed in.
       With a third argument `key`, it gets a random key of JAX for each
-      micro-batch, and None in evaluations. If `loss` is None, batches are token
-      ids, and the loss is the mean negative log-likelihood of each next token.
+      micro-batch, and None in evaluations. A pair (init, loss) has its own
+      loss, so leave `loss` out. If `loss` is None, any other model gets batches
+      of token ids, and the loss is the mean negative log-likelihood of each
+      next token.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec`, for a
       `model` that is passed in. It says how the mesh axes "data" and "tensor"
-      divide a parameter. If it returns None, data shards divide the parameter's
-      largest dimension. If `partition` is None, the module's flax partitioning
-      metadata are used, if it has any.
+      divide a parameter. If it returns None, data shards divide the largest
+      suitable dimension of a large parameter. If `partition` is None, the flax
+      partitioning metadata of the module are used, if it has any.
     trainable: The part of the model that is trained: a `dilocox_jax.Lora`, or a
       function from the path of a leaf to whether it is trained. The rest keeps
       its first values: those of the checkpoint `checkpoint.init_from`, or of a
