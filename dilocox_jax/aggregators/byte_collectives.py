@@ -86,6 +86,7 @@ def swapped_in_pairs(
     pairs = list(enumerate(partners))
     return lambda raw: jax.lax.ppermute(raw, axis_name, pairs)
 
+  # The compiled program has a branch for each way, because routes are fixed.
   swaps = [swap_in(partners) for partners in rounds]
 
   def swap(raw: Array) -> Rows:
@@ -130,6 +131,8 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   rows = () if same_for_all else tuple(raw)
   parts = []
   for distance in range(num_replicas):
+    # Every replica sends to the replica `distance` places after it. At distance
+    # 0 it keeps its own bytes.
     pairs = [(i, (i + distance) % num_replicas) for i in range(num_replicas)]
     part = raw if same_for_all else _select_row(rows, replica + distance)
     if distance:

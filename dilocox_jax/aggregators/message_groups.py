@@ -88,6 +88,7 @@ class MessageGroups:
     """
     if self.of_program == self.of_message:
       return list(arrays)
+    # A group has `num_arrays` arrays, e.g. its codes and its scales.
     num_arrays = len(arrays) // len(self.of_program)
     joined = []
     first = 0  # Index of the program's group where the message's group begins.
@@ -118,6 +119,7 @@ class MessageGroups:
     """
     if self.of_program == self.of_message:
       return list(arrays)
+    # A group has `num_arrays` arrays, e.g. its codes and its scales.
     num_arrays = len(arrays) // len(self.of_message)
     separate = []
     for position, group in enumerate(self.of_message):

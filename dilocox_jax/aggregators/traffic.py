@@ -153,6 +153,7 @@ class Traffic:
       if plan.membership is None or segment.phase == "data_parallel":
         sent_bytes += count * self.segment_bytes(segment)
         continue
+      # These `count` rounds are alike. `first` is the number of the first one.
       done = segment.start - segment.schedule_start
       first, _ = self.method.schedule.round_at(done)
       rounds = range(first, first + count)

@@ -463,7 +463,8 @@ def _candidates(
       candidate.sync.num_fragments,
       candidate.exchange.codec,
     )
-    # Prefer the gap of runs that kept no average, because plans keep none.
+    # One schedule with one codec is planned once. Prefer the gap of runs that
+    # kept no average, because plans keep none.
     if schedule not in candidates or not average_power:
       candidates[schedule] = candidate, gap
   if candidates:

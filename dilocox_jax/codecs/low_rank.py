@@ -164,6 +164,7 @@ class LowRank(Projection):
     matrices = [
       m.astype(jnp.float32) for m in batching.concat_layers(leaves, groups)
     ]
+    # The right factors of the exchange before, one array for each group.
     factors = [
       _with_random_columns(
         jnp.concatenate([state[n].right[..., : self.rank] for n in group]),
@@ -470,6 +471,7 @@ def looped_gram_schmidt(
     remainder, inverse = _remainder(pivot + shift, own_length)
     # The column is divided by `remainder`, and subtracted from later columns.
     row = jnp.where(numbers > number, row * inverse, 0.0)
+    # The dot products of the later columns change with these columns.
     gram = gram - row[:, :, None] * row[:, None, :]
     column = jax.lax.dynamic_index_in_dim(panel, number, 2)
     column = column * inverse[:, None]

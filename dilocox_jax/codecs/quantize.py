@@ -255,6 +255,7 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
   mean, and the mean of the |x| above it.
   """
   width = values.shape[-1]
+  # |x| times `factor`, so that sums over a row are finite.
   sizes, factor = _scaled_magnitudes(values, width)
   is_large = sizes > jnp.mean(sizes, axis=-1, keepdims=True)
   small_sizes = jnp.where(~is_large, sizes, 0.0)

@@ -181,6 +181,7 @@ def num_copies(config: RunConfig) -> float:
   elif config.outer.momentum > 0:
     copies += 1
   schedule = method.schedule
+  # Number of fragments whose mean is not applied yet.
   num_in_flight = math.ceil(
     schedule.overlap_steps * schedule.num_fragments / schedule.sync_interval
   )
