@@ -47,9 +47,9 @@ class Aggregator(NamedTuple):
   not finite. The mean must be the mean of the other replicas, and the states of
   all replicas must stay finite.
 
-  `average` may be made by `as_function` from a coroutine, so that inner steps
-  can run between messages. The coroutine yields before and after each
-  collective, and is resumed with the yielded values:
+  `dilocox_jax.coroutines.as_function` can make `average` from a coroutine, so
+  that inner steps can run between messages. The coroutine yields before and
+  after each collective, and is resumed with the yielded values:
 
       message = yield message
       arrived = yield jax.lax.pmean(message, "replica")
@@ -113,8 +113,9 @@ class Aggregator(NamedTuple):
       params: Parameters of the gradients; None if the aggregator reads none.
 
     Raises:
-      ValueError: If `average` retains a part of the values, which is possible
-        only for pseudo-gradients.
+      ValueError: If `average` retains a part of the values
+        (`Averaged.retained`). The next pseudo-gradient would contain this part
+        again, but the next gradients do not.
     """
     averaged = Averaged(*self.average(values, state, params))
     require(

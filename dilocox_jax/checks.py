@@ -167,8 +167,8 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     kind: A type, or a union of types such as `int | None`.
 
   Raises:
-    ValueError: If the value has another type (also a subclass), or is too large
-      for a float.
+    ValueError: If the value has another type, or is too large for a float. A
+      subclass counts as another type, except for subclasses of numbers.
   """
   kinds = typing.get_args(kind) or (kind,)
   if not isinstance(value, bool):
@@ -335,9 +335,9 @@ _OTHER_NAMES = {
 def did_you_mean(name: str, names: Iterable[str]) -> str:
   """Returns the end of a message about an unknown name.
 
-  The end suggests the field that papers call by this name (`overlap_steps` for
-  "tau"), or else the most similar of the known names. If no name is similar,
-  all known names are listed.
+  If papers call one of the known names by this name, that one is suggested:
+  `overlap_steps` for "tau". Otherwise the most similar known name is suggested.
+  If no name is similar, all known names are listed.
 
   Examples: "did you mean 'sync_interval'?" and "have: diloco, eager".
   """

@@ -163,6 +163,10 @@ def chosen_collective(
     if name == AUTO:
       name = _smallest(codec.encoder, num_replicas)
     collective = _built(name)
+  require(
+    isinstance(collective, Collective),
+    f"collective={collective!r} must be a name or a dilocox_jax.Collective",
+  )
   reason = collective.refusal(codec)
   require(not reason, f"collective={name!r} {reason}")
   return collective

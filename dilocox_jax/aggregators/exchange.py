@@ -104,7 +104,8 @@ def exchange(
       "own": R is these values as the other replicas decode them. "mean": R is
       the mean that the replica gets.
     keep_unsent: Whether the codec's loss stays in the replica's parameters, so
-      that the next pseudo-gradient contains it. It needs `feedback` = 0.
+      that the next pseudo-gradient contains it. It needs `feedback` = 0, and a
+      method that allows it (`Method.can_keep_unsent`).
     collective: How messages become a mean: "auto" (the fewest bytes),
       "all_reduce", "all_gather", "reduce_scatter", "pairs", a name of
       `dilocox_jax.register_collective`, or a `dilocox_jax.Collective`.
@@ -164,6 +165,9 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
 
   def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:
     del params
+    # The first `yield` comes before the message leaves, the second one before
+    # the received arrays are used. So the caller can run inner steps while the
+    # message travels. It gives the yielded arrays back (`coroutines`).
     finite, is_finite = yield _finite_part(widened(values))
     totals, count = yield summed(finite, is_finite, axis_name)
     divided = functools.partial(mean_of_participants, count=count)
@@ -244,9 +248,11 @@ class CompressedMean:
 
     With error feedback, the new residual is `feedback` times the loss. The loss
     is the corrected values minus what the others decode. With `against="mean"`
-    it is the corrected values minus the mean. The residual is zero if a
-    corrected value is not finite. With `keep_unsent`, `Averaged.retained` is
-    the values minus `Averaged.sent`.
+    it is the corrected values minus the mean. With `keep_unsent`,
+    `Averaged.retained` is the values minus `Averaged.sent`.
+
+    If a corrected value is not finite, the replica does not count in the mean.
+    Its new residual is zero, and its `Averaged.sent` is NaN.
 
     Args:
       values: Values of this replica, a tree like the argument of `init`.
@@ -315,6 +321,8 @@ class CompressedMean:
     makes_up_for_own_loss = self.keep_unsent or (
       self.feedback > 0 and self.against == "own"
     )
+    # A replica that makes up for its own loss must also make up for the loss of
+    # a mean that it rounds (`shares_add_up`).
     sender = Sender(
       participates=participates,
       key=key,
@@ -323,6 +331,7 @@ class CompressedMean:
     )
     collective = self._chosen_collective()
 
+    # Averages the leaves of one message. The codec calls it for each message.
     def reduce(leaves: list[Array]) -> Coroutine:
       return collective.reduce(self.codec.encoder, leaves, sender)
 

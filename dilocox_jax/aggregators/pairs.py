@@ -111,6 +111,7 @@ class PairMean(Collective):
     pair by itself. `Collective.reduce` has the arguments and the result.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
+    # The key is equal on all replicas, so all draw the same round.
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)
     number = jax.random.randint(key, (), 0, len(rounds))
     arrays = encoder.encode(leaves)

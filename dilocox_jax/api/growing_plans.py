@@ -56,8 +56,10 @@ def growing_plans(
   `utilization` says how long a run may take. The losses are not predicted.
 
   Args:
-    config: Config of the run. Its rounds must have one length, and it must have
-      no data-parallel start and no `membership`.
+    config: Config of the run. Its method must not average gradients. All its
+      rounds must have the same length, so `adaptive.mode` must not be
+      "rank_and_interval". It must have no data-parallel start and no
+      `membership`.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
     utilization: Least share of a run's time that is spent in inner steps (above
@@ -69,7 +71,8 @@ def growing_plans(
   Raises:
     TypeError: If the config is no `RunConfig`.
     ValueError: One line, if the cluster is unknown, if the run does not fit on
-      it, if its rounds cannot grow, or if `utilization` is out of its range.
+      it, if the config is not as required, or if `utilization` is out of its
+      range.
   """
   check_config(config)
   require(
@@ -82,6 +85,7 @@ def growing_plans(
   )
   setup = set_up(config, cluster_of(config, cluster), options)
   run = setup.link_costs, setup.work, setup.script, setup.plan
+  # The costs of the config's own run, whose rounds have one length.
   constant = constant_rounds(*run)
   most_s = constant.outcome.total_s
   if utilization is not None:

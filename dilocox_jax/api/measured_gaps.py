@@ -87,9 +87,10 @@ def _content() -> dict[str, Any]:
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
   """Returns a method's gaps, measured with the nearest number of replicas.
 
-  It is the number that is nearest to `num_replicas` by ratio. If two numbers
-  are equally near, it is the larger one: 8 rather than 2 for 4 replicas. The
-  result is [] if the method was not measured.
+  Of the numbers with which the method was measured, the one that is nearest to
+  `num_replicas` by ratio is taken. If two numbers are equally near, the larger
+  one is taken: 8 rather than 2 for 4 replicas. The result is [] if the method
+  was not measured.
   """
   gaps_of_method = []
   for fields in _content()["gaps"]:

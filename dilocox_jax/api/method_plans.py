@@ -129,8 +129,9 @@ class MethodPlan:
   def is_measured(self) -> bool:
     """Whether the method's gap was measured, or the plan is the baseline.
 
-    A gap was measured if `gap` is not None, or if there is an `expected` and
-    its law was fitted to runs of the method, too.
+    A gap was measured if `gap` is not None. It was also measured if `expected`
+    is not None, and runs of the method are among those to which the law of
+    `expected` was fitted.
     """
     if self.is_baseline or self.gap is not None:
       return True
@@ -406,6 +407,8 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
   (allreduce,) = (plan.tokens_per_s for plan in all_plans if plan.is_baseline)
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
+    # A better plan has a smaller key; False is smaller than True.
+    #
     # Throughputs that agree in three digits count as equal.
     slowness = -float(f"{plan.tokens_per_s:.3g}")
     losses = (math.inf, math.inf)
@@ -629,6 +632,7 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
     yield {}
     return
   batch = config.data.batch_size
+  # Tensor shards divide the heads of the queries, and those of keys and values.
   num_heads = math.gcd(
     config.model.shape.num_heads, config.model.shape.kv_heads
   )
@@ -740,8 +744,9 @@ def _useful_layouts(
   useful: list[Changes] = []
   least_bytes: dict[int, int] = {}
   for _, _, needed_bytes, layout in timed:
-    # Only layouts with as many devices are compared: other methods keep more
-    # copies of the parameters than AllReduce, which the devices share.
+    # A slower layout on more devices may be needed: other methods keep more
+    # copies of the parameters than AllReduce. The devices of a replica share
+    # these copies, so each device has less of them if there are more devices.
     num_devices = math.prod(layout.get(field, 1) for field in _COUNTS)
     # The first, fastest layout of a number of devices is always useful.
     if needed_bytes < least_bytes.get(num_devices, needed_bytes + 1):

@@ -122,8 +122,8 @@ class Run:
     they are that part.
 
     Raises:
-      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
-        that was passed to `train`.
+      RefusedError: If there is no checkpoint, or if an object other than
+        `data` was passed to only one of `train` and `load`.
     """
     self._check_overrides()
     return start.saved_outer_params(self.workdir, self._whole_overrides)
@@ -158,8 +158,8 @@ class Run:
     Raises:
       ValueError: One line, if no family has a model like this one, if the user
         passed the model to `train`, or if the folder holds another checkpoint.
-      RefusedError: If the run has no checkpoint, or if `overrides` lacks an
-        object that was passed to `train`.
+      RefusedError: If the run has no checkpoint, or if an object other than
+        `data` was passed to only one of `train` and `load`.
     """
     require(
       "model" not in self.metrics.record.get("overrides", ()),
@@ -203,12 +203,14 @@ class Run:
     - Anything else, or no model: the tree of the whole model's parameters.
 
     Raises:
-      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
-        that was passed to `train`.
+      RefusedError: If there is no checkpoint, or if an object other than
+        `data` was passed to only one of `train` and `load`.
     """
     params = self.params
     adaptation = self._whole_overrides.trainable
     if adaptation:
+      # Parameters that were not trained may be arrays of numpy. They are put on
+      # a device, too.
       whole_params = adaptation.fold(params, adaptation.frozen)
       params = jax.device_put(whole_params)
     if self.overrides.model is None:
@@ -519,7 +521,8 @@ def load(
     The run. It reads its parameters at first use.
 
   Raises:
-    ValueError: One line, if the directory holds no run, or a damaged file.
+    ValueError: One line, if the directory holds no run or a damaged file, or if
+      an argument is wrong, e.g. `loss` without `model`.
     TypeError: If an argument has a wrong type.
   """
   run = Run(pathlib.Path(workdir))

@@ -45,7 +45,7 @@ class Options:
 
   step_s: float | None = limited(None, above=0, below=math.inf)
   codec_s: float = limited(0.0, at_least=0, below=math.inf)
-  transport: str = "nccl"
+  transport: str = limited("nccl", choices=TRANSPORTS)
 
   def __post_init__(self):
     check_limits(self)
@@ -74,6 +74,8 @@ class Setup:
 
 def cluster_of(config: RunConfig, name: str) -> Cluster:
   """Loads a cluster with as many replicas as a run has.
+
+  A preset of equal sites gets one site for each replica of the run.
 
   Args:
     config: Config of the run. Only its number of replicas is read.
@@ -201,6 +203,7 @@ class ClusterClock:
     timed_config = timed or config
     timed_cluster = cluster_of(timed_config, cluster)
     setup = set_up(timed_config, timed_cluster, options)
+    # Bytes that a replica receives if it copies the state of another replica.
     self._copied_bytes = setup.script.copied_bytes
     self._clock = AnalyticClock(setup.link_costs, setup.work)
     # The name includes the duration of a step, because the duration depends on

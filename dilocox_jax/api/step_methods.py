@@ -45,8 +45,8 @@ def step_transform(
 
   The replicas exchange inside `update`. The transform must be the last one of a
   chain, and every replica must call it in every step: a transform that may skip
-  a step, such as `optax.apply_if_finite`, belongs into `inner`. Only
-  `make_rounds` can hide transfers behind later steps.
+  a step, such as `optax.apply_if_finite`, belongs into `inner`. Steps wait for
+  transfers; `make_rounds` can hide transfers behind later steps.
 
   Args:
     method: When replicas exchange, and how they go on with a mean, e.g.
@@ -204,6 +204,8 @@ def _averaged_gradients(
 
   def init(params: Tree) -> GradientState:
     state = GradientState(inner.init(params), aggregator.init(params))
+    # This raises an error if `inner` keeps an average of the parameters where
+    # it would not be found.
     check_outermost(state.inner)
     return state
 
@@ -212,6 +214,7 @@ def _averaged_gradients(
   ) -> tuple[Tree, GradientState]:
     check_axis(axis_name)
     exchange_state = state.exchange
+    # There is nothing to send if the tree has no values.
     if has_values(updates):
       updates, exchange_state = aggregator.update(updates, exchange_state)
     updates, inner_state = inner.update(updates, state.inner, params, **extra)

@@ -273,7 +273,7 @@ def block_width(size: int, block_size: int) -> int:
   example, 300 values in blocks of at most 128 make 3 blocks of 100.
 
   Args:
-    size: Number of values.
+    size: Number of values, at least 1.
     block_size: Largest number of values in a block.
   """
   num_blocks = -(-size // block_size)

@@ -50,7 +50,7 @@ def _product(left: Array, right: Array) -> Array:
   def multiply(pair: tuple[Array, Array]) -> Array:
     product = matmul(*pair)
     if product.shape[0] % num_devices:
-      return product
+      return product  # The devices cannot divide the rows equally.
     rows = PartitionSpec(INNER_AXES, None)
     return jax.lax.with_sharding_constraint(product, rows)
 
@@ -465,6 +465,7 @@ def looped_gram_schmidt(
   ) -> tuple[Array, Array, Array]:
     panel, gram, length = carry
     is_own = numbers == number
+    # Dot products of this column with all columns.
     row = jax.lax.dynamic_index_in_dim(gram, number, 1, keepdims=False)
     pivot = jax.lax.dynamic_index_in_dim(row, number, 1)
     own_length = jax.lax.dynamic_index_in_dim(length, number, 1)

@@ -81,6 +81,7 @@ def mailbox_terms(
   Raises:
     ValueError: One line, if the method or a field of a rule is missing or
       wrong.
+    TypeError: If the section `sync` has an unknown field.
   """
   fields = flat(values)
   missing = [
