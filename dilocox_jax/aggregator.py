@@ -70,7 +70,9 @@ class Aggregator(NamedTuple):
       array only ranks are recorded, not its values.
     stretch_ends: Function (params) -> for each turn, how many 1024ths of the
       inner steps have run when the turn ends. For example, (768, 1024) gives
-      the first three quarters of the steps to the first turn. None: all inner
+      the first three quarters of the steps to the first turn. Turns without an
+      entry come after all inner steps. An entry without a turn raises
+      ValueError. The function is only called if `has_turns`. None: all inner
       steps run beside the first turn.
     is_shared: Whether the mean is the same on all replicas. After an exchange
       between pairs it is not, and each replica has its own outer parameters.

@@ -393,7 +393,8 @@ class CompressedMean:
     """Divides the inner steps during an exchange among its turns, by bytes.
 
     A turn has the messages that can travel at the same time. A message that
-    needs the result of an earlier one belongs to a later turn.
+    needs the result of an earlier one belongs to a later turn. Call this method
+    where the replica axis is mapped.
 
     Args:
       params: Parameters of which the exchange averages pseudo-gradients.

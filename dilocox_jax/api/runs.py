@@ -122,8 +122,8 @@ class Run:
     they are that part.
 
     Raises:
-      RefusedError: If there is no checkpoint, or if an object other than
-        `data` was passed to only one of `train` and `load`.
+      RefusedError: If there is no checkpoint, or if an object such as the
+        model was passed to only one of `train` and `load`.
     """
     self._check_overrides()
     return start.saved_outer_params(self.workdir, self._whole_overrides)
@@ -158,8 +158,8 @@ class Run:
     Raises:
       ValueError: One line, if no family has a model like this one, if the user
         passed the model to `train`, or if the folder holds another checkpoint.
-      RefusedError: If the run has no checkpoint, or if an object other than
-        `data` was passed to only one of `train` and `load`.
+      RefusedError: If the run has no checkpoint, or if an object such as the
+        model was passed to only one of `train` and `load`.
     """
     require(
       "model" not in self.metrics.record.get("overrides", ()),
@@ -203,8 +203,8 @@ class Run:
     - Anything else, or no model: the tree of the whole model's parameters.
 
     Raises:
-      RefusedError: If there is no checkpoint, or if an object other than
-        `data` was passed to only one of `train` and `load`.
+      RefusedError: If there is no checkpoint, or if an object such as the
+        model was passed to only one of `train` and `load`.
     """
     params = self.params
     adaptation = self._whole_overrides.trainable
