@@ -17,8 +17,9 @@ class Averaged(NamedTuple):
 
   Attributes:
     mean: Mean over the replicas, a tree like the values.
-    sent: This replica's values as the other replicas have decoded them: not
-      exactly the values if a lossy codec encodes the message.
+    sent: What this replica contributed to the mean, a tree like the values. It
+      differs from the values if a codec is lossy or if error feedback adds a
+      residual to the values.
     state: New state of the aggregator.
     retained: Values that were neither sent nor kept in the state, as a tree.
       They stay in the replica's parameters, so its next pseudo-gradient
@@ -46,9 +47,9 @@ class Aggregator(NamedTuple):
   not finite. The mean must be the mean of the other replicas, and the states of
   all replicas must stay finite.
 
-  `average` may be made by `as_function` from a coroutine, so that inner steps
-  can run between messages. The coroutine yields before and after each
-  collective, and is resumed with the yielded values:
+  `dilocox_jax.coroutines.as_function` can make `average` from a coroutine, so
+  that inner steps can run between messages. The coroutine yields before and
+  after each collective, and is resumed with the yielded values:
 
       message = yield message
       arrived = yield jax.lax.pmean(message, "replica")
@@ -69,7 +70,9 @@ class Aggregator(NamedTuple):
       array only ranks are recorded, not its values.
     stretch_ends: Function (params) -> for each turn, how many 1024ths of the
       inner steps have run when the turn ends. For example, (768, 1024) gives
-      the first three quarters of the steps to the first turn. None: all inner
+      the first three quarters of the steps to the first turn. Turns without an
+      entry come after all inner steps. An entry without a turn raises
+      ValueError. The function is only called if `has_turns`. None: all inner
       steps run beside the first turn.
     is_shared: Whether the mean is the same on all replicas. After an exchange
       between pairs it is not, and each replica has its own outer parameters.
@@ -112,8 +115,9 @@ class Aggregator(NamedTuple):
       params: Parameters of the gradients; None if the aggregator reads none.
 
     Raises:
-      ValueError: If `average` retains a part of the values, which is possible
-        only for pseudo-gradients.
+      ValueError: If `average` retains a part of the values
+        (`Averaged.retained`). The next pseudo-gradient would contain this part
+        again, but the next gradients do not.
     """
     averaged = Averaged(*self.average(values, state, params))
     require(

@@ -69,7 +69,7 @@ def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
 
 @contextlib.contextmanager
 def in_front(text: str) -> Iterator[None]:
-  """Puts a text in front of the message of a ValueError from the block."""
+  """Puts a text in front of the message of a ValueError in a `with` block."""
   try:
     yield
   except ValueError as error:
@@ -167,8 +167,8 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     kind: A type, or a union of types such as `int | None`.
 
   Raises:
-    ValueError: If the value has another type (also a subclass), or is too large
-      for a float.
+    ValueError: If the value has another type, or is too large for a float. A
+      subclass counts as another type, except for subclasses of numbers.
   """
   kinds = typing.get_args(kind) or (kind,)
   if not isinstance(value, bool):
@@ -228,9 +228,9 @@ def json_object(
   Args:
     text: The text. It may be damaged in any way.
     where: Where the text is, e.g. the path of a file, for the message.
-    is_ours: Whether a program of this project wrote the text. Then NaN,
-      infinite numbers (1e999) and repeated keys, which such a program never
-      writes, are refused.
+    is_ours: Whether a program of this project wrote the text. Such a program
+      never writes NaN, infinite numbers (1e999) or repeated keys, so they are
+      refused.
 
   Raises:
     ValueError: If the text is damaged, or is JSON but no object.
@@ -303,14 +303,14 @@ def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
 def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads a JSON file that must hold an object.
 
-  Raises ValueError, which names the file, if the file cannot be read or holds
-  no JSON object.
+  Raises ValueError if the file cannot be read or holds no JSON object. The
+  message names the file.
   """
   return json_object(file_bytes(path), path)
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError, which lists the choices, unless a value is one of them.
+  """Raises ValueError, with a list of the choices, if a value is none of them.
 
   `name` is the name of the value in the message.
   """
@@ -335,9 +335,9 @@ _OTHER_NAMES = {
 def did_you_mean(name: str, names: Iterable[str]) -> str:
   """Returns the end of a message about an unknown name.
 
-  The end suggests the field that papers call by this name (`overlap_steps` for
-  "tau"), or else the most similar of the known names. If no name is similar,
-  all known names are listed.
+  If papers call one of the known names by this name, that one is suggested:
+  `overlap_steps` for "tau". Otherwise the most similar known name is suggested.
+  If no name is similar, all known names are listed.
 
   Examples: "did you mean 'sync_interval'?" and "have: diloco, eager".
   """
@@ -352,9 +352,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-  """Raises ValueError, which suggests a name, unless a name is known.
+  """Raises ValueError if a name is not among the known names.
 
-  `what` is the kind of thing that has the name, e.g. "method".
+  The message suggests a known name. `what` is the kind of thing that has the
+  name, e.g. "method".
   """
   names = list(names)
   if name not in names:

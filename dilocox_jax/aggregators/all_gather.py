@@ -25,7 +25,10 @@ class AllGatherMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-gather: codes, and whether the sender participates."""
+    """Returns one all-gather of the codes and of a flag.
+
+    The flag says whether the sender counts in the mean.
+    """
     del num_replicas
     return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 

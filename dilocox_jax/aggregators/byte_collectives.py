@@ -60,8 +60,10 @@ def all_to_all(
   def swap(raw: Array) -> Rows:
     return tuple(jax.lax.all_to_all(raw, axis_name, 0, 0))
 
-  permute = functools.partial(_permuted, False, axis_name)
-  return _over_devices(arrays, 1, _by_platform(swap, permute, axis_name))
+  same_for_all = False  # Each receiver gets a row of its own.
+  permute = functools.partial(_permuted, same_for_all, axis_name)
+  move = _by_platform(swap, permute, axis_name)
+  return _over_devices(arrays, num_leading=1, move=move)
 
 
 def swapped_in_pairs(
@@ -86,13 +88,15 @@ def swapped_in_pairs(
     pairs = list(enumerate(partners))
     return lambda raw: jax.lax.ppermute(raw, axis_name, pairs)
 
+  # The compiled program has a branch for each way, because routes are fixed.
   swaps = [swap_in(partners) for partners in rounds]
 
   def swap(raw: Array) -> Rows:
     return (jax.lax.switch(number, swaps, raw),)
 
   # The first axis is that of the senders, and the partner is the only one.
-  return [array[0] for array in _over_devices(arrays, 0, swap)]
+  received = _over_devices(arrays, num_leading=0, move=swap)
+  return [array[0] for array in received]
 
 
 # The received bytes, uint8 [N] from every sender, in the order of the replicas.
@@ -130,6 +134,8 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   rows = () if same_for_all else tuple(raw)
   parts = []
   for distance in range(num_replicas):
+    # Every replica sends to the replica `distance` places after it. At distance
+    # 0 it keeps its own bytes.
     pairs = [(i, (i + distance) % num_replicas) for i in range(num_replicas)]
     part = raw if same_for_all else _select_row(rows, replica + distance)
     if distance:
@@ -157,7 +163,7 @@ def _over_devices(
     arrays: Arrays to send: [M, ...] with a row for each receiver, or [...] that
       all receivers get.
     num_leading: 1 if the first axis has a row for each receiver, otherwise 0.
-    move: Function that sends bytes.
+    move: Function that sends bytes, and returns the bytes from each sender.
 
   Returns:
     The received arrays, with a row from each sender: [M, ...], or [1, ...] in a
@@ -168,9 +174,13 @@ def _over_devices(
     return _send_as_bytes(arrays, num_leading, move)
   specs = [_spec(division, array, num_leading) for array in arrays]
   pairs = list(zip(arrays, specs, strict=True))
+  # Arrays that devices cannot divide equally (`spec` is None) are put together
+  # as bytes, and the bytes are divided.
   undivided = [array for array, spec in pairs if not spec]
   operands = [array for array, spec in pairs if spec]
   in_specs = [spec for spec in specs if spec]
+  # The first axis of a received array is that of the senders. Devices do not
+  # divide it.
   out_specs = [PartitionSpec(None, *spec[num_leading:]) for spec in in_specs]
   if undivided:
     raw = _bundled(undivided, num_leading)
@@ -191,6 +201,7 @@ def _over_devices(
   if undivided:
     # Their bytes are the last operand, and so the last result.
     unpacked = _unbundled(results.pop(), undivided, num_leading)
+  # The results are put into the order of `arrays`.
   from_divided = iter(results)
   from_undivided = iter(unpacked)
   return [next(from_divided if spec else from_undivided) for spec in specs]

@@ -45,9 +45,10 @@ class Sender(NamedTuple):
     key: Random key of the exchange, equal on all replicas.
     axis_name: Name of the axis over which replicas are mapped.
     shares_add_up: Whether a collective that rounds the mean must correct
-      `Reduced.own` for the loss of this rounding. Then the `Reduced.own` of all
-      replicas add up to the rounded mean times the number of participants, and
-      error feedback also makes up for this loss.
+      `Reduced.own` (this replica's decoded values) for the loss of this
+      rounding. The corrected values of all replicas add up to the rounded mean
+      times the number of participants, so error feedback also makes up for this
+      loss.
   """
 
   participates: Boolean
@@ -71,8 +72,9 @@ class Collective:
   def refusal(self, codec: Codec) -> str:
     """Returns why this collective cannot average the messages of a codec.
 
-    It is the end of an error message that begins with "collective='NAME' ", or
-    "" (the default) if the collective can.
+    The result is the end of an error message that begins with
+    "collective='NAME' ". It is "" (the default) if the collective can average
+    them.
     """
     del codec
     return ""
@@ -161,6 +163,10 @@ def chosen_collective(
     if name == AUTO:
       name = _smallest(codec.encoder, num_replicas)
     collective = _built(name)
+  require(
+    isinstance(collective, Collective),
+    f"collective={collective!r} must be a name or a dilocox_jax.Collective",
+  )
   reason = collective.refusal(codec)
   require(not reason, f"collective={name!r} {reason}")
   return collective

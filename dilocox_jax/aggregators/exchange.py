@@ -8,9 +8,9 @@ after the other (`codecs.base`). For example, a low-rank codec sends two leaves,
     0        bias, left factor of kernel  the mean bias, an orthonormal basis
     1        right factor of kernel       the mean kernel
 
-Error feedback adds the codec's loss in one exchange to the next exchange. A
-replica with the new value d and the residual e sends C(d + e), where C is the
-codec. Its new residual is
+Error feedback keeps what one exchange lost as a residual, and adds the residual
+to the values of the next exchange. A replica with the new value d and the
+residual e sends C(d + e), where C is the codec. Its new residual is
 
     e <- feedback * (d + e - R)
 
@@ -91,20 +91,21 @@ def exchange(
   against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica whose values are not finite loses its residual, and no
-  replica makes up for the rounding of its slice of the mean. 1-bit Adam keeps
-  the loss from rounding a slice of the mean in a separate array. Here this loss
-  goes into the residual of the replica that rounds the slice.
+  Differs: 1-bit Adam keeps the loss from rounding a slice of the mean in a
+  separate array. Here this loss goes into the residual of the replica that
+  rounds the slice. A replica whose values are not finite loses its residual,
+  and this loss with it.
 
   Args:
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
-    feedback: Fraction of the codec's loss that is added to the next exchange, 0
-      (none) to 1 (all).
-    against: What is subtracted from the values that a replica encodes, to get
-      the loss for error feedback. "own": these values as the others decode
-      them. "mean": the mean that the replica gets.
+    feedback: Fraction of the loss (see `against`) that error feedback adds to
+      the values of the next exchange, 0 (none) to 1 (all).
+    against: Says what the loss is: the values that a replica encodes minus R.
+      "own": R is these values as the other replicas decode them. "mean": R is
+      the mean that the replica gets.
     keep_unsent: Whether the codec's loss stays in the replica's parameters, so
-      that the next pseudo-gradient contains it. It needs `feedback` = 0.
+      that the next pseudo-gradient contains it. It needs `feedback` = 0, and a
+      method that allows it (`Method.can_keep_unsent`).
     collective: How messages become a mean: "auto" (the fewest bytes),
       "all_reduce", "all_gather", "reduce_scatter", "pairs", a name of
       `dilocox_jax.register_collective`, or a `dilocox_jax.Collective`.
@@ -164,6 +165,9 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
 
   def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:
     del params
+    # The first `yield` comes before the message leaves, the second one before
+    # the received arrays are used. So the caller can run inner steps while the
+    # message travels. It gives the yielded arrays back (`coroutines`).
     finite, is_finite = yield _finite_part(widened(values))
     totals, count = yield summed(finite, is_finite, axis_name)
     divided = functools.partial(mean_of_participants, count=count)
@@ -242,21 +246,27 @@ class CompressedMean:
   ) -> Coroutine:
     """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback, the new residual is `feedback` times the loss: the
-    corrected values minus what the others decode, or with `against="mean"`
-    minus the mean. The residual is zero if a corrected value is not finite.
-    With `keep_unsent`, `Averaged.retained` is values minus `Averaged.sent`.
+    With error feedback, the new residual is `feedback` times the loss. The loss
+    is the corrected values minus what the others decode. With `against="mean"`
+    it is the corrected values minus the mean. With `keep_unsent`,
+    `Averaged.retained` is the values minus `Averaged.sent`.
+
+    If a corrected value is not finite, the replica does not count in the mean.
+    Its new residual is zero, and its `Averaged.sent` is NaN.
 
     Args:
       values: Values of this replica, a tree like the argument of `init`.
       state: State that the previous exchange returned, or the initial state.
-      params: Outer parameters from which the values were measured. They are
-        averaged, too, if `_sends_parameters`. None: there are none.
+      params: Outer parameters from which the values were measured. Without a
+        codec, a collective with `averages_parameters` averages them, too. None:
+        there are none.
 
     Returns:
       A coroutine that returns `Averaged`.
     """
     if self._sends_parameters and params is not None:
+      # Send the pseudo-gradient minus the outer parameters, and add the outer
+      # parameters of this replica to the mean (`_sends_parameters`).
       shifted = jax.tree.map(jnp.subtract, values, params)
       averaged = yield from self.average(shifted, state)
       return averaged._replace(
@@ -311,6 +321,8 @@ class CompressedMean:
     makes_up_for_own_loss = self.keep_unsent or (
       self.feedback > 0 and self.against == "own"
     )
+    # A replica that makes up for its own loss must also make up for the loss of
+    # a mean that it rounds (`shares_add_up`).
     sender = Sender(
       participates=participates,
       key=key,
@@ -319,6 +331,7 @@ class CompressedMean:
     )
     collective = self._chosen_collective()
 
+    # Averages the leaves of one message. The codec calls it for each message.
     def reduce(leaves: list[Array]) -> Coroutine:
       return collective.reduce(self.codec.encoder, leaves, sender)
 
@@ -380,7 +393,8 @@ class CompressedMean:
     """Divides the inner steps during an exchange among its turns, by bytes.
 
     A turn has the messages that can travel at the same time. A message that
-    needs the result of an earlier one belongs to a later turn.
+    needs the result of an earlier one belongs to a later turn. Call this method
+    where the replica axis is mapped.
 
     Args:
       params: Parameters of which the exchange averages pseudo-gradients.

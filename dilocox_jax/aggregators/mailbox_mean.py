@@ -86,6 +86,7 @@ def message_tables(
     return None
   assert isinstance(encoder, Quantizer), "all encoders of rows are quantizers"
   groups = MessageGroups.of(encoder, shapes)
+  # All leaves of a group have rows of the same width.
   return Tables(
     codec=codec,
     widths=tuple(groups.widths[group[0]] for group in groups.of_message),
@@ -120,7 +121,7 @@ class MailboxMean(Collective):
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)
-    count = 0
+    count = 0  # Number of slices; 0: each replica averages whole messages.
     if tables is not None:
       count = num_slices(self._shares, num_replicas, tables.codec.is_coarse)
     if not count or tables is None:
@@ -157,6 +158,8 @@ class MailboxMean(Collective):
     """
     shapes = [leaf.shape for leaf in leaves]
     encoded = encoder.encode(leaves)
+    # In a message, leaves are grouped as on a replica with one device. So
+    # replicas with different numbers of devices can read it.
     groups = MessageGroups.of(encoder, shapes) if is_in_rows(encoder) else None
     message = encoded if groups is None else groups.to_message(encoded)
     tables = message_tables(encoder, shapes, sender.shares_add_up)

@@ -26,7 +26,7 @@ from dilocox_jax.trees import Array
 
 
 def is_in_rows(encoder: Encoder) -> bool:
-  """Returns whether an encoder codes leaves as rows, for `MessageGroups`."""
+  """Returns whether an encoder codes rows, which `MessageGroups` needs."""
   return isinstance(encoder, Quantizer)
 
 
@@ -54,7 +54,11 @@ class MessageGroups:
 
   @classmethod
   def of(cls, encoder: Quantizer, shapes: Sequence[Shape]) -> "MessageGroups":
-    """Returns the groups of leaves of these shapes, for the current replica."""
+    """Returns the groups of leaves with these shapes.
+
+    The groups of the program depend on how the current replica is divided among
+    its devices. `shapes` are (num_layers, *shape) for each leaf.
+    """
     layout = encoder.layout(list(shapes))
     return cls(
       widths=layout.widths,
@@ -84,6 +88,7 @@ class MessageGroups:
     """
     if self.of_program == self.of_message:
       return list(arrays)
+    # A group has `num_arrays` arrays, e.g. its codes and its scales.
     num_arrays = len(arrays) // len(self.of_program)
     joined = []
     first = 0  # Index of the program's group where the message's group begins.
@@ -102,6 +107,10 @@ class MessageGroups:
   def from_messages(self, arrays: Arrays) -> list[Array]:
     """Splits the arrays of K messages into those of the program's groups.
 
+    A group is leaves that are encoded together. A replica on several devices
+    encodes each leaf alone. This splits the rows of leaves that the message has
+    together.
+
     Args:
       arrays: Arrays [K, layers, rows, ...] of the message, group by group.
 
@@ -110,6 +119,7 @@ class MessageGroups:
     """
     if self.of_program == self.of_message:
       return list(arrays)
+    # A group has `num_arrays` arrays, e.g. its codes and its scales.
     num_arrays = len(arrays) // len(self.of_message)
     separate = []
     for position, group in enumerate(self.of_message):

@@ -1,4 +1,4 @@
-"""Leaves out of a mean the replicas whose values have far too large a norm.
+"""Leaves a replica out of a mean if the norm of its values is far too large.
 
 For replicas that meet in a mailbox (a folder or bucket),
 `mailbox_protocol.manifest` has a similar rule.

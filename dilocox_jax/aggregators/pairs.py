@@ -94,7 +94,10 @@ class PairMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one permute: codes, and whether the sender participates."""
+    """Returns one permute of the codes and of a flag.
+
+    The flag says whether the sender counts in the mean.
+    """
     del num_replicas
     return [Permute(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
@@ -108,6 +111,7 @@ class PairMean(Collective):
     pair by itself. `Collective.reduce` has the arguments and the result.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
+    # The key is equal on all replicas, so all draw the same round.
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)
     number = jax.random.randint(key, (), 0, len(rounds))
     arrays = encoder.encode(leaves)

@@ -37,8 +37,10 @@ class ReduceScatterMean(Collective):
 
   So values are rounded when they are sent, and the mean is rounded a second
   time, by `encoder.of_means`. If `Sender.shares_add_up` is set, error feedback
-  also makes up for the second rounding: the owner of a slice does not round its
-  own values, and its `Reduced.own` has them minus the loss of the sum.
+  also makes up for the second rounding. The owner of a slice then adds its own
+  values to the sum without rounding them. Its `Reduced.own` is these values
+  minus the loss of the sum, which is M times the loss of the mean if all M
+  replicas participate.
 
   Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
 

@@ -19,9 +19,9 @@ from dilocox_jax.trees import Array
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
-  """Returns the size of the encoded messages of one replica for a tree (bytes).
+  """Returns how many bytes a replica's messages for a tree have together.
 
-  `shapes` are those of the tree's leaves, by path.
+  `shapes` are the shapes of the tree's leaves, by path.
   """
   messages = message_shapes(codec, stacked_shapes(shapes))
   return sum(encoded_bytes(codec.encoder, leaves) for leaves in messages)
@@ -70,7 +70,10 @@ def message_shapes(
 
 @functools.cache
 def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
-  """Returns the bytes of encoded leaves. A shape begins with num_layers."""
+  """Returns how many bytes leaves have when they are encoded.
+
+  `shapes` are the shapes of the leaves, (num_layers, *shape).
+  """
   arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)
 
@@ -79,10 +82,11 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the bytes of all encoded slices, and of all their encoded means.
+  """Returns the bytes of a replica's encoded slices, and of the encoded means.
 
-  There are `num_slices` slices, one for each replica, of leaves of the shapes
-  (num_layers, *shape).
+  The leaves are cut into `num_slices` slices, one for each replica. There is a
+  mean of each slice. `shapes` are the shapes of the leaves, (num_layers,
+  *shape).
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)

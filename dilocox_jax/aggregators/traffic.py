@@ -142,17 +142,20 @@ class Traffic:
   def run_bytes(self, plan: RunPlan) -> int:
     """Returns the bytes that a replica sends in a whole run, flush included.
 
-    Rounds that are alike are counted once. Rounds with absences are counted one
-    by one.
+    The bytes of a data-parallel start are included, too. In rounds with absent
+    replicas, the bytes are those of exchanges among the present replicas.
     """
     sent_bytes = 0
-    # Random absences make every round differ. Of them only the number of
-    # present replicas matters here, and it is found much faster than the rest.
+    # Rounds that are alike are computed once and multiplied. With random
+    # absences no two rounds are alike, so first all replicas are taken as
+    # present. The bytes depend only on the number of present replicas, which
+    # `num_present` finds fast.
     all_present = dataclasses.replace(plan, membership=None)
     for segment, count in all_present.repeated_segments():
       if plan.membership is None or segment.phase == "data_parallel":
         sent_bytes += count * self.segment_bytes(segment)
         continue
+      # These `count` rounds are alike. `first` is the number of the first one.
       done = segment.start - segment.schedule_start
       first, _ = self.method.schedule.round_at(done)
       rounds = range(first, first + count)

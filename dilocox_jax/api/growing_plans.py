@@ -48,15 +48,18 @@ def growing_plans(
   Rounds of the config have H inner steps. The last rounds of a proposal have H,
   2 H or 4 H steps. There are two kinds of proposals:
 
-  - Rounds grow (`sync.first_interval`), as slowly as the allowed time permits.
-  - The run begins with data-parallel steps (`sync.warm_start_steps`), with as
-    many as the time permits.
+  - Rounds grow from short ones (`sync.first_interval`), about as slowly as the
+    time permits.
+  - The run begins with data-parallel steps (`sync.warm_start_steps`), with
+    about as many as the time permits.
 
-  The losses are not predicted.
+  `utilization` says how long a run may take. The losses are not predicted.
 
   Args:
-    config: Config of the run, whose rounds have one length, without a
-      data-parallel start.
+    config: Config of the run. Its method must not average gradients. All its
+      rounds must have the same length, so `adaptive.mode` must not be
+      "rank_and_interval". It must have no data-parallel start and no
+      `membership`.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: Durations and transport, which neither config nor cluster states.
     utilization: Least share of a run's time that is spent in inner steps (above
@@ -68,7 +71,8 @@ def growing_plans(
   Raises:
     TypeError: If the config is no `RunConfig`.
     ValueError: One line, if the cluster is unknown, if the run does not fit on
-      it, if its rounds cannot grow, or if `utilization` is out of its range.
+      it, if the config is not as required, or if `utilization` is out of its
+      range.
   """
   check_config(config)
   require(
@@ -81,6 +85,7 @@ def growing_plans(
   )
   setup = set_up(config, cluster_of(config, cluster), options)
   run = setup.link_costs, setup.work, setup.script, setup.plan
+  # The costs of the config's own run, whose rounds have one length.
   constant = constant_rounds(*run)
   most_s = constant.outcome.total_s
   if utilization is not None:

@@ -55,7 +55,7 @@ class MeasuredGap:
 
   @property
   def size(self) -> str:
-    """Number of replicas and sequences in a step of each, e.g. "2 x 4"."""
+    """Number of replicas, and of sequences in a step of each: "2 x 4"."""
     return f"{self.num_replicas} x {self.sequences}"
 
   @property
@@ -87,9 +87,10 @@ def _content() -> dict[str, Any]:
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
   """Returns a method's gaps, measured with the nearest number of replicas.
 
-  It is the number that is nearest to `num_replicas` by ratio. Of two equally
-  near ones, as 2 and 8 are to 4, the larger counts. The result is [] if the
-  method was not measured.
+  Of the numbers with which the method was measured, the one that is nearest to
+  `num_replicas` by ratio is taken. If two numbers are equally near, the larger
+  one is taken: 8 rather than 2 for 4 replicas. The result is [] if the method
+  was not measured.
   """
   gaps_of_method = []
   for fields in _content()["gaps"]:

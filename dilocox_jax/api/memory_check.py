@@ -98,11 +98,13 @@ def _needed_bytes(
   memory = device_memory(config, device_limit_bytes)
   state_bytes = memory.state
   if config.mesh.outer_memory != "device" and platform_name() != "cpu":
-    # The outer state, all but the parameters of the replica and the state of
-    # its inner optimizer, is in the memory of the host.
+    # The host holds the outer state. A device holds only the parameters of the
+    # replica and the state of its inner optimizer.
     outer_copies = num_copies(config) - 1 - optimizer_copies(config)
     copy_bytes = share_bytes(config.trained_shapes, config.division)
     state_bytes -= round(outer_copies * copy_bytes)
+  # With "vmap" all replicas on a device step together. Otherwise they step one
+  # after the other, so the memory of a step is needed once.
   num_at_once = 1
   if on_platform(config, platform_name()).stacked_by == "vmap":
     num_at_once = num_replicas

@@ -129,8 +129,9 @@ class MethodPlan:
   def is_measured(self) -> bool:
     """Whether the method's gap was measured, or the plan is the baseline.
 
-    A gap was measured if `gap` is not None, or if there is an `expected` and
-    its law was fitted to runs of the method, too.
+    A gap was measured if `gap` is not None. It was also measured if `expected`
+    is not None, and runs of the method are among those to which the law of
+    `expected` was fitted.
     """
     if self.is_baseline or self.gap is not None:
       return True
@@ -138,12 +139,13 @@ class MethodPlan:
 
   @property
   def gap_at_equal_time(self) -> float:
-    """Loss of this plan in equal time, relative to a fast AllReduce, minus 1.
+    """How much higher the loss is than that of a fast AllReduce in equal time.
 
-    This AllReduce makes as many steps as the fastest plan. Two things raise the
-    loss of a plan: its method's gap at equal steps, and fewer steps in the same
-    time if it is slower (`share_of_more_steps`). 0.02 is a loss that is 2 %
-    higher. NaN if no gap of the method was measured, and from `plan_run`.
+    The fast AllReduce is imagined: it makes as many steps as the fastest plan.
+    Two things raise the loss of a plan: the gap of its method at equal steps,
+    and fewer steps in the same time if it is slower (`share_of_more_steps`).
+    0.02 is a loss that is 2 % higher. NaN if no gap of the method was measured,
+    and for a plan from `plan_run`.
     """
     return self._at_equal_time(self.gap_range.value)
 
@@ -244,7 +246,7 @@ def plan_run(
 ) -> MethodPlan:
   """Plans a run as its config describes it, and compares it with AllReduce.
 
-  AllReduce then divides a replica among its devices as the config does.
+  This AllReduce divides a replica among its devices as the config does.
 
   Args:
     config: Config of the run.
@@ -285,15 +287,15 @@ def compare_methods(
   The settings of a method are chosen by the first rule that applies:
 
   1. If the config sets fields of its own method, this method keeps them.
-  2. A method whose loss was measured takes the settings of a measurement. Of
-     the measurements with the nearest number of replicas, each one with Muon
-     is tried or, if the config sets H, each one with Muon and this H.
-  3. Any other method, and one without such a measurement, takes its recipe.
+  2. A method takes the settings of a measurement of its loss. Every measurement
+     with Muon and with the nearest number of replicas is tried. If the config
+     sets H, measurements with another H are left out.
+  3. A method without such a measurement takes its recipe.
 
-  If the config sets no H, rules 2 and 3 only give the first H of a method. Its
-  doubles are tried too, up to an eighth of the run's steps and up to 500, and
-  the best H is taken: a longer round sends less often, but its expected gap is
-  larger.
+  If the config sets no H, rules 2 and 3 give only the first H of a method.
+  2 H, 4 H, ... are tried, too, up to an eighth of the run's steps and at most
+  500. The best H is taken: a longer round sends less often, but its expected
+  gap is larger.
 
   Args:
     config: Config with the model, the batch of a replica, the number of steps,
@@ -307,9 +309,9 @@ def compare_methods(
       expected gaps. None: extrapolated from the size of the model.
 
   Returns:
-    A tuple (plans, refused): the best plan of each method, the best of all
-    first; and the error for each method that the config does not allow. Plans
-    are ordered by:
+    A tuple (plans, refused). `plans` has the best plan of each method, and one
+    of AllReduce in bfloat16. `refused` has an error message for each method
+    that the config does not allow. Plans are ordered, the best one first, by:
 
     1. whether they leave enough memory free (`LEAST_SPARE`), then whether they
        fit at all;
@@ -346,6 +348,7 @@ def compare_methods(
       divided = _with_layout(candidate, candidate_layouts, memory_bytes)
       first = divided.sync.named.schedule.sync_interval
       for interval in _intervals(config, candidate, method):
+        # The gap was measured with the candidate's H, and not with any other H.
         if interval == first:
           yield plan(method, divided, gap)
         else:
@@ -371,10 +374,14 @@ def _intervals(
 ) -> list[int]:
   """Returns the values of H (steps of a round) with which a method is planned.
 
-  They are the candidate's H, 2 H, 4 H, ... up to the largest H that may be
-  chosen, or this largest H alone if the candidate's H exceeds it. If the user's
-  `config` sets H or other fields of the method, or if the method averages in
-  every step, only the candidate's H is returned.
+  In these cases only the candidate's H is returned:
+
+  - The user's `config` sets H or other fields of the method.
+  - The method averages in every step.
+
+  Otherwise the values are the candidate's H, 2 H, 4 H, ..., up to the largest H
+  that may be chosen. If the candidate's H exceeds this largest H, the result is
+  the largest H alone.
   """
   schedule = candidate.sync.named.schedule
   is_chosen = config.sync.sync_interval or _sets_fields_of(method, config)
@@ -390,13 +397,18 @@ def _intervals(
 
 
 def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
-  """Chooses the best of each method's plans, and returns these, best first."""
+  """Chooses the best of each method's plans, and returns these, best first.
+
+  `plans` has a list of plans for each method.
+  """
   all_plans = [plan for candidates in plans for plan in candidates]
   with_room = [plan for plan in all_plans if plan.has_room] or all_plans
   fastest = max(plan.tokens_per_s for plan in with_room)
   (allreduce,) = (plan.tokens_per_s for plan in all_plans if plan.is_baseline)
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
+    # A better plan has a smaller key; False is smaller than True.
+    #
     # Throughputs that agree in three digits count as equal.
     slowness = -float(f"{plan.tokens_per_s:.3g}")
     losses = (math.inf, math.inf)
@@ -454,7 +466,8 @@ def _candidates(
       candidate.sync.num_fragments,
       candidate.exchange.codec,
     )
-    # Prefer the gap of runs that kept no average, because plans keep none.
+    # One schedule with one codec is planned once. Prefer the gap of runs that
+    # kept no average, because plans keep none.
     if schedule not in candidates or not average_power:
       candidates[schedule] = candidate, gap
   if candidates:
@@ -516,17 +529,21 @@ def of_method(
 ) -> RunConfig:
   """Returns the config with another method and the fields of its recipe.
 
-  The rank does not adapt, so all rounds cost the same. The config's H and
-  mailbox stay, unless the method averages in every step.
+  The rank does not adapt, so all rounds cost the same. If the method averages
+  in every step, the config's H and mailbox are dropped. Otherwise they stay.
 
   Args:
-    config: Config whose model, data and other fields outside of the method's
-      sections stay, except for the inner optimizer and its momentum.
+    config: Config to start from. Its sections `sync`, `exchange`, `adaptive`
+      and `outer`, its inner optimizer and its momentum are replaced. All other
+      fields stay.
     method: Name of the method.
-    settings: Values in place of the recipe's, by dotted name. H of the config
-      wins over them, as does the rank of "dilocox", which follows from the
-      model's width. None: the recipe, or if the config has the method already,
-      all its fields except `adaptive.mode`.
+    settings: Values in place of the recipe's, by dotted name. The config's H
+      takes precedence over them. So does the rank of "dilocox", which follows
+      from the model's width. None: the values of the recipe. If the config has
+      this method already, None keeps all fields except `adaptive.mode`.
+
+  Raises:
+    ValueError: One line, if the method does not go with the config.
   """
   if method == config.sync.method_name and settings is None:
     return changed(config, {"adaptive.mode": "off"})
@@ -597,11 +614,12 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
   """Yields the layouts to try, i.e. ways to divide a replica among its devices.
 
   A layout is a number of data shards, of tensor shards (a power of two, at most
-  8), of stages and of micro-batches; some devices may stay idle. For example,
-  78 layers on 80 devices may have 39 stages x 2 shards, or 32 x 2. With several
-  stages, `mesh.remat` is "full", and with data shards both values of
-  `mesh.gather` are tried. With one stage, the config's `mesh.remat` and "full"
-  are tried.
+  8), of stages and of micro-batches. Some devices may stay idle. For example,
+  78 layers on 80 devices may have 39 stages x 2 shards, or 32 x 2.
+
+  With one stage, the config's `mesh.remat` and "full" are tried. With several
+  stages, `mesh.remat` is "full". With several stages and several data shards,
+  both values of `mesh.gather` are tried.
 
   Args:
     config: Config whose model and batch are divided.
@@ -614,6 +632,7 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
     yield {}
     return
   batch = config.data.batch_size
+  # Tensor shards divide the heads of the queries, and those of keys and values.
   num_heads = math.gcd(
     config.model.shape.num_heads, config.model.shape.kv_heads
   )
@@ -677,9 +696,9 @@ def _fastest_layouts(
   """Returns the layouts that a method may need, fastest for AllReduce first.
 
   Layouts with which AllReduce does not fit are left out, because no method
-  needs less memory. So are those that are slower than another layout on equally
-  many devices and need no less memory. If none fits, the result is the one that
-  needs the least memory.
+  needs less memory. A layout is also left out if a faster layout on equally
+  many devices needs no more memory. If AllReduce fits with no layout, the
+  result is the layout that needs the least memory.
   """
   num_devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
   possible: list[tuple[int, RunConfig, Changes]] = []
@@ -706,6 +725,7 @@ def _fastest_layouts(
       # equally fast layouts, the one that computes least again comes first.
       num_again = REMATS.index(divided.mesh.remat)
       timed.append((step_s, num_again, needed_bytes, layout))
+  # The last entry, the layout, has no order.
   timed.sort(key=lambda entry: entry[:3])
   return _useful_layouts(timed)
 
@@ -724,8 +744,9 @@ def _useful_layouts(
   useful: list[Changes] = []
   least_bytes: dict[int, int] = {}
   for _, _, needed_bytes, layout in timed:
-    # Only layouts with as many devices are compared: other methods keep more
-    # copies of the parameters than AllReduce, which the devices share.
+    # A slower layout on more devices may be needed: other methods keep more
+    # copies of the parameters than AllReduce. The devices of a replica share
+    # these copies, so each device has less of them if there are more devices.
     num_devices = math.prod(layout.get(field, 1) for field in _COUNTS)
     # The first, fastest layout of a number of devices is always useful.
     if needed_bytes < least_bytes.get(num_devices, needed_bytes + 1):

@@ -20,7 +20,7 @@ _TALKATIVE = ("absl", "jax", "orbax")
 
 
 def bar_console() -> Console | None:
-  """Returns a console on standard error, or in a notebook, for a progress bar.
+  """Returns a console for a progress bar: standard error, or a notebook's.
 
   The result is None if no bar can be shown: standard error is a file or a pipe,
   the terminal cannot move its cursor, or the notebook lacks ipywidgets.
@@ -38,8 +38,9 @@ def bar_console() -> Console | None:
 def shown_progress() -> Iterator[None]:
   """Shows the log lines of a run inside a `with` statement.
 
-  The lines go to the logging handlers that the program has set up or, if there
-  are none, to standard error. At the end, all levels and handlers are set back.
+  The lines go to the logging handlers that the program has set up. If there are
+  none, the lines go to standard error. At the end, all levels and handlers are
+  set back.
   """
   logger = logging.getLogger(_PACKAGE)
   handler = None

@@ -75,10 +75,11 @@ def make_rounds(
   Raises:
     TypeError: If `method` is not a method, `outer` is not an optimizer, or
       `exchange` is neither an aggregator, a mailbox nor a name.
-    ValueError: If the method averages gradients, or if it has fragments of
-      layers and `num_layers` is missing or too small. The first round raises it
-      if `inner_step` returns wrong shapes or dtypes, or uses the axis "replica"
-      with a mailbox.
+    ValueError: One line, if an argument is wrong. For example, the method
+      averages gradients, `num_layers` is missing or too small for the method's
+      fragments, or there are too few devices for the layout "mesh". The first
+      round raises it if `inner_step` returns wrong shapes or dtypes, or uses
+      the axis "replica" with a mailbox.
   """
   check_method(method)
   check_optimizer("outer", outer)

@@ -122,8 +122,8 @@ class Run:
     they are that part.
 
     Raises:
-      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
-        that was passed to `train`.
+      RefusedError: If there is no checkpoint, or if an object such as the
+        model was passed to only one of `train` and `load`.
     """
     self._check_overrides()
     return start.saved_outer_params(self.workdir, self._whole_overrides)
@@ -145,8 +145,7 @@ class Run:
     """Writes the trained parameters as a checkpoint that other libraries read.
 
     A run with `Lora` writes its adapters for `peft`. Any other run writes the
-    whole model for `transformers`, one parameter at a time if all of it was
-    trained.
+    whole model for `transformers`.
 
     Args:
       folder: Folder to write into. It is created if it is missing.
@@ -159,7 +158,8 @@ class Run:
     Raises:
       ValueError: One line, if no family has a model like this one, if the user
         passed the model to `train`, or if the folder holds another checkpoint.
-      RefusedError: If the run has no checkpoint.
+      RefusedError: If the run has no checkpoint, or if an object such as the
+        model was passed to only one of `train` and `load`.
     """
     require(
       "model" not in self.metrics.record.get("overrides", ()),
@@ -203,12 +203,14 @@ class Run:
     - Anything else, or no model: the tree of the whole model's parameters.
 
     Raises:
-      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
-        that was passed to `train`.
+      RefusedError: If there is no checkpoint, or if an object such as the
+        model was passed to only one of `train` and `load`.
     """
     params = self.params
     adaptation = self._whole_overrides.trainable
     if adaptation:
+      # Parameters that were not trained may be arrays of numpy. They are put on
+      # a device, too.
       whole_params = adaptation.fold(params, adaptation.frozen)
       params = jax.device_put(whole_params)
     if self.overrides.model is None:
@@ -247,33 +249,36 @@ def train(
 
   Args:
     model: Model to train: a module of NNX, linen or Equinox, a function from
-      `nnx.Rngs` to a module, or a pair of functions (`models.custom`). None
-      trains the model of the config.
+      `nnx.Rngs` to a module, or a pair of functions: (init, loss), or (init,
+      apply) if `loss` is given (`models.custom.as_loss_model`). None trains the
+      model of the config.
     data: Data to train on: a pair (train, validation) of arrays or data sets, a
       function (replica, step) -> batch, or an iterable of batches
-      (`data.feeds.as_feed` lists all kinds). Of named columns, `input_ids` has
-      the tokens, unless `loss` is given. None reads the data that the config
-      names.
+      (`data.feeds.as_feed` lists all kinds). A model that is trained on tokens
+      reads them from the column `input_ids` if columns have names. None reads
+      the data that the config names.
     method: Name of the method, e.g. "overlap_loco"; None uses the config's.
     replicas: Number of replicas, M; None uses the number in the config.
     steps: Number of inner steps of each replica; None uses the config's.
     config: Sections of a config, e.g. {"inner": {"learning_rate": 1e-3}}, or a
       whole `RunConfig`. With a `RunConfig`, `method`, `replicas` and `steps`
-      must be None, and `trainable` no `Lora`.
+      must be None, and `trainable` must not be a `Lora`.
     workdir: The run directory. It is created if it is missing.
     loss: Function (model, batch) -> scalar for a `model` that is passed in.
       With a third argument `key`, it gets a random key of JAX for each
-      micro-batch, and None in evaluations. If `loss` is None, batches are token
-      ids, and the loss is the mean negative log-likelihood of each next token.
-    partition: Function (path, shape) -> `jax.sharding.PartitionSpec` that
-      divides a parameter of a `model` that is passed in over the mesh axes
-      "data" and "tensor". If it returns None, data shards divide the
-      parameter's largest dimension. Without a function, the flax partitioning
-      metadata of the module, if any, take its place.
+      micro-batch, and None in evaluations. A pair (init, loss) has its own
+      loss, so leave `loss` out. If `loss` is None, any other model gets batches
+      of token ids, and the loss is the mean negative log-likelihood of each
+      next token.
+    partition: Function (path, shape) -> `jax.sharding.PartitionSpec`, for a
+      `model` that is passed in. It says how the mesh axes "data" and "tensor"
+      divide a parameter. If it returns None, data shards divide the largest
+      suitable dimension of a large parameter. If `partition` is None, the flax
+      partitioning metadata of the module are used, if it has any.
     trainable: The part of the model that is trained: a `dilocox_jax.Lora`, or a
       function from the path of a leaf to whether it is trained. The rest keeps
-      the values of `checkpoint.init_from`, or of a new model. None trains all
-      of it.
+      its first values: those of the checkpoint `checkpoint.init_from`, or of a
+      new model. None trains the whole model.
     inner_optimizer: Optimizer of the inner steps, with its own learning rate;
       None uses the optimizer of the config.
     outer_optimizer: Optimizer of the outer parameters; None uses the optimizer
@@ -284,23 +289,24 @@ def train(
     cluster: Cluster on which the run is timed (simulated): the name of a preset
       or the path of a file. None: no time is simulated.
     step_s: Duration of an inner step on the cluster (seconds), only if
-      `cluster` is given; None derives it from the config's model.
-    mailbox: Mailbox through which this program, which trains one replica,
-      exchanges messages with the other replicas' programs. None trains all
-      replicas in this program.
+      `cluster` is given. None derives it from the config's model. A run with
+      `cluster` and a `model` that is passed in needs a value.
+    mailbox: Makes this program train one replica, and exchange messages with
+      the programs of the other replicas through this mailbox. None: this
+      program trains all replicas.
     check_memory: Whether to refuse a run that needs more than 1.1 times the
       memory of the host or the device (partly estimated, `api.memory_check`).
     log: Receiver of every row that the run writes: a function of a row, an
       object with `write(row)` (`dilocox_jax.RunLog`), or names such as
       "tensorboard" or "tensorboard+wandb(project=links)". None: rows are only
       written to files.
-    on_round: Function that every process calls with a
-      `dilocox_jax.FinishedRound` when a round, or some data-parallel steps in a
-      phase without rounds, have been given to the devices. The next round is
-      given to them when the function has returned. An error that it raises ends
-      the run.
-    quiet: Whether to show no progress. By default, log lines show it, or a bar
-      in a terminal or in a notebook with ipywidgets.
+    on_round: Function of a `dilocox_jax.FinishedRound`. Every process calls it
+      when a round has been given to the devices. In a phase without rounds, it
+      is called when some data-parallel steps have been given to them. The next
+      round is given to the devices when the function has returned. An error
+      that the function raises ends the run.
+    quiet: Whether to show no progress. By default, log lines show it. A bar
+      shows it in a terminal, and in a notebook with ipywidgets.
 
   Returns:
     The run. It reads `metrics` and `model` from the directory at first use.
@@ -465,6 +471,8 @@ def _overrides(
 
   def example_batch() -> Tree:
     if isinstance(feed, Corpus | None):
+      # A row has one token more than a sequence, because the last token of a
+      # sequence also has a token to predict.
       sizes = config.data.batch_size, config.data.sequence_length + 1
       return np.zeros(sizes, np.int32)
     return feed.example()
@@ -498,12 +506,13 @@ def load(
 
   Args:
     workdir: The run directory.
-    model: Model that was passed to `train`; None if there was none. The same
-      holds for the other arguments.
+    model: Model that was passed to `train`. Here and in the other arguments,
+      None says that `train` got no such object.
     loss: Loss function that was passed to `train`.
     data: Data of the same form as those that were passed to `train`. They are
       needed only for a module of linen with a loss function.
-    trainable: Function that was passed to `train`; a `Lora` is in the config.
+    trainable: Function that was passed to `train`. Leave it out if a `Lora` was
+      passed: the config of the run contains it.
     inner_optimizer: Inner optimizer that was passed to `train`.
     outer_optimizer: Outer optimizer that was passed to `train`.
     exchange: Aggregator that was passed to `train`.
@@ -512,7 +521,8 @@ def load(
     The run. It reads its parameters at first use.
 
   Raises:
-    ValueError: One line, if the directory holds no run, or a damaged file.
+    ValueError: One line, if the directory holds no run or a damaged file, or if
+      an argument is wrong, e.g. `loss` without `model`.
     TypeError: If an argument has a wrong type.
   """
   run = Run(pathlib.Path(workdir))

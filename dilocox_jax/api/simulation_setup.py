@@ -45,7 +45,7 @@ class Options:
 
   step_s: float | None = limited(None, above=0, below=math.inf)
   codec_s: float = limited(0.0, at_least=0, below=math.inf)
-  transport: str = "nccl"
+  transport: str = limited("nccl", choices=TRANSPORTS)
 
   def __post_init__(self):
     check_limits(self)
@@ -74,6 +74,8 @@ class Setup:
 
 def cluster_of(config: RunConfig, name: str) -> Cluster:
   """Loads a cluster with as many replicas as a run has.
+
+  A preset of equal sites gets one site for each replica of the run.
 
   Args:
     config: Config of the run. Only its number of replicas is read.
@@ -167,11 +169,11 @@ class ClusterClock:
   round.
 
   Attributes:
-    description: Name of the cluster for reports, e.g. "cluster 1gbit"; with
-      `timed`, also the size of the model that is timed.
+    description: Name of the cluster for reports, e.g. "cluster 1gbit". If the
+      argument `timed` was given, also the size of the model that is timed.
     digest: Hash of what the times depend on besides the config, 12 hexadecimal
-      digits: cluster, options, step durations, and with `timed` the shape of
-      the model that is timed.
+      digits: cluster, options and step durations. If the argument `timed` was
+      given, also the shape of the model that is timed.
   """
 
   def __init__(
@@ -201,6 +203,7 @@ class ClusterClock:
     timed_config = timed or config
     timed_cluster = cluster_of(timed_config, cluster)
     setup = set_up(timed_config, timed_cluster, options)
+    # Bytes that a replica receives if it copies the state of another replica.
     self._copied_bytes = setup.script.copied_bytes
     self._clock = AnalyticClock(setup.link_costs, setup.work)
     # The name includes the duration of a step, because the duration depends on
@@ -218,8 +221,8 @@ class ClusterClock:
   def advance(self, segment: Segment, traffic: Traffic) -> float:
     """Adds the time of a segment, and returns the seconds since the start.
 
-    `traffic` computes the bytes of exchanges. It is not read if the clock was
-    made with `timed`.
+    `traffic` computes the bytes of exchanges. It is not read if the clock times
+    another run in place of this one (the argument `timed` of the class).
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
@@ -227,8 +230,8 @@ class ClusterClock:
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
     """Adds the time of exchanges that are still due; returns the total (s).
 
-    `traffic` computes the bytes of exchanges. It is not read if the clock was
-    made with `timed`.
+    `traffic` computes the bytes of exchanges. It is not read if the clock times
+    another run in place of this one (the argument `timed` of the class).
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s

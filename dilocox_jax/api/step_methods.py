@@ -45,16 +45,16 @@ def step_transform(
 
   The replicas exchange inside `update`. The transform must be the last one of a
   chain, and every replica must call it in every step: a transform that may skip
-  a step, such as `optax.apply_if_finite`, belongs into `inner`. Only
-  `make_rounds` can hide transfers behind later steps.
+  a step, such as `optax.apply_if_finite`, belongs into `inner`. Steps wait for
+  transfers; `make_rounds` can hide transfers behind later steps.
 
   Args:
     method: When replicas exchange, and how they go on with a mean, e.g.
       `plan.schedule.methods.diloco(32)`.
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
-      pseudo-gradient of one fragment. All methods need it, except those that
-      average gradients, which do not read it.
+      pseudo-gradient of one fragment. Methods that average gradients do not
+      read it. All other methods need it.
     exchange: Aggregator that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
       codec, which is then used without error feedback.
@@ -77,7 +77,7 @@ def step_transform(
 
   Raises:
     TypeError: If `method` is not a method, `inner` or `outer` is not an
-      optimizer, or `exchange` is not an aggregator.
+      optimizer, or `exchange` is neither an aggregator nor a name.
     ValueError: If an argument is wrong. The message is one line that names it.
   """
   check_method(method)
@@ -204,6 +204,8 @@ def _averaged_gradients(
 
   def init(params: Tree) -> GradientState:
     state = GradientState(inner.init(params), aggregator.init(params))
+    # This raises an error if `inner` keeps an average of the parameters where
+    # it would not be found.
     check_outermost(state.inner)
     return state
 
@@ -212,6 +214,7 @@ def _averaged_gradients(
   ) -> tuple[Tree, GradientState]:
     check_axis(axis_name)
     exchange_state = state.exchange
+    # There is nothing to send if the tree has no values.
     if has_values(updates):
       updates, exchange_state = aggregator.update(updates, exchange_state)
     updates, inner_state = inner.update(updates, state.inner, params, **extra)
@@ -315,6 +318,7 @@ def _signature(
   `**schedule`.
   """
   signature = inspect.signature(make)
+  # The last parameter of `make` is `**schedule`.
   *arguments, _ = signature.parameters.values()
   positional = [
     argument
@@ -410,6 +414,7 @@ def _docstring(
   """
   docstring = inspect.cleandoc(build.__doc__ or "")
   text, _, sections = docstring.partition("Args:\n")
+  # The method's own arguments, e.g. `sync_interval`. An empty line ends them.
   schedule = sections.partition("\n\n")[0]
   arguments = [
     _DOC_OF_INNER,

@@ -121,7 +121,8 @@ class Codec:
         them over replicas and returns `Reduced`.
 
     Returns:
-      A coroutine that returns `Reduced` of the leaves, and their new state.
+      A coroutine that returns a tuple: `Reduced` of the leaves, and a list of
+      the new state of every leaf.
     """
     del key
     return (yield from reduce(list(leaves))), state

@@ -239,8 +239,8 @@ def materialize(arrays: list[Array]) -> list[Array]:
     )[0]
 
   # On CPUs, XLA removes a barrier before it decides what to fuse, but it does
-  # not fuse through a loop. The loop makes no step unless the first value is
-  # NaN. Then it makes one, which changes no finite value.
+  # not fuse through a loop. The loop makes one step if the first value is NaN,
+  # and otherwise none. The step changes no finite value.
   barrier = jax.lax.optimization_barrier
   computed: Any = jax.lax.platform_dependent(arrays, cpu=loop, default=barrier)
   return computed
@@ -273,7 +273,7 @@ def block_width(size: int, block_size: int) -> int:
   example, 300 values in blocks of at most 128 make 3 blocks of 100.
 
   Args:
-    size: Number of values.
+    size: Number of values, at least 1.
     block_size: Largest number of values in a block.
   """
   num_blocks = -(-size // block_size)

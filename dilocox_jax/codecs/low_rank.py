@@ -50,7 +50,7 @@ def _product(left: Array, right: Array) -> Array:
   def multiply(pair: tuple[Array, Array]) -> Array:
     product = matmul(*pair)
     if product.shape[0] % num_devices:
-      return product
+      return product  # The devices cannot divide the rows equally.
     rows = PartitionSpec(INNER_AXES, None)
     return jax.lax.with_sharding_constraint(product, rows)
 
@@ -176,6 +176,7 @@ class LowRank(Projection):
     matrices = [
       m.astype(jnp.float32) for m in batching.concat_layers(leaves, groups)
     ]
+    # The right factors of the exchange before, one array for each group.
     factors = [
       _with_random_columns(
         jnp.concatenate([state[n].right[..., : self.rank] for n in group]),
@@ -198,6 +199,7 @@ class LowRank(Projection):
         whole_leaves = Reduced(
           mean=reduced.mean[len(groups) :], own=reduced.own[len(groups) :]
         )
+      # No leaf has factors, so no further message is needed.
       if not groups:
         return whole_leaves, self._new_state(state, [], [], shapes)
       bases = [orthonormal(mean) for mean in reduced.mean[: len(groups)]]
@@ -454,9 +456,6 @@ def looped_gram_schmidt(
 ) -> tuple[Array, Array]:
   """Makes columns orthonormal, given their dot products: a column in each step.
 
-  Columns that are only rounding errors become zero. The second result is
-  `length`, times the factors by which this call has shortened the columns.
-
   Args:
     shift: Number that is added to the squared length of each column, after the
       column was scaled to length 1.
@@ -464,6 +463,10 @@ def looped_gram_schmidt(
     gram: Their dot products [num_layers, width, width].
     length: Factors by which earlier calls have shortened the columns,
       [num_layers, width].
+
+  Returns:
+    The new columns, and `length` times the factors by which this call has
+    shortened the columns. A column that is only rounding errors becomes zero.
   """
   panel, gram, sizes = _with_length_1(panel, gram)
   length = length * sizes
@@ -474,12 +477,14 @@ def looped_gram_schmidt(
   ) -> tuple[Array, Array, Array]:
     panel, gram, length = carry
     is_own = numbers == number
+    # Dot products of this column with all columns.
     row = jax.lax.dynamic_index_in_dim(gram, number, 1, keepdims=False)
     pivot = jax.lax.dynamic_index_in_dim(row, number, 1)
     own_length = jax.lax.dynamic_index_in_dim(length, number, 1)
     remainder, inverse = _remainder(pivot + shift, own_length)
     # The column is divided by `remainder`, and subtracted from later columns.
     row = jnp.where(numbers > number, row * inverse, 0.0)
+    # The dot products of the later columns change with these columns.
     gram = gram - row[:, :, None] * row[:, None, :]
     column = jax.lax.dynamic_index_in_dim(panel, number, 2)
     column = column * inverse[:, None]
@@ -499,6 +504,8 @@ def unrolled_gram_schmidt(
   shift: float, panel: Array, gram: Array, length: Array
 ) -> tuple[Array, Array]:
   """Computes the same as `looped_gram_schmidt` without a loop, for GPUs."""
+  # First all coefficients are computed from the dot products, and then the
+  # columns. The barrier keeps XLA from fusing the two parts.
   width = gram.shape[1]
   squares = [gram[:, j, j] for j in range(width)]
   sizes = [jnp.sqrt(square) for square in squares]

@@ -75,8 +75,9 @@ def named_codec(text: str) -> "Codec":
       of a codec may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
 
   Raises:
-    ValueError: One line, if a name or a setting is unknown, if a value is
-      wrong, or if the codecs cannot follow each other.
+    ValueError: One line, if the text is not written in this way, if a name or a
+      setting is unknown, if a value is wrong, or if the codecs cannot follow
+      each other.
   """
   codec = None
   for name, settings in reversed(split_links(text)):

@@ -51,7 +51,7 @@ class Float(Quantizer):
   dtype: str = limited("float32", choices=FLOATS)
 
   def width(self, shape: Shape) -> int:
-    """Returns the length of a leaf's last axis, 1 for a scalar."""
+    """Returns the length of a layer's last axis, 1 for a scalar."""
     return shape[-1] if shape else 1
 
   def code(self, rows: Array) -> tuple[Array, ...]:
@@ -76,12 +76,13 @@ class Int(Quantizer):
   is 0.2, and 0.6 becomes q = 3. For N(0, 1) in blocks of 128, the mean squared
   error is 0.0139 with 4 bits and 4.2e-5 with 8 bits.
 
-  With 2 bits the code is the sign and one of two magnitudes: the mean of the
-  |x| that are at most the mean of |x|, and the mean of the |x| above it. The
-  mean squared error is 0.125 for N(0, 1).
+  With 2 bits the code is the sign and one of two magnitudes. They follow from
+  the mean m of all |x| in the row: one is the mean of the |x| up to m, and the
+  other is the mean of the |x| above m. For N(0, 1) the mean squared error is
+  0.125.
 
-  With 1 bit the code is the sign, and the value decodes to the mean of |x| with
-  this sign. The mean squared error is 0.363 for N(0, 1).
+  With 1 bit the code is the sign, and the value decodes to m with this sign.
+  The mean squared error is 0.363 for N(0, 1).
 
   Wire: `bits` bits for each value, and 2 bytes for the scale of each row; with
   2 bits a row has two magnitudes, so 4 bytes. For example, 1024 values with 4
@@ -118,8 +119,8 @@ class Int(Quantizer):
       rows: float32 values [..., width].
 
     Returns:
-      uint8 codes [..., ceil(width bits / 8)], and bfloat16 scales [..., 1], or
-      [..., 2] with 2 bits.
+      uint8 codes [..., ceil(width * bits / 8)], and bfloat16 scales [..., 1].
+      With 2 bits the scales are [..., 2].
     """
     if self.bits == 1:
       return _signs(rows)
@@ -254,6 +255,7 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
   mean, and the mean of the |x| above it.
   """
   width = values.shape[-1]
+  # |x| times `factor`, so that sums over a row are finite.
   sizes, factor = _scaled_magnitudes(values, width)
   is_large = sizes > jnp.mean(sizes, axis=-1, keepdims=True)
   small_sizes = jnp.where(~is_large, sizes, 0.0)
@@ -321,7 +323,7 @@ def pack(codes: Array, bits: int) -> Array:
     bits: Bits of a code: 1, 2, 4 or 8.
 
   Returns:
-    uint8 bytes [..., ceil(N bits / 8)].
+    uint8 bytes [..., ceil(N * bits / 8)].
   """
   parts = _in_parts(codes, 8 // bits)
   packed = parts[..., 0, :]
@@ -334,7 +336,7 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
   """Unpacks codes from bytes. It reverses `pack`.
 
   Args:
-    packed: uint8 bytes that `pack` returned, [..., ceil(count bits / 8)].
+    packed: uint8 bytes that `pack` returned, [..., ceil(count * bits / 8)].
     bits: Bits of a code: 1, 2, 4 or 8.
     count: Number of codes in a row.
 

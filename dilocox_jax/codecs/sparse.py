@@ -173,10 +173,9 @@ def _mark_largest(blocks: Array, count: int) -> Array:
   Returns one bit for each value: uint32 [..., ceil(width / 32)], the lowest bit
   first.
   """
-  # `least` is the smallest magnitude to mark. Its binary digits are found from
-  # the highest on, three in each pass: the largest three for which at least
-  # `count` values are not smaller than `least`. Sorting takes 80 times as long
-  # on a CPU (measured).
+  # `least` is the smallest magnitude to mark: the largest one that at least
+  # `count` values reach. Its binary digits are found from the highest on, three
+  # in each pass. Sorting takes 80 times as long on a CPU (measured).
   #
   # With Adam, all values of an embedding row may change by the same magnitude,
   # up to rounding errors that depend on how devices divide the model. These
@@ -231,8 +230,10 @@ def _bit_indices(words: Array, count: int) -> Array:
 
   The lowest bit of a word comes first.
   """
+  # The rank of a set bit is the number of set bits before it.
+  #
   # Example with words of 4 bits, the lowest bits first: the row 0100 1011 has 1
-  # and 4 set bits at the ends of its words. So the bit of rank 2 is in the
+  # and 4 set bits at the ends of its words. So the set bit of rank 2 is in the
   # second word, where it has rank 1.
   counts = jax.lax.population_count(words).astype(jnp.int32)
   ends = jnp.cumsum(counts, dtype=jnp.int32)
@@ -285,10 +286,13 @@ def _pack(numbers: Array, count: int) -> Array:
   """
   num_bytes = -(-numbers.shape[-1] * count // 8)
   filled = batching.pad(numbers, -numbers.shape[-1] % 8)
-  # From here on the highest bits come first.
+  # Eight numbers fill `count` bytes. The bits of each number are reversed, so
+  # that its lowest bit comes first.
   eights = _reversed_bits(filled, count).reshape(*numbers.shape[:-1], -1, 8)
   packed = []
   # If a byte ends d bits after a number, the number is shifted left by d bits.
+  # Example: with 12 bits, number 0 ends after 12 bits and byte 1 after 16. So
+  # the number is shifted left by 4 bits.
   for byte in range(count):
     parts = [
       _shifted(eights[..., number], 8 * (byte + 1) - count * (number + 1))
@@ -388,10 +392,10 @@ def stratum_bounds(size: int, count: int) -> Array:
 class RandomMask(Projection):
   """Sends some values of each layer, drawn at random for every exchange.
 
-  One value is drawn from each of about p n strata, equal ranges of a layer's n
-  values. For example, 10 values and p = 0.3 give three strata: values 0-2, 3-5
-  and 6-9. Values that are not drawn decode to zero, so E ||x - C(x)||^2 is
-  about (1 - p) ||x||^2.
+  The n values of a layer are divided into about p n strata, which are ranges of
+  about equal length. One value of each stratum is drawn. For example, 10 values
+  and p = 0.3 give three strata: values 0-2, 3-5 and 6-9. Values that are not
+  drawn decode to zero, so E ||x - C(x)||^2 is about (1 - p) ||x||^2.
 
   Wire: the drawn values as `then` encodes them. The mask itself takes no bytes,
   because all replicas draw the same indices.

@@ -80,8 +80,9 @@ def chosen_gather(
 ) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
-  It is `mesh.gather`, or if that is "auto": "stage" if at least a tenth of a
-  device's memory then stays free (`LEAST_SPARE`), else "layer".
+  A config with `mesh.gather="auto"` gets "stage" if at least a tenth of a
+  device's memory then stays free (`LEAST_SPARE`), and "layer" otherwise. Any
+  other value of `mesh.gather` is returned unchanged.
 
   Args:
     config: Config of the run.
@@ -135,9 +136,10 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 def exchange_bytes(config: RunConfig, platform: str = "gpu") -> int:
   """Returns the bytes that an exchange adds to a device's state between steps.
 
-  Messages count as float32, whatever the codec is. Example: if a TPU holds 3.37
-  GB of parameters, an exchange of all of them needs three copies, 10.1 GB. The
-  result is 0 in these cases:
+  One exchange sends one fragment (a part of the parameters). Messages count as
+  float32, whatever the codec is. Example: if a TPU holds 3.37 GB of parameters,
+  an exchange of all of them needs three copies, 10.1 GB. On a GPU, it needs two
+  copies. The result is 0 in these cases:
 
   - Inner steps go on during the exchange.
   - The method averages gradients.
@@ -179,6 +181,7 @@ def num_copies(config: RunConfig) -> float:
   elif config.outer.momentum > 0:
     copies += 1
   schedule = method.schedule
+  # Number of fragments whose mean is not applied yet.
   num_in_flight = math.ceil(
     schedule.overlap_steps * schedule.num_fragments / schedule.sync_interval
   )

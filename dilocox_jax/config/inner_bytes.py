@@ -21,8 +21,8 @@ _SUMS_OF_A_SECOND_FORWARD = 2
 def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
   """Returns the bytes that a device receives and waits for in a step.
 
-  They come from other devices of the replica. Not counted is what travels while
-  devices compute: each layer and its gradient once a step.
+  They come from other devices of the replica. Once a step, each layer and its
+  gradient travel while devices compute. These bytes do not count.
 
   Args:
     config: Config of the run.

@@ -35,9 +35,9 @@ class MailboxTerms:
 
   Attributes:
     fields: All fields of the run's config, by dotted name.
-    config: The settings that must be equal in all replicas, by dotted name, and
-      under "overrides" the parts that the user has replaced, e.g. "model". It
-      is the argument `config` of `dilocox_jax.Mailbox`.
+    config: The settings that must be equal in all replicas, by dotted name. The
+      entry "overrides" lists the parts that the user has replaced, e.g.
+      "model". This is the argument `config` of `dilocox_jax.Mailbox`.
     rules: Rules of the exchange, such as how long to wait for a replica. They
       are the argument `rules` of `dilocox_jax.Mailbox`.
     method: When the replicas exchange, and how they go on with a mean.
@@ -81,6 +81,7 @@ def mailbox_terms(
   Raises:
     ValueError: One line, if the method or a field of a rule is missing or
       wrong.
+    TypeError: If the section `sync` has an unknown field.
   """
   fields = flat(values)
   missing = [

@@ -128,6 +128,7 @@ def chosen_values(
     chosen[path] = value
   if "model.attention" in chosen:
     dtype = (config_values | chosen)["model.compute_dtype"]
+    # Any device can compute "blockwise".
     if not _has_kernel(config, dtype, chosen["model.attention"]):
       chosen["model.attention"] = "blockwise"
   return chosen

@@ -196,6 +196,8 @@ def unread_fields(
   Returns:
     An error message for each such field, by its dotted name.
   """
+  # Whether a run reads a field may also depend on the number of devices of a
+  # replica, and on positions that the preset of the model chooses.
   preset = MODEL_PRESETS[values["model.preset"]]
   deciding_values = {
     **values,
