@@ -62,6 +62,7 @@ def test_the_choice_by_itself_follows_from_codec_and_replicas(
     (INT4, "reduce_scatter", 2, ""),
     (LowRank(then=INT4), "all_reduce", 2, "would add up codes: take"),
     (FP32, "ring", 2, "collective='ring' must be one of auto, all_reduce, "),
+    (FP32, 5, 2, "collective=5 must be a name or a dilocox_jax.Collective"),
   ],
 )
 def test_a_choice_is_kept_where_it_is_possible(

@@ -110,6 +110,11 @@ def test_a_run_whose_schedule_is_another_is_not_timed_in_its_place():
       ClusterClock(config, "100mbit", OPTIONS, timed)
 
 
+def test_an_unknown_transport_is_refused():
+  with pytest.raises(ValueError, match="'pigeons'"):
+    Options(transport="pigeons")
+
+
 @pytest.mark.parametrize(
   "before, after, said",
   [
