@@ -65,6 +65,7 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
   Raises:
     OSError: If the system refuses, or a folder between the root and the file is
       a link. The old file is unchanged.
+    ValueError: If the file is not below the root.
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
@@ -104,8 +105,10 @@ def opened_to_append(
     root: Folder that the user names, above the file; None: the file's folder.
 
   Raises:
-    OSError: If the path is no regular file (but e.g. a link), if a folder
-      between the root and the file is a link, or if the system refuses.
+    OSError: If something else than a regular file has the path (e.g. a link),
+      if a folder between the root and the file is a link, or if the system
+      refuses.
+    ValueError: If the file is not below the root.
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
@@ -171,7 +174,7 @@ def remove_folder(root: Path, *names: str) -> None:
   Args:
     root: The folder that the user names; it must exist.
     *names: Path of the folder below the root, one name for each folder on the
-      path. If one of these is missing, nothing happens.
+      path, at least one. If one of these is missing, nothing happens.
 
   Raises:
     NotADirectoryError: If a name belongs to anything but a folder.

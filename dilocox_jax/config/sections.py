@@ -263,11 +263,11 @@ class ModelConfig(Section):
 
   @property
   def label(self) -> str:
-    """Words for the model in logs, by how it differs from the preset.
+    """Words for the model in logs.
 
-    - "tiny", the name of the preset: in no field.
-    - "tiny with 512 tokens": only in `vocab_size`, which is 512.
-    - "of own sizes": in any other field.
+    - "tiny": no field differs from the preset "tiny".
+    - "tiny with 512 tokens": only `vocab_size` differs, and is 512.
+    - "of own sizes": another field differs from the preset.
     """
     preset = MODEL_PRESETS[self.preset]
     changed = [
@@ -476,8 +476,8 @@ _SCHEDULE_FIELDS = (
 class SyncConfig(Section):
   """The method by which replicas synchronize, and its schedule.
 
-  A field of the schedule that is None has the method's own value. A setting may
-  also stand behind the method's name: "diloco(sync_interval=32)" sets
+  If a field of the schedule is None, the method's own value counts. A setting
+  may also stand behind the method's name: "diloco(sync_interval=32)" sets
   `sync_interval`.
   """
 
@@ -636,7 +636,10 @@ class MailboxConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """How a codec's low rank and a round's length H follow the updates' rank."""
+  """Whether and how the codec's rank and H (inner steps of a round) adapt.
+
+  They follow the measured rank of the averaged updates.
+  """
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)
@@ -727,6 +730,11 @@ class MembershipConfig(Section):
     self, method: Method, num_replicas: int, seed: int
   ) -> membership.Membership:
     """Returns which replicas take part in each round, and with how many steps.
+
+    Args:
+      method: Method of the run, which has the schedule of the rounds.
+      num_replicas: Number of replicas of the run.
+      seed: Seed of the random absences (`absence_rate`).
 
     Raises:
       ValueError: One line, if a field has a wrong form or does not fit the

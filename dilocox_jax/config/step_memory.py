@@ -80,7 +80,8 @@ def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
   Args:
     shapes: Shapes of the copied leaves in one replica, by path.
     division: How a replica is divided among its devices.
-    compute_dtype: "bfloat16", or "float32": then nothing is copied.
+    compute_dtype: "bfloat16" or "float32". With "float32" nothing is copied,
+      and the result is 0.
   """
   value_bytes = _BYTES[compute_dtype]
   if value_bytes == FP32_BYTES:
@@ -94,7 +95,10 @@ def trained_sizes(config: RunConfig) -> tuple[int, int]:
 
 
 def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
-  """Returns how many values are in layers ("blocks..."), and how many not."""
+  """Returns how many values are in layers, and how many are elsewhere.
+
+  The path of a leaf in layers begins with "blocks".
+  """
   layers_size = 0
   other_size = 0
   for path, shape in shapes.items():

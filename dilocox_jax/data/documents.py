@@ -30,8 +30,9 @@ class Document(NamedTuple):
 
   Attributes:
     name: Path of the file, relative to the folders before the first wildcard of
-      the glob. For JSON lines, the number of the line follows, from 1. A `part`
-      above 0 comes first. Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
+      the glob; without a wildcard, only the name of the file. For JSON lines,
+      the number of the line follows, from 1. A `part` above 0 comes first.
+      Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
     content: The text in UTF-8.
     part: Index of the glob that matches the file, from 0.
   """
@@ -65,6 +66,7 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     names = names_of(relative_pattern, root)
   matches = each_file_once(names, root)
   if not matches:
+    # If the pattern matches a folder, the message suggests the files in it.
     folder = ""
     if pattern:
       folder = next(
@@ -109,14 +111,15 @@ def read_globs(
 
   Args:
     globs: Globs joined by ";". Names of documents begin with the index of their
-      glob, except for the first one: "a.txt", "1/a.txt", "2/a.txt".
+      glob if it is above 0: "a.txt", "1/a.txt", "2/a.txt".
     text_field: Field of a JSON line that has the text.
 
   Yields:
     Path of a file, and an iterator that reads its documents.
 
   Raises:
-    ValueError: If a glob matches no file, or a file or line has no valid text.
+    ValueError: If a glob matches no file, if a file cannot be read, or if a
+      file or a line has no valid text.
   """
   # All globs are checked before the first file is read.
   files_of_parts = [matching_files(pattern) for pattern in split_globs(globs)]

@@ -57,10 +57,10 @@ def as_feed(
   Args:
     data: One of these kinds:
 
-      - A `Corpus`.
+      - A `Corpus`, which is returned unchanged.
       - A pair (train, validation). Each is an array of tokens, a tree of arrays
         whose first axis counts the examples, or a data set of Hugging Face. If
-        `reads_tokens` is set, it may also be a list of rows of tokens.
+        `reads_tokens` is set, each may also be a list of rows of tokens.
       - A function (replica, step) -> batch.
       - An iterable of batches, such as a data set of grain or a loader.
       - A pair (train, validation) whose training data are a function or an
@@ -249,7 +249,19 @@ class ExampleRows:
     return self._arrays
 
   def take(self, ids: np.ndarray) -> Tree:
-    """Returns the examples with the indices `ids`, leaves [*ids.shape, ...]."""
+    """Returns the examples with the given indices.
+
+    Args:
+      ids: Indices, an array with any number of axes.
+
+    Returns:
+      A tree of arrays. The axes of `ids` are the first axes of every leaf.
+
+    Raises:
+      TypeError: If a value is not a number.
+      ValueError: If an integer is too large for JAX, or if rows of tokens are
+        refused, e.g. because they differ in length.
+    """
     if self._table is not None:
       return narrow(numbers(self._table.take(ids)))
     if self._set is None:
@@ -481,6 +493,11 @@ class Batches:
       replica: Index of the replica, m.
       step: Number of training batches of the replica before this one.
       num_replicas: Number of replicas, M.
+
+    Raises:
+      TypeError: If the batch has values that are not numbers.
+      ValueError: If the batch has other shapes or dtypes than the first batch,
+        or if an iterator has ended.
     """
     if not self._is_function:
       step = step * num_replicas + replica
@@ -534,7 +551,7 @@ class Batches:
       trees for rows (`ExampleRows.held_out`).
 
     Raises:
-      ValueError: If `most` is 0, unless the validation data are rows.
+      ValueError: If `most` is 0 and the method would read batches, not rows.
     """
     validation = self._validation
     has_rows = validation is not None and not _gives_batches(

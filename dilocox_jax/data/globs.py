@@ -47,8 +47,9 @@ def each_file_once(
 ) -> list[tuple[str, pathlib.Path]]:
   """Returns the files among some names, each real file once.
 
-  Of several names of a file, the first one (in alphabetical order) that
-  contains no link is chosen, or else the first one.
+  If a file has several names, the first one in alphabetical order that contains
+  no symbolic link is chosen. If all of them contain such a link, the first one
+  is chosen. Folders and other things are left out.
 
   Args:
     names: Names of files, folders and other things.

@@ -214,7 +214,13 @@ class TokenTable:
     token_ids(first_and_last, what)
 
   def take(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the rows with the indices `ids`, tokens [*ids.shape, tokens].
+    """Returns the token ids of the rows with the given indices.
+
+    Args:
+      ids: Indices of rows, an array with any number of axes.
+
+    Returns:
+      Token ids. The axes of `ids` come first, and the last axis has the tokens.
 
     Raises:
       ValueError: If `token_ids` refuses the rows, e.g. for different lengths.

@@ -95,7 +95,8 @@ def connect(endpoints: list[Endpoint], timeout_s: float) -> socket.socket:
 
   Args:
     endpoints: Socket addresses, which are tried in this order.
-    timeout_s: Seconds to wait for an answer of each address.
+    timeout_s: Seconds to wait for an answer of each address. The returned
+      socket keeps this timeout.
 
   Raises:
     OSError: If no address answers.

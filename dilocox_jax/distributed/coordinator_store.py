@@ -170,8 +170,9 @@ def at_end(function: Callable[[], None]) -> None:
 def wait_for_end() -> None:
   """Waits up to 5 s for all processes, then calls what `at_end` registered.
 
-  If a process does not call this in time, nothing is called. Nothing happens if
-  `jax.distributed` was not initialized, as for one process.
+  If a process does not call `wait_for_end` in time, the functions are not
+  called. If `jax.distributed` was not initialized, e.g. in a run of one
+  process, nothing happens.
   """
   store = key_value_store()
   if store is None:

@@ -62,8 +62,9 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
 def current_division() -> Division:
   """Returns the numbers of shards and stages of the replica being traced.
 
-  The result is `Division()`, one device, if the replica has one device, or
-  inside a mesh that a user has set up.
+  The result is `Division()` (one device) in three cases: the replica has one
+  device, a user has set up the mesh, or the traced code is already mapped over
+  the devices (`map_over_devices`).
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not set(INNER_AXES) <= set(mesh.auto_axes):
@@ -218,7 +219,11 @@ def divided(division: Division, tree: Tree) -> Tree:
 
 
 def specs_of(division: Division, trees: Tree) -> Tree:
-  """Returns the mesh axes that divide each dimension of every leaf."""
+  """Returns a tree with the spec of every leaf of `trees`.
+
+  A spec has, for each dimension of the leaf, the names of the mesh axes that
+  divide the dimension. `trees` has arrays of one replica.
+  """
 
   def spec(path: Any, leaf: Array) -> Spec:
     return division.spec(path_name(path), leaf.shape)

@@ -59,9 +59,10 @@ def start(
 ) -> None:
   """Connects the processes of a run. It must be called before a device is used.
 
-  If `coordinator`, `num_processes` or `process_id` is None, it is read from the
-  environment of the cluster, if JAX knows this kind of cluster. Process 0
-  refuses processes of other runs.
+  Arguments that are None are read from the environment of the cluster. JAX must
+  know this kind of cluster. The environment variable `JAX_COORDINATOR_ADDRESS`
+  can give `coordinator` on any machine. Process 0 refuses processes of other
+  runs.
 
   Process 0 listens only at the coordinator's address, or at all addresses of
   its machine if that address was read from the cluster. The environment
@@ -285,7 +286,8 @@ def from_main(value: Any) -> Any:
   All processes must call it, and each waits for all others.
 
   Args:
-    value: Value of types that JSON has. Only process 0's value is read.
+    value: Value of types that JSON has. Only process 0's value is read. With
+      several processes, tuples become lists in the result.
   """
   sent_value = value if is_main() else None
   return coordinator_store.allgather(sent_value)[0]

@@ -247,6 +247,7 @@ class _Reception:
     """
     with contextlib.ExitStack() as stack:
       stack.callback(self._close)
+      # The socket listens already. This call makes its queue longer.
       self._server.listen(self._most_strangers)
       self._server.setblocking(False)
       self._selector.register(self._server, selectors.EVENT_READ)

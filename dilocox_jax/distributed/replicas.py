@@ -54,6 +54,10 @@ class Replicas:
       layout "stacked" the first device of this process.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
       or `ALONE_AXIS` if they meet in a mailbox (a shared folder or bucket).
+
+  Raises:
+    ValueError: If an attribute is wrong, if the replicas do not fit on the
+      devices, or if `JAX_DISABLE_JIT` is set.
   """
 
   num_replicas: int
@@ -159,11 +163,13 @@ class Replicas:
     ]
 
   def place(self, tree: Tree, axes: Tree) -> Tree:
-    """Copies the arrays of each replica as a whole to each of its devices.
+    """Puts arrays on the devices, undivided within each replica.
+
+    Every device of a replica gets a copy of all arrays of this replica.
 
     Args:
-      tree: Tree of arrays, which must have the same values in every process; or
-        of shapes and dtypes (`jax.ShapeDtypeStruct`), which get shardings.
+      tree: Tree of arrays with the same values in every process. A leaf may
+        also be a `jax.ShapeDtypeStruct`, to which a sharding is added.
       axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
         leaves that all replicas share.
     """
@@ -304,6 +310,7 @@ class Replicas:
     Returns:
       Function of the values of all replicas. It is not compiled.
     """
+    # `stacked(axes)` maps the function by vmap, with the result axes `axes`.
     stacked = functools.partial(
       jax.vmap,
       function,

@@ -36,8 +36,9 @@ _TABLE_NDIM = 2  # An embedding table has the axes [tokens, features].
 def with_divided_rows(loss: Loss, division: Division) -> Loss:
   """Returns a loss whose batch is divided among the data shards of a replica.
 
-  The returned function applies `divided_rows` to the batch and
-  `with_whole_tables` to the parameters. It must be called inside a function
+  The returned function tells JAX to divide the rows of the batch
+  (`divided_rows`). It also gathers parameters that may be tables, if XLA would
+  otherwise abort (`with_whole_tables`). It must be called inside a function
   that `distributed.replicas.Replicas.map` maps.
 
   Args:

@@ -227,19 +227,20 @@ class TrainingStage(Stage):
       _, pullback = jax.vjp(
         lambda rest: self.embed(rest, at.micro_batch), self.rest
       )
-      [rest_gradients] = pullback(x_gradient)
+      [rest_gradients] = pullback(input_gradient)
       return jax.tree.map(added, gradient_sums, rest_gradients)
 
     carry = (state.gradients_arrived, state.loss, state.rest_gradients)
-    x_gradient, loss_sum, rest_sums = when(
+    output_gradient, loss_sum, rest_sums = when(
       self.is_last, "head", head, at=at, state=carry
     )
-    x_gradient, block_sums = self.loop(
-      layer, (x_gradient, state.block_gradients)
+    input_gradient, block_sums = self.loop(
+      layer, (output_gradient, state.block_gradients)
     )
+    # `embed` reads `input_gradient`, which is known only now.
     rest_sums = when(self.number == 0, "embed", embed, at=at, state=rest_sums)
     return state._replace(
-      gradients=x_gradient,
+      gradients=input_gradient,
       loss=loss_sum,
       block_gradients=block_sums,
       rest_gradients=rest_sums,

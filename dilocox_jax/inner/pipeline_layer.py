@@ -56,6 +56,7 @@ class LayerPasses:
     """
     call = functools.partial(self._call, dict(context))
     y_TxD, pullback = jax.vjp(call, layer, x_TxD)
+    # Without the parameters and the input, only the residuals are left.
     replace_saved_arguments(pullback, [])
     saved = jax.tree.leaves(pullback)
     if self._saves_input:
