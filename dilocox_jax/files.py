@@ -105,8 +105,8 @@ def opened_to_append(
     root: Folder that the user names, above the file; None: the file's folder.
 
   Raises:
-    OSError: If something else than a regular file has the path (e.g. a link),
-      if a folder between the root and the file is a link, or if the system
+    OSError: If the path belongs to anything but a regular file, e.g. a link; if
+      a folder between the root and the file is a link; or if the system
       refuses.
     ValueError: If the file is not below the root.
   """

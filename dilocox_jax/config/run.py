@@ -38,9 +38,9 @@ LARGEST_SEED = 2**32 - 1
 class RunConfig:
   """All settings of a run, in sections.
 
-  A method has a recipe: the values of some fields that belong to it, e.g. its
-  codec (`config.recipes`). If such a field is None, the built config has the
-  recipe's value. If the recipe does not set the field, it has a default.
+  A method has a recipe: values for some fields, e.g. for the codec
+  (`config.recipes`). If such a field is None, the built config has the value of
+  the recipe. If the recipe does not set the field, the field gets a default.
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.

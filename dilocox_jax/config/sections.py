@@ -530,6 +530,7 @@ class SyncConfig(Section):
         f"{field}={value} is set in sync.method={self.method!r} too: drop one",
       )
       object.__setattr__(self, field, settings.pop(field))
+    # Settings for which there is no field stay in the text.
     object.__setattr__(self, "method", choices.text_of_part(name, settings))
 
   @property

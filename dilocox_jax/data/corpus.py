@@ -35,7 +35,7 @@ class Corpus:
   Attributes:
     name: Name of the source, such as "stdlib".
     train: Training tokens [train_tokens], of any integer dtype.
-    validation: Validation tokens [validation_tokens], of the same dtype.
+    validation: Validation tokens [validation_tokens], of any integer dtype.
     digest: 16 hexadecimal digits that identify the content.
     vocab_size: Size of the vocabulary; every token is below this number.
     num_files: Number of files, or of documents if a file may have several; 0 if
@@ -124,7 +124,8 @@ def from_files(
 
   Raises:
     ValueError: If the training text of a part, the validation text, or a judge
-      text that is asked for would be empty.
+      text that is asked for would be empty; if the tokenizer cannot be made; or
+      if it makes no token of a text.
   """
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out_paths = [

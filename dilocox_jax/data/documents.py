@@ -153,7 +153,7 @@ def _documents(
         if line.strip():
           content = _text_of(line, text_field, f"{where}, line {number}")
           yield Document(f"{name}:{number}", content, part)
-  except ValueError:
+  except ValueError:  # `_checked` and `_text_of` say what is wrong.
     raise
   # Each library has its own error for a file that is not in its format.
   except Exception as error:

@@ -233,7 +233,10 @@ class ExampleRows:
 
   @property
   def kind(self) -> str:
-    """Kind of the examples: "rows of 129 tokens", or "examples" for others."""
+    """Words for the examples, e.g. "rows of 129 tokens".
+
+    If the examples are not rows of tokens, the result is "examples".
+    """
     first = self.take(np.zeros(1, int))
     is_array = isinstance(first, np.ndarray) and first.ndim == 2
     if not is_array or first.dtype.kind not in "iu":
@@ -258,7 +261,7 @@ class ExampleRows:
       A tree of arrays. The axes of `ids` are the first axes of every leaf.
 
     Raises:
-      TypeError: If a value is not a number.
+      TypeError: If values are not numbers, or differ in shape.
       ValueError: If an integer is too large for JAX, or if rows of tokens are
         refused, e.g. because they differ in length.
     """
@@ -424,8 +427,8 @@ class Batches:
     validation: Batches or rows for evaluations; None: the first batches of the
       source.
     rows_per_batch: Number of single rows that make a batch of tokens. If it is
-      given, only `input_ids` is read of named columns. None: batches of any
-      data, which are not changed.
+      given, only `input_ids` is read of named columns. None: the source gives
+      whole batches of any data.
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".
@@ -496,8 +499,8 @@ class Batches:
 
     Raises:
       TypeError: If the batch has values that are not numbers.
-      ValueError: If the batch has other shapes or dtypes than the first batch,
-        or if an iterator has ended.
+      ValueError: If the batch has no rows, if it has other shapes or dtypes
+        than the first batch, or if an iterator has ended.
     """
     if not self._is_function:
       step = step * num_replicas + replica

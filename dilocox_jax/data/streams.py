@@ -80,9 +80,9 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
     Weights [M][num_parts]; None for the mix "".
 
   Raises:
-    ValueError: If `mix` is none of these, if it does not fit the numbers of
-      parts and replicas ("own" needs a replica for each part), or if there is
-      only one part.
+    ValueError: If `mix` has another form, if it does not fit the numbers of
+      parts and replicas ("own" needs a replica for each part), or if it is not
+      "" although there is only one part.
   """
   if not mix:
     return None
@@ -371,7 +371,7 @@ def held_out_batches(
   sequence_length: int,
   max_sequences: int,
 ) -> Iterable[np.ndarray]:
-  """Cuts a validation or judge text into batches, equal at every evaluation.
+  """Cuts a validation or judge text into the batches of every evaluation.
 
   If not all sequences are read, the chosen ones are evenly spaced. Example: 8
   of 1000 sequences are 0, 125, 250, ..., 875.

@@ -26,9 +26,9 @@ _channels = itertools.count()
 class Channel:
   """Sends and receives messages between the processes of a run.
 
-  A process must send all its messages to the same receivers, and each of them
-  must receive all of these messages, because both sides count them. In each
-  process only one thread at a time may send or receive.
+  A process must send all its messages to the same receivers. Each receiver must
+  receive all of them, because both sides count the messages. In each process
+  only one thread at a time may send or receive.
 
   Attributes:
     others: Numbers of all other processes.

@@ -13,9 +13,9 @@ Process 0 learns that another process has died by its *lifelines*, the
 connections on which the processes have greeted it (`rendezvous`). A process
 that leaves the run says goodbye on its lifeline.
 
-A process may also be there and not move, for example because it is frozen. It
-then sends no more bytes: signs of life on its lifeline, or, as process 0,
-answers to the heartbeats of JAX's clients.
+A process may also be there and not move, for example because it is frozen. Then
+it sends nothing any more. Process 0 otherwise answers the heartbeats of JAX's
+clients, and every other process sends signs of life on its lifeline.
 """
 
 import contextlib

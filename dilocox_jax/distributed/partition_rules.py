@@ -78,8 +78,9 @@ def divided_by_rule(
   Args:
     division: Numbers of data shards and of tensor shards.
     shapes: Shape of every parameter, by path.
-    rule: Function from path and shape to a partition. If it is or returns None,
-      `Division.largest_dimension_spec` says what the data shards divide.
+    rule: Function from path and shape to a partition. If the rule is None, or
+      returns None, the data shards divide the largest dimension that they can
+      (`Division.largest_dimension_spec`).
 
   Raises:
     ValueError: If the partition of a parameter is no `PartitionSpec` over the

@@ -59,10 +59,10 @@ def start(
 ) -> None:
   """Connects the processes of a run. It must be called before a device is used.
 
-  Arguments that are None are read from the environment of the cluster. JAX must
-  know this kind of cluster. The environment variable `JAX_COORDINATOR_ADDRESS`
-  can give `coordinator` on any machine. Process 0 refuses processes of other
-  runs.
+  If `coordinator`, `num_processes` or `process_id` is None, it is read from the
+  environment of the cluster. JAX must know this kind of cluster. On any machine
+  the environment variable `JAX_COORDINATOR_ADDRESS` can give `coordinator`.
+  Process 0 refuses processes of other runs.
 
   Process 0 listens only at the coordinator's address, or at all addresses of
   its machine if that address was read from the cluster. The environment
@@ -80,7 +80,8 @@ def start(
       the error is printed, and this process ends with exit code 75.
 
   Raises:
-    ValueError: If an argument was neither given nor found, or is wrong.
+    ValueError: If an argument was neither given nor found, or is wrong; if
+      process 0 refuses this process; or if JAX cannot start.
     LostProcessError: If not all processes came in time, or one has gone again.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
@@ -231,8 +232,8 @@ def _use_gloo(coordinator: str) -> None:
 def open_connections(mesh: Mesh) -> None:
   """Connects all groups of devices that collectives over a mesh may use.
 
-  When a group is first used, gloo gives its processes 30 s to connect, which
-  may not be enough later in a run, while one process compiles.
+  When a group is first used, gloo gives its processes 30 s to connect. Later in
+  a run this may not be enough, because one process may still compile.
 
   Args:
     mesh: The mesh. There are groups of devices along each axis with several
@@ -319,7 +320,7 @@ def check_equal(**values: Any) -> None:
   """Checks that all processes have the same values.
 
   All processes must call it, and each waits for all others. If a value differs,
-  it raises in every process, so that none waits for one that has ended.
+  every process gets the error, so that none waits for a process that has ended.
 
   Args:
     **values: Named values of types that JSON has.

@@ -456,7 +456,7 @@ def _greet_until_all_are_there(
         f"{coordinator} ended the connection: process 0 has gone, or another "
         "program listens there"
       )
-      if not wait.left_s:
+      if not wait.left_s:  # `_greet` has waited until the limit.
         reason = f"process 0 is at {coordinator}, but not all others came"
     wait.tell(reason)
     time.sleep(min(pause_s, wait.left_s))

@@ -257,6 +257,8 @@ class Replicas:
     if self.layout == "stacked":
       return jax.tree.map(lambda _: self._first_device, tree)
 
+    # `axes` is a prefix of `tree`: each of its entries stands for a subtree.
+    # The path of every leaf in the subtree begins with `prefix`.
     def shardings_below(
       prefix: tuple[Any, ...], axis: int | None, subtree: Tree
     ) -> Tree:

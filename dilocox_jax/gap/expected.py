@@ -47,11 +47,12 @@ def expected_gap(
 ) -> ExpectedGap:
   """Predicts how far the loss of M replicas ends above that of AllReduce.
 
-  Both train with B sequences a step (the replicas together), for equally many
-  steps, each with its best learning rates. The gap follows from s, the share by
-  which AllReduce's loss falls if its batch doubles from B / 2 to B. The law
-  for this was fitted to small models (26 thousand to 0.86 million parameters).
-  Fits to different runs disagree, so the range is wide.
+  AllReduce trains with B sequences a step, and all replicas together also train
+  with B sequences a step. Both take equally many steps, with their best
+  learning rates. The gap follows from s, the share by which AllReduce's loss
+  falls if its batch doubles from B / 2 to B. The law for this was fitted to
+  small models (26 thousand to 0.86 million parameters). Fits to different runs
+  disagree, so the range is wide.
 
   The excess of a method's gap over DiLoCo's gap was measured in a small model.
   In larger models this excess may shrink in proportion to s, or stay as it is.

@@ -164,9 +164,9 @@ class TrainingStage(Stage):
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
     """Runs the stage's layers on one micro-batch.
 
-    The returned state has new `activations`, also in the micro-batch's slot of
-    `outputs`, and new arrays in its slot of `saved`. `at` has the numbers of
-    the micro-batch and of its slots (places in these buffers).
+    The returned state has the stage's output in `activations` and in a slot of
+    `outputs`, and arrays for the backward in a slot of `saved`. `at` has the
+    numbers of the micro-batch and of its slots (places in these buffers).
     """
     context = self.context(at.micro_batch)
 

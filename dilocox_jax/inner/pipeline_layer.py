@@ -120,6 +120,7 @@ def layer_passes(
     _, saved_input = replace_saved_arguments(pullback, [])
     return pullback, jax.tree.leaves(saved_input)
 
+  # The pullback is a tree of arrays, so `eval_shape` can return it.
   pullback, saved_input = jax.eval_shape(probe, layer, x_TxD, dict(context))
   saved, residuals = jax.tree.flatten(pullback)
   return LayerPasses(
