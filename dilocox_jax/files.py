@@ -50,10 +50,11 @@ _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
   """Replaces a file as a whole, so that no reader sees half of it.
 
-  Example: process 7 writes a new `run.json` into `.run.json.7.partial`. At the
-  end of the block, this partial file is flushed to the disk and renamed to
-  `run.json`. If the block raises an error, the partial file is removed. If
-  `run.json` is a link, the link is replaced, not the file to which it points.
+  Example: the process with the ID 7 writes a new `run.json` into
+  `.run.json.7.partial`. At the end of the block, this partial file is flushed
+  to the disk and renamed to `run.json`. If the block raises an error, the
+  partial file is removed. If `run.json` is a link, the link is replaced, not
+  the file to which it points.
 
   Args:
     path: File to replace; its folder must exist.

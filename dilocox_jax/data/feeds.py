@@ -60,7 +60,8 @@ def as_feed(
       - A `Corpus`, which is returned unchanged.
       - A pair (train, validation). Each is an array of tokens, a tree of arrays
         whose first axis counts the examples, or a data set of Hugging Face. If
-        `reads_tokens` is set, each may also be a list of rows of tokens.
+        `reads_tokens` is set, each may also be a list of rows. A row is a list
+        of tokens, or a mapping with `input_ids`.
       - A function (replica, step) -> batch.
       - An iterable of batches, such as a data set of grain or a loader.
       - A pair (train, validation) whose training data are a function or an

@@ -104,6 +104,7 @@ def arrays_to_host(tree: Tree) -> Tree:
   ]
   for message in itertools.chain.from_iterable(allgather(sent_parts)):
     i, index, part = _from_message(*message)
+    # Values of a dtype such as bfloat16 have come as raw bytes.
     values[i][index] = part.view(values[i].dtype)
   all_leaves = [values.get(i, leaf) for i, leaf in enumerate(leaves)]
   return jax.device_get(structure.unflatten(all_leaves))
