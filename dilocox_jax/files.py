@@ -191,12 +191,22 @@ def remove_folder(root: Path, *names: str) -> None:
 
 
 def opened_root(path: Path) -> int:
-  """Opens a folder that the user names. Links in its path are followed."""
+  """Opens a folder that the user names, and returns its file descriptor.
+
+  Links in its path are followed. The caller closes the descriptor.
+  """
   return os.open(path, _OPEN_FOLDER)
 
 
 def opened_folder(parent: int, name: str) -> int:
-  """Opens a folder in an open folder (`parent`) without following a link.
+  """Opens a folder in an open folder, without following a link.
+
+  Args:
+    parent: File descriptor of the open folder.
+    name: Name of the folder to open.
+
+  Returns:
+    File descriptor of the opened folder. The caller closes it.
 
   Raises:
     FileNotFoundError: If nothing has the name.
@@ -215,9 +225,10 @@ def opened_folder(parent: int, name: str) -> int:
 
 
 def make_folder(parent: int, name: str) -> None:
-  """Makes a folder in an open folder (`parent`), unless the name is taken.
+  """Makes a folder in an open folder, unless the name is taken.
 
-  The name of a new folder is flushed to the disk (`flush_folder`).
+  `parent` is the file descriptor of the open folder. The name of a new folder
+  is flushed to the disk (`flush_folder`).
   """
   with contextlib.suppress(FileExistsError):
     os.mkdir(name, dir_fd=parent)
@@ -227,7 +238,8 @@ def make_folder(parent: int, name: str) -> None:
 def flush_folder(folder: int) -> None:
   """Writes the names in an open folder to the disk: they outlive a power cut.
 
-  Nothing happens on a file system that cannot flush a folder.
+  `folder` is the file descriptor of the open folder. Nothing happens on a file
+  system that cannot flush a folder.
   """
   try:
     os.fsync(folder)
@@ -264,7 +276,7 @@ def kind_of(folder: int, name: str) -> str:
   """Returns the kind of the thing that has a name in a folder.
 
   Examples: "file", "FIFO", and "" if nothing has the name. A link is not
-  followed.
+  followed. `folder` is the file descriptor of the open folder.
   """
   try:
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode

@@ -63,6 +63,7 @@ class RunConfig:
   Raises:
     ValueError: One line, if a field is outside its limits, if fields contradict
       each other, or if a field was changed that the run would not read.
+    TypeError: If `seed` or `total_steps` is not a number.
   """
 
   seed: int = 0
@@ -114,7 +115,7 @@ class RunConfig:
       _ = self.trained_shapes
       _ = self.fragments
     length = self.data.sequence_length
-    longest = self.model.shape.num_positions
+    longest = self.model.shape.num_positions  # 0 if positions are not learned.
     require(
       not longest or length <= longest,
       f"data.sequence_length={length} exceeds the learned positions of the "
@@ -236,9 +237,11 @@ class RunConfig:
       f"{self.sync.method!r} sends gradients: take mode 'off'",
     )
     if mode == "rank_and_interval":
-      instead = f"adaptive.mode={mode!r} (take 'rank' instead)"
-      with in_front(f"{instead} does not go with sync."):
-        # It raises an error if the method does not allow another H.
+      start_of_message = (
+        f"adaptive.mode={mode!r} (take 'rank' instead) does not go with sync."
+      )
+      with in_front(start_of_message):
+        # This call raises an error if the method does not allow another H.
         with_interval(self.sync.named, 1)
       require(
         self.outer.schedule == "constant",

@@ -243,6 +243,7 @@ class ModelConfig(Section):
     preset = MODEL_PRESETS[self.preset]
     default_preset = MODEL_PRESETS[type(self).preset]
     is_default = preset == default_preset
+    # A preset of another class is always read: it decides the kind of model.
     if is_default or type(preset) is not type(default_preset):
       return
     # Only fields in which the preset differs from the default preset count.

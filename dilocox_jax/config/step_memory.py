@@ -133,7 +133,8 @@ def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
   activations = _activations(config, computation, num_layers)
   num_whole_layers = _LAYERS_AT_A_TIME
   if not config.lora.rank:
-    num_whole_layers += 1  # The gradient of a whole layer, before its sum.
+    # The gradient of a whole layer, before the data shards sum and divide it.
+    num_whole_layers += 1
   if config.mesh.remat == "none":
     # The backward does not collect the layers again.
     num_whole_layers += num_layers
@@ -162,7 +163,9 @@ def _bytes_of_stage(
   one).
   """
   mesh = config.mesh
+  # Number of layers of the longest stage.
   layers_per_stage = config.stage_layers.table.shape[1]
+  # Names in "size" are numbers of values, not of bytes.
   layers_size, other_size = trained_sizes(config)
   stage_size = layers_size // config.model.shape.num_layers * layers_per_stage
   stage_size //= mesh.num_tensor_shards
@@ -291,9 +294,9 @@ def _activations(
   # stream of its tokens.
   inner_values = _inner_values(shape) + attention_scores
   product_values = shape.model_dim + inner_values // mesh.num_tensor_shards
-  # The values for each token that the backward of a layer reads. Besides the
-  # outputs of matrix products, they are three as wide as the stream, and the
-  # activation inside the feed-forward.
+  # The values for each token that the backward of a layer reads: the outputs
+  # of matrix products, three vectors as wide as the stream, and the activation
+  # inside the feed-forward.
   layer_values = (
     3 * shape.model_dim
     + shape.ff_dim // mesh.num_tensor_shards
@@ -315,7 +318,7 @@ def _activations(
     num_saved = num_layers  # One micro-batch at a time.
   chunk_tokens = min(computation.loss_chunk_tokens or tokens, tokens)
   logits_size = chunk_tokens * shape.vocab_size // mesh.num_tensor_shards
-  logits_bytes = 2 * logits_size * FP32_BYTES
+  logits_bytes = 2 * logits_size * FP32_BYTES  # Logits and their gradient.
   if config.division.divided_tables(shape):
     rows_of_all_shards = mesh.num_data_shards * chunk_tokens * shape.model_dim
     logits_bytes += _ROWS_COPIES * rows_of_all_shards * value_bytes

@@ -125,7 +125,7 @@ def from_files(
   Raises:
     ValueError: If the training text of a part, the validation text, or a judge
       text that is asked for would be empty; if the tokenizer cannot be made; or
-      if it makes no token of a text.
+      if it cannot encode a file, or makes no token of a text.
   """
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out_paths = [

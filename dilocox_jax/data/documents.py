@@ -46,8 +46,9 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   """Lists the files that a pattern matches, in the order of their names.
 
   Names are relative to the folders before the first wildcard of the pattern.
-  With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". Each
-  file is listed once, however many links lead to it.
+  With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". If
+  the pattern has no wildcard, the last part of the path is the name. Each file
+  is listed once, however many links lead to it.
 
   Args:
     pattern: Path, or glob pattern; `**` matches folders of any depth, and "~"
@@ -143,6 +144,7 @@ def _documents(
   suffix = pathlib.Path(path.stem).suffix if is_compressed else path.suffix
   open_file = _OPENED_BY[path.suffix.lower()] if is_compressed else open
   try:
+    # `gzip` would read an empty file as an empty text.
     if is_compressed and not path.stat().st_size:
       raise EOFError("it is empty, as no compressed file is")
     with open_file(path, "rb") as file:

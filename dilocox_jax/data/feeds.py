@@ -165,6 +165,7 @@ def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
     # Each mapping of such a list is a batch or a single row.
     if isinstance(first, Mapping):
       return not is_row(first)
+  # A mapping, a tuple or a list is read as a tree of arrays.
   is_plain = isinstance(data, Mapping | tuple | list | str | bytes)
   # Arrays have a shape, and data sets of Hugging Face can set a format.
   can_have_rows = hasattr(data, "shape") or hasattr(data, "with_format")
@@ -447,6 +448,7 @@ class Batches:
     self._num_held_out = 0  # Batches at the start of the source.
     self._first: Tree | None = None
     self._rows_per_batch = rows_per_batch
+    # Function (replica, number) -> batch; replaced below for other sources.
     self._source: Callable[[int, int], Any] = source
     self._is_function = callable(source)
     what = "a function" if self._is_function else type(source).__name__
@@ -501,7 +503,8 @@ class Batches:
     Raises:
       TypeError: If the batch has values that are not numbers.
       ValueError: If the batch has no rows, if it has other shapes or dtypes
-        than the first batch, or if an iterator has ended.
+        than the first batch, if `token_rows.token_ids` refuses its columns, or
+        if an iterator has ended.
     """
     if not self._is_function:
       step = step * num_replicas + replica
@@ -654,9 +657,10 @@ def num_predictions(batches: Tree) -> int:
   """Returns the number of predictions over which the loss of batches is a mean.
 
   Args:
-    batches: N batches of B rows. Token ids [N, B, L + 1] have N B L
-      predictions, because the first token of a row is not predicted. Any other
-      tree of arrays [N, B, ...] has N B predictions, one for each example.
+    batches: N batches of B rows. A single array of integers [N, B, L + 1]
+      counts as token ids. It has N B L predictions, because the first token of
+      a row is not predicted. Any other tree of arrays [N, B, ...] has N B
+      predictions, one for each example.
   """
   first, *others = jax.tree.leaves(batches)
   if not others and first.ndim == 3 and first.dtype.kind in "iu":
@@ -672,8 +676,8 @@ def numbers(leaf: Any) -> np.ndarray:
       sequence of arrays.
 
   Raises:
-    TypeError: If the leaf has values that are not numbers or booleans, or items
-      of different shapes.
+    TypeError: If the leaf has values that are not real numbers or booleans, or
+      items of different shapes.
     ValueError: If values are masked, or if rows of numbers differ in length.
   """
   array = _array(leaf)

@@ -19,8 +19,9 @@ Identity = tuple[int, int]
 def names_of(pattern: str, root: pathlib.Path) -> list[str]:
   """Returns the names of files and folders that a pattern matches.
 
-  They are the names that `glob.glob` returns, except that `**` matches each
-  real folder only once.
+  Wildcards work as in `glob.glob` with `recursive=True`. Exceptions: `**`
+  matches each real folder only once, and a `**` at the end of the pattern does
+  not match the folder in which it begins.
 
   Args:
     pattern: Glob pattern, relative to `root`; `**` matches folders of any

@@ -228,7 +228,7 @@ def synthetic(
 ) -> Corpus:
   """Draws text from a Markov chain with an entropy of 7/4 bits per token.
 
-  These are 1.213 nats. No model can have a lower expected loss per token.
+  This is 1.213 nats. No model can have a lower expected loss per token.
 
   A token t is followed by one of the four tokens p[t], p[t+1], p[t+2], p[t+3]
   with the probabilities 1/2, 1/4, 1/8, 1/8. Here p is a shuffle of the

@@ -81,8 +81,8 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
   Raises:
     ValueError: If `mix` has another form, if it does not fit the numbers of
-      parts and replicas ("own" needs a replica for each part), or if it is not
-      "" although there is only one part.
+      parts and replicas ("own" needs a replica for each part), or if there is
+      only one part and `mix` is not "".
   """
   if not mix:
     return None
@@ -108,7 +108,7 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
       [float(weight) for weight in row.split(",")] for row in mix.split(";")
     ]
   except ValueError:
-    rows = []
+    rows = []  # It is refused below.
 
   def is_valid(row: Sequence[float]) -> bool:
     if len(row) != num_parts:
@@ -183,6 +183,8 @@ class ReplicaStreams:
           f" {batch_size} need {len(readers) * batch_size}: use more text, or"
           " lower batch_size, sequence_length or num_replicas"
         )
+    # Set if the tokens are in a file that is mapped into memory. `_batch` then
+    # frees the memory of the pages that it has read.
     self._mapped_file = None
     if isinstance(tokens.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
       self._mapped_file = tokens.base

@@ -292,7 +292,7 @@ def next_batch(iterator: Iterator[Any], batch_size: int) -> Any:
   """
   item = _tokens_of_item(next(iterator, None))
   if not isinstance(item, np.ndarray) or item.ndim != 1:
-    return item
+    return item  # A whole batch, or None at the end.
   rows = [item.copy()]  # A loader may write its next row into the same array.
   while len(rows) < batch_size:
     item = _tokens_of_item(next(iterator, None))

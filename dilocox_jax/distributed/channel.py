@@ -35,7 +35,10 @@ class Channel:
   """
 
   def __init__(self):
-    """Opens a channel. All processes must open channels in the same order."""
+    """Opens a channel. All processes must open channels in the same order.
+
+    `jax.distributed` must be initialized.
+    """
     self._store = coordinator_store.key_value_store()
     self._folder = f"{coordinator_store.FOLDER}/channel{next(_channels)}"
     self._counts: collections.Counter[int] = collections.Counter()

@@ -111,9 +111,10 @@ def arrays_to_host(tree: Tree) -> Tree:
 
 
 def is_divided(leaf: Any) -> bool:
-  """Returns whether some of a JAX array's values are only in other processes.
+  """Returns whether an array is divided and has devices in other processes.
 
-  The result is False for anything that is not a JAX array.
+  An array is divided unless each of its devices has all of its values. The
+  result is False for anything that is not a JAX array.
   """
   if not isinstance(leaf, jax.Array):
     return False

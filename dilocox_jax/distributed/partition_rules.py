@@ -73,7 +73,7 @@ def divided_by_rule(
   shapes: Mapping[str, tuple[int, ...]],
   rule: PartitionRule | None,
 ) -> Division:
-  """Adds the partition of every parameter of a model to a division.
+  """Returns a division with the partition of every parameter of a model.
 
   Args:
     division: Numbers of data shards and of tensor shards.
@@ -134,6 +134,7 @@ def _checked_spec(
     f"{name}: {partition} has {len(partition)} entries, but the parameter has "
     f"{len(shape)} dimensions",
   )
+  # A partition may leave out the last dimensions, which are then not divided.
   entries = (*partition, *(None,) * (len(shape) - len(partition)))
   spec = tuple(_axes_of(entry) for entry in entries)
   used_axes = [axis for axes in spec for axis in axes]

@@ -68,6 +68,9 @@ def start(
   its machine if that address was read from the cluster. The environment
   variable `JAX_COORDINATOR_BIND_ADDRESS` can name another address.
 
+  Two settings of JAX are changed: a program on a CPU runs in the thread that
+  dispatches it, and JAX does not handle SIGTERM.
+
   Args:
     coordinator: Address of process 0, host:port.
     num_processes: Number of processes of the run.
@@ -231,6 +234,8 @@ def _use_gloo(coordinator: str) -> None:
 
 def open_connections(mesh: Mesh) -> None:
   """Connects all groups of devices that collectives over a mesh may use.
+
+  All processes must call it, and each waits for all others.
 
   When a group is first used, gloo gives its processes 30 s to connect. Later in
   a run this may not be enough, because one process may still compile.

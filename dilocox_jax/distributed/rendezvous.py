@@ -95,10 +95,12 @@ def wait_for_processes(
     in another process, {0: the connection to process 0}.
 
   Raises:
-    ValueError: If an address is unknown or does not lead to process 0, or if
-      process 0 refuses this process (another run, another number of processes,
-      or a process number that is taken).
-    TimeoutError: If a process did not come in time.
+    ValueError: If an address is not HOST:PORT; if the coordinator's host is not
+      known (except on Kubernetes); if process 0 cannot listen, or does not
+      reach itself at `coordinator`; or if process 0 refuses this process
+      (another run, another number of processes, or a process number that is
+      taken).
+    TimeoutError: If not all processes came in time, or process 0 has gone.
   """
   wait = _Wait(timeout_s)
   endpoints = _resolve(coordinator, wait)
@@ -452,6 +454,7 @@ def _greet_until_all_are_there(
           stack.pop_all()  # The connection stays open.
           return connection
       _raise_refusal(answer, process, coordinator)
+      # There was no answer.
       reason = (
         f"{coordinator} ended the connection: process 0 has gone, or another "
         "program listens there"

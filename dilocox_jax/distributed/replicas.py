@@ -57,7 +57,8 @@ class Replicas:
 
   Raises:
     ValueError: If an attribute is wrong, if the replicas do not fit on the
-      devices, or if `JAX_DISABLE_JIT` is set.
+      devices, if a mesh leaves devices of several processes unused, or if
+      `JAX_DISABLE_JIT` is set.
   """
 
   num_replicas: int
@@ -325,7 +326,8 @@ class Replicas:
 
     def local(*args: Tree) -> Tree:
       if self.num_replicas == 1:
-        # XLA refuses a collective of one replica that has several devices.
+        # XLA refuses a collective of one replica that has several devices. vmap
+        # replaces collectives by operations on the axis [1].
         return without_axis(out_axes, stacked(0)(*args))
       arguments = map_prefix(lambda x: x[0], in_axes, args)
       results = function(*arguments)
@@ -352,6 +354,8 @@ class Replicas:
 
   def divided(self, tree: Tree) -> Tree:
     """Adds sharding constraints that divide a replica's state among devices.
+
+    If a replica has one device, the state is returned unchanged.
 
     Args:
       tree: State of one replica, inside a function that `map` maps.

@@ -55,9 +55,9 @@ class Line:
     steps: Number of inner steps of a run.
     sync_interval: H0, inner steps of a round.
     doublings: How gaps were turned into D. "last": every doubling of
-      AllReduce's batch is taken to lower its loss by one share. This share was
-      measured between half of the runs' batch and the whole batch. "curve": D
-      is read from AllReduce's losses with several batches.
+      AllReduce's batch is taken to lower its loss by the same share, which was
+      measured from half of the runs' batch to the whole batch. "curve": D is
+      read from AllReduce's losses with several batches.
     slope: a, how much D grows if M doubles.
     slope_error: Standard error of a.
     offset: b, in the unit of D.

@@ -76,6 +76,7 @@ def with_whole_tables(division: Division, params: Tree) -> Tree:
   def collected(leaf: Array, spec: Spec) -> Array:
     if leaf.ndim > _TABLE_NDIM:
       return leaf
+    # Without the data shards' axis, each data shard has all of the leaf.
     tensor_partition = partition(spec, axes=(TENSOR_AXIS,))
     return jax.lax.with_sharding_constraint(leaf, tensor_partition)
 

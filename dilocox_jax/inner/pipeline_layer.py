@@ -101,7 +101,8 @@ def layer_passes(
     layer: Shapes and dtypes of one layer's parameters.
     x_TxD: Shape and dtype of the layer's input and output, [T, D].
     length: Number of tokens in a sequence, L.
-    remat: What a forward saves (`models.transformer.remat_wrapper`).
+    remat: What a forward saves: "none", "dots" or "full"
+      (`models.transformer.remat_wrapper`).
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
