@@ -71,6 +71,7 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
     partial = f".{name}.{os.getpid()}.partial"
+    # A killed process with the same ID may have left a partial file.
     _remove(folder, partial)
     try:
       # "x" refuses a partial file that somebody else has put there by now.

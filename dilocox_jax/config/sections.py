@@ -101,7 +101,8 @@ class Section:
   """Base class of all sections. It checks the limits of the fields.
 
   Raises:
-    ValueError: If a field is outside its limits. The message is one line.
+    ValueError: If a field is outside its limits, or if a field with limits has
+      a wrong type. The message is one line.
   """
 
   def __post_init__(self):
@@ -284,7 +285,12 @@ class ModelConfig(Section):
 
   @functools.cached_property
   def shape(self) -> ModelShape:
-    """Shape of the model: the preset's, changed by the fields that are set."""
+    """Shape of the model: the preset's, changed by the fields that are set.
+
+    Raises:
+      ValueError: If a field has a wrong value, or if fields do not fit each
+        other.
+    """
     preset = MODEL_PRESETS[self.preset]
     values = dict(vars(preset))
     for name in values:
@@ -542,7 +548,12 @@ class SyncConfig(Section):
 
   @functools.cached_property
   def named(self) -> Method:
-    """The method as an object, with the values of the fields that are set."""
+    """The method as an object, with the values of the fields that are set.
+
+    Raises:
+      ValueError: If there is no such method, or if it does not allow the value
+        of a field.
+    """
     settings = {field: getattr(self, field) for field in _SCHEDULE_FIELDS}
     with in_front("sync."):
       return named_method(self.method, **settings)
@@ -599,7 +610,11 @@ class ExchangeConfig(Section):
 
   @functools.cached_property
   def named_codec(self) -> "Codec":
-    """The codec as an object, built from the text `codec`."""
+    """The codec as an object, built from the text `codec`.
+
+    Raises:
+      ValueError: If `codec` is None.
+    """
     with in_front("exchange."):
       return named_codec(self.codec)
 
@@ -712,7 +727,10 @@ class OuterConfig(Section):
 
   @property
   def is_schedule_free(self) -> bool:
-    """Whether the optimizer is schedule-free, and keeps its own average."""
+    """Whether the optimizer is schedule-free.
+
+    Such an optimizer keeps an average of the parameters of its own.
+    """
     return self.optimizer.startswith("schedule_free")
 
 

@@ -84,7 +84,9 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def split_globs(globs: str) -> list[str]:
-  """Splits paths and glob patterns that are joined by ";": "a/*.txt; b/*.txt".
+  """Splits paths and glob patterns that are joined by ";".
+
+  Example: "a/*.txt; b/*.txt" gives ["a/*.txt", "b/*.txt"].
 
   Blanks around a glob are removed, and empty globs are left out. If all are
   empty, the result is [""]. A ";" in the path of an existing file or folder

@@ -93,6 +93,8 @@ def as_feed(
         "its columns, e.g. {'input_ids': table['input_ids'].tolist()}"
       )
   rows_per_batch = batch_size if reads_tokens else None
+  # `reads_tokens` is left out: if the data are no pair, single rows of tokens
+  # are not examples. `Batches` makes batches of them.
   if _gives_batches(data):
     return Batches(data, rows_per_batch=rows_per_batch)
   try:
@@ -481,7 +483,8 @@ class Batches:
   def example(self, batch_size: int = 0) -> Tree:
     """Returns the first batch. All batches must have its shapes and dtypes.
 
-    The argument is ignored, because the source decides the size of a batch.
+    The argument is ignored, because the source decides the size of a batch. The
+    errors are those of `batch`.
     """
     del batch_size
     return self._batch(0, 0)

@@ -158,8 +158,8 @@ def text_files(
       which only the last evaluation of a run reads, from 0 to below 1.
 
   Raises:
-    ValueError: If no file matches, if a file cannot be read, if a text would be
-      empty, or if the tokenizer cannot be made.
+    ValueError: If no file matches, if a file cannot be read or has no valid
+      text, if a text would be empty, or if the tokenizer cannot be made.
   """
   files = {}
   part_of = {}

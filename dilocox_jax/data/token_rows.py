@@ -39,8 +39,8 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
     Token ids [rows, tokens]; [tokens] for a single row.
 
   Raises:
-    ValueError: If there is no column `input_ids`, rows differ in length, a row
-      has padding, or labels are not the tokens.
+    ValueError: If there is no column `input_ids`, rows differ in length, values
+      are masked, a row has padding, or labels are not the tokens.
   """
   require(IDS in batch, f"{what} {_without_ids(batch)}")
   ids = as_rows(batch[IDS], f"rows of {IDS}")

@@ -56,9 +56,9 @@ class Replicas:
       or `ALONE_AXIS` if they meet in a mailbox (a shared folder or bucket).
 
   Raises:
-    ValueError: If an attribute is wrong, if the replicas do not fit on the
-      devices, if a mesh leaves devices of several processes unused, or if
-      `JAX_DISABLE_JIT` is set.
+    ValueError: If an attribute is wrong; if the replicas do not fit on the
+      devices; if the run has several processes, and a mesh does not use all of
+      their devices; or if `JAX_DISABLE_JIT` is set.
   """
 
   num_replicas: int
@@ -329,6 +329,7 @@ class Replicas:
         # XLA refuses a collective of one replica that has several devices. vmap
         # replaces collectives by operations on the axis [1].
         return without_axis(out_axes, stacked(0)(*args))
+      # The part of one replica has a leading axis of length 1.
       arguments = map_prefix(lambda x: x[0], in_axes, args)
       results = function(*arguments)
       return map_prefix(lambda x: x[None], out_axes, results)
