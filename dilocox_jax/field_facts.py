@@ -23,7 +23,8 @@ class ReadIf:
   "mailbox".
 
   Attributes:
-    field: Dotted name of the field that decides.
+    field: Dotted name of the field that decides, or `config.sections.DEVICES`,
+      which stands for the number of devices of a replica.
     holds: Function from the value of `field` to whether the condition holds.
   """
 

@@ -50,10 +50,11 @@ _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
   """Replaces a file as a whole, so that no reader sees half of it.
 
-  Example: process 7 writes a new `run.json` into `.run.json.7.partial`. At the
-  end of the block, this partial file is flushed to the disk and renamed to
-  `run.json`. If the block raises an error, the partial file is removed. If
-  `run.json` is a link, the link is replaced, not the file to which it points.
+  Example: the process with the ID 7 writes a new `run.json` into
+  `.run.json.7.partial`. At the end of the block, this partial file is flushed
+  to the disk and renamed to `run.json`. If the block raises an error, the
+  partial file is removed. If `run.json` is a link, the link is replaced, not
+  the file to which it points.
 
   Args:
     path: File to replace; its folder must exist.
@@ -65,10 +66,12 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
   Raises:
     OSError: If the system refuses, or a folder between the root and the file is
       a link. The old file is unchanged.
+    ValueError: If the file is not below the root.
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
     partial = f".{name}.{os.getpid()}.partial"
+    # A killed process with the same ID may have left a partial file.
     _remove(folder, partial)
     try:
       # "x" refuses a partial file that somebody else has put there by now.
@@ -104,8 +107,10 @@ def opened_to_append(
     root: Folder that the user names, above the file; None: the file's folder.
 
   Raises:
-    OSError: If the path is no regular file (but e.g. a link), if a folder
-      between the root and the file is a link, or if the system refuses.
+    OSError: If the path belongs to anything but a regular file, e.g. a link; if
+      a folder between the root and the file is a link; or if the system
+      refuses.
+    ValueError: If the file is not below the root.
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
@@ -171,7 +176,7 @@ def remove_folder(root: Path, *names: str) -> None:
   Args:
     root: The folder that the user names; it must exist.
     *names: Path of the folder below the root, one name for each folder on the
-      path. If one of these is missing, nothing happens.
+      path, at least one. If one of these is missing, nothing happens.
 
   Raises:
     NotADirectoryError: If a name belongs to anything but a folder.
@@ -187,12 +192,22 @@ def remove_folder(root: Path, *names: str) -> None:
 
 
 def opened_root(path: Path) -> int:
-  """Opens a folder that the user names. Links in its path are followed."""
+  """Opens a folder that the user names, and returns its file descriptor.
+
+  Links in its path are followed. The caller closes the descriptor.
+  """
   return os.open(path, _OPEN_FOLDER)
 
 
 def opened_folder(parent: int, name: str) -> int:
-  """Opens a folder in an open folder (`parent`) without following a link.
+  """Opens a folder in an open folder, without following a link.
+
+  Args:
+    parent: File descriptor of the open folder.
+    name: Name of the folder to open.
+
+  Returns:
+    File descriptor of the opened folder. The caller closes it.
 
   Raises:
     FileNotFoundError: If nothing has the name.
@@ -211,9 +226,10 @@ def opened_folder(parent: int, name: str) -> int:
 
 
 def make_folder(parent: int, name: str) -> None:
-  """Makes a folder in an open folder (`parent`), unless the name is taken.
+  """Makes a folder in an open folder, unless the name is taken.
 
-  The name of a new folder is flushed to the disk (`flush_folder`).
+  `parent` is the file descriptor of the open folder. The name of a new folder
+  is flushed to the disk (`flush_folder`).
   """
   with contextlib.suppress(FileExistsError):
     os.mkdir(name, dir_fd=parent)
@@ -223,7 +239,8 @@ def make_folder(parent: int, name: str) -> None:
 def flush_folder(folder: int) -> None:
   """Writes the names in an open folder to the disk: they outlive a power cut.
 
-  Nothing happens on a file system that cannot flush a folder.
+  `folder` is the file descriptor of the open folder. Nothing happens on a file
+  system that cannot flush a folder.
   """
   try:
     os.fsync(folder)
@@ -260,7 +277,7 @@ def kind_of(folder: int, name: str) -> str:
   """Returns the kind of the thing that has a name in a folder.
 
   Examples: "file", "FIFO", and "" if nothing has the name. A link is not
-  followed.
+  followed. `folder` is the file descriptor of the open folder.
   """
   try:
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode

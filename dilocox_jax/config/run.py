@@ -38,9 +38,9 @@ LARGEST_SEED = 2**32 - 1
 class RunConfig:
   """All settings of a run, in sections.
 
-  A field that is None and that recipes may set, such as the codec, gets the
-  value of the method's recipe, or a default if the recipe does not set the
-  field (`config.recipes`).
+  A method has a recipe: values for some fields, e.g. for the codec
+  (`config.recipes`). If such a field is None, the built config has the value of
+  the recipe. If the recipe does not set the field, the field gets a default.
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
@@ -53,7 +53,7 @@ class RunConfig:
     sync: Method, and its schedule of exchanges.
     exchange: Codec, error feedback and collective of exchanges.
     mailbox: Rules for replicas that exchange through a folder or bucket.
-    adaptive: How the low rank and H adapt during the run.
+    adaptive: How the low rank and H (inner steps of a round) adapt.
     outer: Optimizer of the outer parameters.
     mesh: Number of replicas, and how each is divided among devices.
     membership: Planned absences and slow replicas.
@@ -63,6 +63,7 @@ class RunConfig:
   Raises:
     ValueError: One line, if a field is outside its limits, if fields contradict
       each other, or if a field was changed that the run would not read.
+    TypeError: If `seed` or `total_steps` is not a number.
   """
 
   seed: int = 0
@@ -114,7 +115,7 @@ class RunConfig:
       _ = self.trained_shapes
       _ = self.fragments
     length = self.data.sequence_length
-    longest = self.model.shape.num_positions
+    longest = self.model.shape.num_positions  # 0 if positions are not learned.
     require(
       not longest or length <= longest,
       f"data.sequence_length={length} exceeds the learned positions of the "
@@ -204,6 +205,7 @@ class RunConfig:
       "lora.rank: pipeline stages train all of a model: set mesh.num_stages=1",
     )
     with in_front("mesh: "):
+      # These two raise an error if the stages or the micro-batches are wrong.
       _ = self.pipeline
       _ = self.stage_layers
 
@@ -235,8 +237,11 @@ class RunConfig:
       f"{self.sync.method!r} sends gradients: take mode 'off'",
     )
     if mode == "rank_and_interval":
-      instead = f"adaptive.mode={mode!r} (take 'rank' instead)"
-      with in_front(f"{instead} does not go with sync."):
+      start_of_message = (
+        f"adaptive.mode={mode!r} (take 'rank' instead) does not go with sync."
+      )
+      with in_front(start_of_message):
+        # This call raises an error if the method does not allow another H.
         with_interval(self.sync.named, 1)
       require(
         self.outer.schedule == "constant",
@@ -255,6 +260,7 @@ class RunConfig:
       "membership.absences, absence_rate and inner_steps do not go with "
       f"{reason}, or drop them",
     )
+    # It raises an error if the absences do not fit the schedule.
     _ = self.membership.plan(self.sync.named, self.mesh.num_replicas, self.seed)
 
   def _check_mailbox(self) -> None:
@@ -267,7 +273,10 @@ class RunConfig:
 
   @property
   def uses_mailbox(self) -> bool:
-    """Whether replicas are programs that meet in a mailbox (folder, bucket)."""
+    """Whether replicas are separate programs that exchange through a mailbox.
+
+    A mailbox is a folder or a bucket.
+    """
     return self.exchange.collective == MAILBOX
 
   @property
@@ -277,14 +286,20 @@ class RunConfig:
 
   @property
   def num_devices(self) -> int:
-    """Number of devices in all processes of this program; 1 if stacked."""
+    """Number of devices in all processes of this program.
+
+    It is 1 if all replicas are on one device (`mesh.layout="stacked"`).
+    """
     if self.mesh.layout != "mesh":
       return 1
     return self.num_local_replicas * self.division.num_devices
 
   @functools.cached_property
   def trained_shapes(self) -> Shapes:
-    """Shapes of what the config trains, by path: adapters or the model."""
+    """Shapes of the trained parameters, by path.
+
+    These are the adapters if `lora.rank` is above 0, otherwise the whole model.
+    """
     model_shapes = self.model.shape.parameter_shapes
     if not self.lora.rank:
       return model_shapes
@@ -346,6 +361,7 @@ class RunConfig:
     """
     nested: dict[str, Any] = {}
     for path, value in flat(values).items():
+      # `flat` keeps {"sync": {}} as the pair ("sync", {}).
       is_empty_section = value == {} and "." not in path
       section, _, field = path.rpartition(".")
       if is_empty_section:
@@ -365,7 +381,8 @@ class RunConfig:
         error: its default could describe another run.
 
     Raises:
-      ValueError: If a field is missing or wrong. The message is one line.
+      ValueError: If a field is missing, unknown or wrong. The message is one
+        line.
     """
     missing = flat(cls().to_mapping()).keys() - flat(values).keys()
     first_missing = min(missing, default="")
@@ -459,16 +476,21 @@ def _defaults() -> dict[str, Any]:
 
 @functools.cache
 def field_facts() -> dict[str, Facts]:
-  """Returns what each field declares, e.g. when it is read, by dotted name."""
+  """Returns what the fields of all sections declare, by dotted name.
+
+  For example, the facts of "data.glob" say when a run reads this field. `seed`
+  and `total_steps` are in no section, so they have no entry.
+  """
   return {path: facts_of(field) for path, field in _fields()}
 
 
 def changed_settings(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Returns the settings of a run that differ from its method's defaults.
 
-  The defaults are those of a run with this method and number of steps, or those
-  of `RunConfig` if this program cannot build such a run. The method and the
-  number of steps are compared with the defaults of `RunConfig`.
+  The method and the number of steps are compared with the defaults of
+  `RunConfig`. Every other field is compared with its value in a run for which
+  only this method and this number of steps are set. If this program cannot
+  build such a run, every field is compared with the default of `RunConfig`.
 
   Args:
     values: All fields of the run's config, nested by section. Unknown fields

@@ -18,8 +18,9 @@ def run_gap(config: RunConfig, gain: Estimate) -> ExpectedGap | None:
 
   Args:
     config: Config of the run.
-    gain: s, the share by which AllReduce's loss falls if its batch doubles to
-      the sequences that all replicas of the run take in a step.
+    gain: s, the share by which AllReduce's loss falls if its batch doubles. The
+      doubled batch has as many sequences as all replicas of the run together
+      take in a step.
 
   Returns:
     The expected gap. None for one replica, and for a method that averages

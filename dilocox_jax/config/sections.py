@@ -101,7 +101,8 @@ class Section:
   """Base class of all sections. It checks the limits of the fields.
 
   Raises:
-    ValueError: If a field is outside its limits. The message is one line.
+    ValueError: If a field is outside its limits, or if a field with limits has
+      a wrong type. The message is one line.
   """
 
   def __post_init__(self):
@@ -243,6 +244,7 @@ class ModelConfig(Section):
     preset = MODEL_PRESETS[self.preset]
     default_preset = MODEL_PRESETS[type(self).preset]
     is_default = preset == default_preset
+    # A preset of another class is always read: it decides the kind of model.
     if is_default or type(preset) is not type(default_preset):
       return
     # Only fields in which the preset differs from the default preset count.
@@ -263,11 +265,11 @@ class ModelConfig(Section):
 
   @property
   def label(self) -> str:
-    """Words for the model in logs, by how it differs from the preset.
+    """Words for the model in logs.
 
-    - "tiny", the name of the preset: in no field.
-    - "tiny with 512 tokens": only in `vocab_size`, which is 512.
-    - "of own sizes": in any other field.
+    - "tiny": no field differs from the preset "tiny".
+    - "tiny with 512 tokens": only `vocab_size` differs, and is 512.
+    - "of own sizes": another field differs from the preset.
     """
     preset = MODEL_PRESETS[self.preset]
     changed = [
@@ -283,7 +285,12 @@ class ModelConfig(Section):
 
   @functools.cached_property
   def shape(self) -> ModelShape:
-    """Shape of the model: the preset's, changed by the fields that are set."""
+    """Shape of the model: the preset's, changed by the fields that are set.
+
+    Raises:
+      ValueError: If a field has a wrong value, or if fields do not fit each
+        other.
+    """
     preset = MODEL_PRESETS[self.preset]
     values = dict(vars(preset))
     for name in values:
@@ -476,8 +483,8 @@ _SCHEDULE_FIELDS = (
 class SyncConfig(Section):
   """The method by which replicas synchronize, and its schedule.
 
-  A field of the schedule that is None has the method's own value. A setting may
-  also stand behind the method's name: "diloco(sync_interval=32)" sets
+  If a field of the schedule is None, the method's own value counts. A setting
+  may also stand behind the method's name: "diloco(sync_interval=32)" sets
   `sync_interval`.
   """
 
@@ -530,6 +537,7 @@ class SyncConfig(Section):
         f"{field}={value} is set in sync.method={self.method!r} too: drop one",
       )
       object.__setattr__(self, field, settings.pop(field))
+    # Settings for which there is no field stay in the text.
     object.__setattr__(self, "method", choices.text_of_part(name, settings))
 
   @property
@@ -540,7 +548,12 @@ class SyncConfig(Section):
 
   @functools.cached_property
   def named(self) -> Method:
-    """The method as an object, with the values of the fields that are set."""
+    """The method as an object, with the values of the fields that are set.
+
+    Raises:
+      ValueError: If there is no such method, or if it does not allow the value
+        of a field.
+    """
     settings = {field: getattr(self, field) for field in _SCHEDULE_FIELDS}
     with in_front("sync."):
       return named_method(self.method, **settings)
@@ -597,7 +610,11 @@ class ExchangeConfig(Section):
 
   @functools.cached_property
   def named_codec(self) -> "Codec":
-    """The codec as an object, built from the text `codec`."""
+    """The codec as an object, built from the text `codec`.
+
+    Raises:
+      ValueError: If `codec` is None.
+    """
     with in_front("exchange."):
       return named_codec(self.codec)
 
@@ -636,7 +653,10 @@ class MailboxConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """How a codec's low rank and a round's length H follow the updates' rank."""
+  """Whether and how the codec's rank and H (inner steps of a round) adapt.
+
+  They follow the measured rank of the averaged updates.
+  """
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)
@@ -707,7 +727,10 @@ class OuterConfig(Section):
 
   @property
   def is_schedule_free(self) -> bool:
-    """Whether the optimizer is schedule-free, and keeps its own average."""
+    """Whether the optimizer is schedule-free.
+
+    Such an optimizer keeps an average of the parameters of its own.
+    """
     return self.optimizer.startswith("schedule_free")
 
 
@@ -727,6 +750,11 @@ class MembershipConfig(Section):
     self, method: Method, num_replicas: int, seed: int
   ) -> membership.Membership:
     """Returns which replicas take part in each round, and with how many steps.
+
+    Args:
+      method: Method of the run, which has the schedule of the rounds.
+      num_replicas: Number of replicas of the run.
+      seed: Seed of the random absences (`absence_rate`).
 
     Raises:
       ValueError: One line, if a field has a wrong form or does not fit the

@@ -80,7 +80,8 @@ def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
   Args:
     shapes: Shapes of the copied leaves in one replica, by path.
     division: How a replica is divided among its devices.
-    compute_dtype: "bfloat16", or "float32": then nothing is copied.
+    compute_dtype: "bfloat16" or "float32". With "float32" nothing is copied,
+      and the result is 0.
   """
   value_bytes = _BYTES[compute_dtype]
   if value_bytes == FP32_BYTES:
@@ -94,7 +95,10 @@ def trained_sizes(config: RunConfig) -> tuple[int, int]:
 
 
 def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
-  """Returns how many values are in layers ("blocks..."), and how many not."""
+  """Returns how many values are in layers, and how many are elsewhere.
+
+  The path of a leaf in layers begins with "blocks".
+  """
   layers_size = 0
   other_size = 0
   for path, shape in shapes.items():
@@ -129,7 +133,8 @@ def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
   activations = _activations(config, computation, num_layers)
   num_whole_layers = _LAYERS_AT_A_TIME
   if not config.lora.rank:
-    num_whole_layers += 1  # The gradient of a whole layer, before its sum.
+    # The gradient of a whole layer, before the data shards sum and divide it.
+    num_whole_layers += 1
   if config.mesh.remat == "none":
     # The backward does not collect the layers again.
     num_whole_layers += num_layers
@@ -158,7 +163,9 @@ def _bytes_of_stage(
   one).
   """
   mesh = config.mesh
+  # Number of layers of the longest stage.
   layers_per_stage = config.stage_layers.table.shape[1]
+  # Names in "size" are numbers of values, not of bytes.
   layers_size, other_size = trained_sizes(config)
   stage_size = layers_size // config.model.shape.num_layers * layers_per_stage
   stage_size //= mesh.num_tensor_shards
@@ -287,9 +294,9 @@ def _activations(
   # stream of its tokens.
   inner_values = _inner_values(shape) + attention_scores
   product_values = shape.model_dim + inner_values // mesh.num_tensor_shards
-  # The values for each token that the backward of a layer reads. Besides the
-  # outputs of matrix products, they are three as wide as the stream, and the
-  # activation inside the feed-forward.
+  # The values for each token that the backward of a layer reads: the outputs
+  # of matrix products, three vectors as wide as the stream, and the activation
+  # inside the feed-forward.
   layer_values = (
     3 * shape.model_dim
     + shape.ff_dim // mesh.num_tensor_shards
@@ -311,7 +318,7 @@ def _activations(
     num_saved = num_layers  # One micro-batch at a time.
   chunk_tokens = min(computation.loss_chunk_tokens or tokens, tokens)
   logits_size = chunk_tokens * shape.vocab_size // mesh.num_tensor_shards
-  logits_bytes = 2 * logits_size * FP32_BYTES
+  logits_bytes = 2 * logits_size * FP32_BYTES  # Logits and their gradient.
   if config.division.divided_tables(shape):
     rows_of_all_shards = mesh.num_data_shards * chunk_tokens * shape.model_dim
     logits_bytes += _ROWS_COPIES * rows_of_all_shards * value_bytes

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import itertools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Integer
@@ -35,7 +35,7 @@ class Corpus:
   Attributes:
     name: Name of the source, such as "stdlib".
     train: Training tokens [train_tokens], of any integer dtype.
-    validation: Validation tokens [validation_tokens], of the same dtype.
+    validation: Validation tokens [validation_tokens], of any integer dtype.
     digest: 16 hexadecimal digits that identify the content.
     vocab_size: Size of the vocabulary; every token is below this number.
     num_files: Number of files, or of documents if a file may have several; 0 if
@@ -124,7 +124,8 @@ def from_files(
 
   Raises:
     ValueError: If the training text of a part, the validation text, or a judge
-      text that is asked for would be empty.
+      text that is asked for would be empty; if the tokenizer cannot be made; or
+      if it cannot encode a file, or makes no token of a text.
   """
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out_paths = [
@@ -140,21 +141,8 @@ def from_files(
   ]
   train_texts = [files[path] for path in train_paths]
   held_out_texts = [files[path] for path in held_out_paths if files[path]]
-  judge_texts = []
-  validation_texts = []
-  for text in held_out_texts:
-    if content_is_held_out(text, judge_fraction):
-      judge_texts.append(text)
-    else:
-      validation_texts.append(text)
-  has_judge_as_asked = bool(judge_texts) == bool(judge_fraction)
-  # True also if no text is held out at all, which the next check refuses.
-  leaves_validation = len(judge_texts) < max(len(held_out_texts), 1)
-  require(
-    has_judge_as_asked and leaves_validation,
-    f"{name}: judge_fraction={judge_fraction} sets {len(judge_texts)} of"
-    f" {len(held_out_texts)} held-out files aside: more files are needed, or"
-    " another fraction",
+  validation_texts, judge_texts = _without_judge(
+    name, held_out_texts, judge_fraction
   )
   if not train_texts or not validation_texts:
     empty = "validation" if train_texts else "training"
@@ -203,6 +191,33 @@ def from_files(
     parts=tuple(map(len, parts)),
     judge=judge,
   )
+
+
+def _without_judge(
+  name: str, held_out_texts: Sequence[bytes], judge_fraction: float
+) -> tuple[list[bytes], list[bytes]]:
+  """Splits held-out texts into validation texts and judge texts.
+
+  Raises ValueError if a judge text is asked for and there is none, or if the
+  judge texts leave no validation text.
+  """
+  judge_texts = []
+  validation_texts = []
+  for text in held_out_texts:
+    if content_is_held_out(text, judge_fraction):
+      judge_texts.append(text)
+    else:
+      validation_texts.append(text)
+  has_judge_as_asked = bool(judge_texts) == bool(judge_fraction)
+  # True also if no text is held out at all, which the caller refuses.
+  leaves_validation = len(judge_texts) < max(len(held_out_texts), 1)
+  require(
+    has_judge_as_asked and leaves_validation,
+    f"{name}: judge_fraction={judge_fraction} sets {len(judge_texts)} of"
+    f" {len(held_out_texts)} held-out files aside: more files are needed, or"
+    " another fraction",
+  )
+  return validation_texts, judge_texts
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:

@@ -30,8 +30,9 @@ class Document(NamedTuple):
 
   Attributes:
     name: Path of the file, relative to the folders before the first wildcard of
-      the glob. For JSON lines, the number of the line follows, from 1. A `part`
-      above 0 comes first. Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
+      the glob; without a wildcard, only the name of the file. For JSON lines,
+      the number of the line follows, from 1. A `part` above 0 comes first.
+      Examples: "b/a.jsonl:12", "1/b/a.jsonl:12".
     content: The text in UTF-8.
     part: Index of the glob that matches the file, from 0.
   """
@@ -45,8 +46,9 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   """Lists the files that a pattern matches, in the order of their names.
 
   Names are relative to the folders before the first wildcard of the pattern.
-  With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". Each
-  file is listed once, however many links lead to it.
+  With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". If
+  the pattern has no wildcard, the last part of the path is the name. Each file
+  is listed once, however many links lead to it.
 
   Args:
     pattern: Path, or glob pattern; `**` matches folders of any depth, and "~"
@@ -65,6 +67,7 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     names = names_of(relative_pattern, root)
   matches = each_file_once(names, root)
   if not matches:
+    # If the pattern matches a folder, the message suggests the files in it.
     folder = ""
     if pattern:
       folder = next(
@@ -81,7 +84,9 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def split_globs(globs: str) -> list[str]:
-  """Splits paths and glob patterns that are joined by ";": "a/*.txt; b/*.txt".
+  """Splits paths and glob patterns that are joined by ";".
+
+  Example: "a/*.txt; b/*.txt" gives ["a/*.txt", "b/*.txt"].
 
   Blanks around a glob are removed, and empty globs are left out. If all are
   empty, the result is [""]. A ";" in the path of an existing file or folder
@@ -109,14 +114,15 @@ def read_globs(
 
   Args:
     globs: Globs joined by ";". Names of documents begin with the index of their
-      glob, except for the first one: "a.txt", "1/a.txt", "2/a.txt".
+      glob if it is above 0: "a.txt", "1/a.txt", "2/a.txt".
     text_field: Field of a JSON line that has the text.
 
   Yields:
     Path of a file, and an iterator that reads its documents.
 
   Raises:
-    ValueError: If a glob matches no file, or a file or line has no valid text.
+    ValueError: If a glob matches no file, if a file cannot be read, or if a
+      file or a line has no valid text.
   """
   # All globs are checked before the first file is read.
   files_of_parts = [matching_files(pattern) for pattern in split_globs(globs)]
@@ -140,6 +146,7 @@ def _documents(
   suffix = pathlib.Path(path.stem).suffix if is_compressed else path.suffix
   open_file = _OPENED_BY[path.suffix.lower()] if is_compressed else open
   try:
+    # `gzip` would read an empty file as an empty text.
     if is_compressed and not path.stat().st_size:
       raise EOFError("it is empty, as no compressed file is")
     with open_file(path, "rb") as file:
@@ -150,7 +157,7 @@ def _documents(
         if line.strip():
           content = _text_of(line, text_field, f"{where}, line {number}")
           yield Document(f"{name}:{number}", content, part)
-  except ValueError:
+  except ValueError:  # `_checked` and `_text_of` say what is wrong.
     raise
   # Each library has its own error for a file that is not in its format.
   except Exception as error:

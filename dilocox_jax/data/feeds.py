@@ -57,10 +57,11 @@ def as_feed(
   Args:
     data: One of these kinds:
 
-      - A `Corpus`.
+      - A `Corpus`, which is returned unchanged.
       - A pair (train, validation). Each is an array of tokens, a tree of arrays
         whose first axis counts the examples, or a data set of Hugging Face. If
-        `reads_tokens` is set, it may also be a list of rows of tokens.
+        `reads_tokens` is set, each may also be a list of rows. A row is a list
+        of tokens, or a mapping with `input_ids`.
       - A function (replica, step) -> batch.
       - An iterable of batches, such as a data set of grain or a loader.
       - A pair (train, validation) whose training data are a function or an
@@ -92,6 +93,8 @@ def as_feed(
         "its columns, e.g. {'input_ids': table['input_ids'].tolist()}"
       )
   rows_per_batch = batch_size if reads_tokens else None
+  # `reads_tokens` is left out: if the data are no pair, single rows of tokens
+  # are not examples. `Batches` makes batches of them.
   if _gives_batches(data):
     return Batches(data, rows_per_batch=rows_per_batch)
   try:
@@ -164,6 +167,7 @@ def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
     # Each mapping of such a list is a batch or a single row.
     if isinstance(first, Mapping):
       return not is_row(first)
+  # A mapping, a tuple or a list is read as a tree of arrays.
   is_plain = isinstance(data, Mapping | tuple | list | str | bytes)
   # Arrays have a shape, and data sets of Hugging Face can set a format.
   can_have_rows = hasattr(data, "shape") or hasattr(data, "with_format")
@@ -233,7 +237,10 @@ class ExampleRows:
 
   @property
   def kind(self) -> str:
-    """Kind of the examples: "rows of 129 tokens", or "examples" for others."""
+    """Words for the examples, e.g. "rows of 129 tokens".
+
+    If the examples are not rows of tokens, the result is "examples".
+    """
     first = self.take(np.zeros(1, int))
     is_array = isinstance(first, np.ndarray) and first.ndim == 2
     if not is_array or first.dtype.kind not in "iu":
@@ -249,7 +256,19 @@ class ExampleRows:
     return self._arrays
 
   def take(self, ids: np.ndarray) -> Tree:
-    """Returns the examples with the indices `ids`, leaves [*ids.shape, ...]."""
+    """Returns the examples with the given indices.
+
+    Args:
+      ids: Indices, an array with any number of axes.
+
+    Returns:
+      A tree of arrays. The axes of `ids` are the first axes of every leaf.
+
+    Raises:
+      TypeError: If values are not numbers, or differ in shape.
+      ValueError: If an integer is too large for JAX, or if rows of tokens are
+        refused, e.g. because they differ in length.
+    """
     if self._table is not None:
       return narrow(numbers(self._table.take(ids)))
     if self._set is None:
@@ -412,8 +431,8 @@ class Batches:
     validation: Batches or rows for evaluations; None: the first batches of the
       source.
     rows_per_batch: Number of single rows that make a batch of tokens. If it is
-      given, only `input_ids` is read of named columns. None: batches of any
-      data, which are not changed.
+      given, only `input_ids` is read of named columns. None: the source gives
+      whole batches of any data.
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".
@@ -431,6 +450,7 @@ class Batches:
     self._num_held_out = 0  # Batches at the start of the source.
     self._first: Tree | None = None
     self._rows_per_batch = rows_per_batch
+    # Function (replica, number) -> batch; replaced below for other sources.
     self._source: Callable[[int, int], Any] = source
     self._is_function = callable(source)
     what = "a function" if self._is_function else type(source).__name__
@@ -463,7 +483,8 @@ class Batches:
   def example(self, batch_size: int = 0) -> Tree:
     """Returns the first batch. All batches must have its shapes and dtypes.
 
-    The argument is ignored, because the source decides the size of a batch.
+    The argument is ignored, because the source decides the size of a batch. The
+    errors are those of `batch`.
     """
     del batch_size
     return self._batch(0, 0)
@@ -481,6 +502,12 @@ class Batches:
       replica: Index of the replica, m.
       step: Number of training batches of the replica before this one.
       num_replicas: Number of replicas, M.
+
+    Raises:
+      TypeError: If the batch has values that are not numbers.
+      ValueError: If the batch has no rows, if it has other shapes or dtypes
+        than the first batch, if `token_rows.token_ids` refuses its columns, or
+        if an iterator has ended.
     """
     if not self._is_function:
       step = step * num_replicas + replica
@@ -534,7 +561,7 @@ class Batches:
       trees for rows (`ExampleRows.held_out`).
 
     Raises:
-      ValueError: If `most` is 0, unless the validation data are rows.
+      ValueError: If `most` is 0 and the method would read batches, not rows.
     """
     validation = self._validation
     has_rows = validation is not None and not _gives_batches(
@@ -633,9 +660,10 @@ def num_predictions(batches: Tree) -> int:
   """Returns the number of predictions over which the loss of batches is a mean.
 
   Args:
-    batches: N batches of B rows. Token ids [N, B, L + 1] have N B L
-      predictions, because the first token of a row is not predicted. Any other
-      tree of arrays [N, B, ...] has N B predictions, one for each example.
+    batches: N batches of B rows. A single array of integers [N, B, L + 1]
+      counts as token ids. It has N B L predictions, because the first token of
+      a row is not predicted. Any other tree of arrays [N, B, ...] has N B
+      predictions, one for each example.
   """
   first, *others = jax.tree.leaves(batches)
   if not others and first.ndim == 3 and first.dtype.kind in "iu":
@@ -651,8 +679,8 @@ def numbers(leaf: Any) -> np.ndarray:
       sequence of arrays.
 
   Raises:
-    TypeError: If the leaf has values that are not numbers or booleans, or items
-      of different shapes.
+    TypeError: If the leaf has values that are not real numbers or booleans, or
+      items of different shapes.
     ValueError: If values are masked, or if rows of numbers differ in length.
   """
   array = _array(leaf)

@@ -19,8 +19,9 @@ Identity = tuple[int, int]
 def names_of(pattern: str, root: pathlib.Path) -> list[str]:
   """Returns the names of files and folders that a pattern matches.
 
-  They are the names that `glob.glob` returns, except that `**` matches each
-  real folder only once.
+  Wildcards work as in `glob.glob` with `recursive=True`. Exceptions: `**`
+  matches each real folder only once, and a `**` at the end of the pattern does
+  not match the folder in which it begins.
 
   Args:
     pattern: Glob pattern, relative to `root`; `**` matches folders of any
@@ -47,8 +48,9 @@ def each_file_once(
 ) -> list[tuple[str, pathlib.Path]]:
   """Returns the files among some names, each real file once.
 
-  Of several names of a file, the first one (in alphabetical order) that
-  contains no link is chosen, or else the first one.
+  If a file has several names, the first one in alphabetical order that contains
+  no symbolic link is chosen. If all of them contain such a link, the first one
+  is chosen. Folders and other things are left out.
 
   Args:
     names: Names of files, folders and other things.

@@ -165,8 +165,9 @@ class Drawn:
       saved: Position in data of the same type; not None.
 
     Raises:
-      ValueError: If this iterable has no state, or if its state lacks the
-        examples in a shuffle buffer.
+      ValueError: If this iterable has no state, if its state lacks the examples
+        in a shuffle buffer, or if this version of the package cannot read
+        `saved`.
     """
     stateful = self._find_state()
     if stateful is None:
@@ -182,6 +183,7 @@ class Drawn:
         owner = self._iterator = iter(self._source)
     getattr(owner, set_name)(decoded(saved["iterator"]))
     if owner is self._source:
+      # A new iterator begins at the state that its source has now.
       self._iterator = iter(owner)
     self._count = saved["count"]
     self._passes = saved["passes"]

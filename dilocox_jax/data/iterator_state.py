@@ -55,7 +55,8 @@ def encoded(state: Any, owner: str) -> Any:
     owner: Name of the iterator's type, for the message.
 
   Raises:
-    ValueError: If the state has a value that cannot be restored exactly.
+    ValueError: If the state has a value that cannot be restored exactly, is
+      nested too deeply, or contains itself.
   """
   try:
     return _encoded(state)

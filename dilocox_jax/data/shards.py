@@ -1,11 +1,11 @@
 """Writes tokens to files, and maps them into memory.
 
-So a text can be larger than memory. A folder has the tokens of each split
-(training and validation) as one plain file of unsigned integers, a copy of the
-tokenizer's file (unless tokens are bytes), and an index that describes the
-other files:
+So a text can be larger than memory. A folder has these files:
 
-    train.bin  validation.bin  tokenizer.json  index.json
+    train.bin       training tokens, as plain unsigned integers
+    validation.bin  validation tokens, in the same form
+    tokenizer.json  copy of the tokenizer's file; missing if tokens are bytes
+    index.json      description of the other files
 
 Every document ends with the tokenizer's token `end_of_text`. The hash of a
 document's content decides whether the document is held out for validation.
@@ -132,8 +132,8 @@ def write(
       above 0 and below 1.
 
   Yields:
-    The index so far, after each batch of documents. The caller must exhaust the
-    generator; otherwise no file is written.
+    The index so far, after each batch of documents. It is the same object every
+    time. The caller must exhaust the generator; otherwise no file is written.
 
   Raises:
     ValueError: If one of the files to write exists already, or if a split would

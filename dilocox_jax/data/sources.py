@@ -55,9 +55,9 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
 
   Args:
     name: The name, e.g. "text_files".
-    load: Function that returns a `Corpus`. It is called with those settings of
-      `SETTINGS` that it has as arguments, by keyword. Any other argument must
-      have a default.
+    load: Function that returns a `Corpus`. Arguments that have a name of
+      `SETTINGS`, e.g. `seed`, get the value of the setting, by keyword. Any
+      other argument must have a default.
 
   Raises:
     ValueError: If the name is taken, or if an argument is no setting and has no
@@ -87,8 +87,8 @@ def load_corpus(source: str, **settings: Any) -> Corpus:
       source does not have are ignored.
 
   Raises:
-    ValueError: If the source is unknown, if it has too little text, or if the
-      text cannot be read.
+    ValueError: If the source is unknown, if it has too little text, if the text
+      cannot be read, or if the tokenizer cannot be made.
   """
   known("data source", source, SOURCES)
   read_settings = {
@@ -116,7 +116,7 @@ def stdlib(
       which only the last evaluation of a run reads, from 0 to below 1.
 
   Raises:
-    ValueError: If a text would be empty.
+    ValueError: If a text would be empty, or if the tokenizer cannot be made.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   files = {}
@@ -158,8 +158,8 @@ def text_files(
       which only the last evaluation of a run reads, from 0 to below 1.
 
   Raises:
-    ValueError: If no file matches, if a file cannot be read, or if a text would
-      be empty.
+    ValueError: If no file matches, if a file cannot be read or has no valid
+      text, if a text would be empty, or if the tokenizer cannot be made.
   """
   files = {}
   part_of = {}
@@ -228,7 +228,7 @@ def synthetic(
 ) -> Corpus:
   """Draws text from a Markov chain with an entropy of 7/4 bits per token.
 
-  These are 1.213 nats. No model can have a lower expected loss per token.
+  This is 1.213 nats. No model can have a lower expected loss per token.
 
   A token t is followed by one of the four tokens p[t], p[t+1], p[t+2], p[t+3]
   with the probabilities 1/2, 1/4, 1/8, 1/8. Here p is a shuffle of the

@@ -80,9 +80,9 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
     Weights [M][num_parts]; None for the mix "".
 
   Raises:
-    ValueError: If `mix` is none of these, if it does not fit the numbers of
+    ValueError: If `mix` has another form, if it does not fit the numbers of
       parts and replicas ("own" needs a replica for each part), or if there is
-      only one part.
+      only one part and `mix` is not "".
   """
   if not mix:
     return None
@@ -108,7 +108,7 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
       [float(weight) for weight in row.split(",")] for row in mix.split(";")
     ]
   except ValueError:
-    rows = []
+    rows = []  # It is refused below.
 
   def is_valid(row: Sequence[float]) -> bool:
     if len(row) != num_parts:
@@ -183,6 +183,8 @@ class ReplicaStreams:
           f" {batch_size} need {len(readers) * batch_size}: use more text, or"
           " lower batch_size, sequence_length or num_replicas"
         )
+    # Set if the tokens are in a file that is mapped into memory. `_batch` then
+    # frees the memory of the pages that it has read.
     self._mapped_file = None
     if isinstance(tokens.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
       self._mapped_file = tokens.base
@@ -371,7 +373,7 @@ def held_out_batches(
   sequence_length: int,
   max_sequences: int,
 ) -> Iterable[np.ndarray]:
-  """Cuts a validation or judge text into batches, equal at every evaluation.
+  """Cuts a validation or judge text into the batches of every evaluation.
 
   If not all sequences are read, the chosen ones are evenly spaced. Example: 8
   of 1000 sequences are 0, 125, 250, ..., 875.

@@ -39,8 +39,8 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
     Token ids [rows, tokens]; [tokens] for a single row.
 
   Raises:
-    ValueError: If there is no column `input_ids`, rows differ in length, a row
-      has padding, or labels are not the tokens.
+    ValueError: If there is no column `input_ids`, rows differ in length, values
+      are masked, a row has padding, or labels are not the tokens.
   """
   require(IDS in batch, f"{what} {_without_ids(batch)}")
   ids = as_rows(batch[IDS], f"rows of {IDS}")
@@ -214,7 +214,13 @@ class TokenTable:
     token_ids(first_and_last, what)
 
   def take(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the rows with the indices `ids`, tokens [*ids.shape, tokens].
+    """Returns the token ids of the rows with the given indices.
+
+    Args:
+      ids: Indices of rows, an array with any number of axes.
+
+    Returns:
+      Token ids. The axes of `ids` come first, and the last axis has the tokens.
 
     Raises:
       ValueError: If `token_ids` refuses the rows, e.g. for different lengths.
@@ -286,7 +292,7 @@ def next_batch(iterator: Iterator[Any], batch_size: int) -> Any:
   """
   item = _tokens_of_item(next(iterator, None))
   if not isinstance(item, np.ndarray) or item.ndim != 1:
-    return item
+    return item  # A whole batch, or None at the end.
   rows = [item.copy()]  # A loader may write its next row into the same array.
   while len(rows) < batch_size:
     item = _tokens_of_item(next(iterator, None))

@@ -101,9 +101,9 @@ def choose(
     name: "bytes", "bpe" (trained on the documents), or the path of a
       tokenizer.json. The last two need the extra `text`.
     vocab_size: Number of tokens of "bpe". Other tokenizers ignore it.
-    end_of_text: Name of the token that is put between two documents, for a
-      tokenizer.json; "": the first usual name, such as "<|endoftext|>", that
-      the file has.
+    end_of_text: Name of the token that is put between two documents. It is read
+      only for a tokenizer.json. "" means the first of several usual names that
+      the file has, e.g. "<|endoftext|>".
   """
 
   def make(documents: Sequence[bytes]) -> Tokenizer:
@@ -193,13 +193,13 @@ def from_file(path: str, end_of_text: str = "") -> Tokenizer:
 
   Args:
     path: Path of the file; "~" stands for the user's home directory.
-    end_of_text: Name of the token between two documents; "": the first usual
-      name, such as "<|endoftext|>", that the file has.
+    end_of_text: Name of the token between two documents. "" means the first of
+      several usual names that the file has, e.g. "<|endoftext|>".
 
   Raises:
-    ValueError: If the file is missing, is no tokenizer, is damaged, has no
-      token for the end of a document, or has a regular expression that is too
-      slow, or if the extra `text` is not installed.
+    ValueError: If the extra `text` is not installed, if the file is missing,
+      damaged or no tokenizer, if it has no token of the wanted name, or if it
+      has a regular expression that is too slow.
   """
   file = pathlib.Path(path).expanduser()
   problem = "a folder" if file.is_dir() else "no such file"

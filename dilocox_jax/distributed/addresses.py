@@ -77,7 +77,8 @@ def listen(address: str) -> socket.socket:
 
   Raises:
     ValueError: If the address is not HOST:PORT.
-    OSError: If this machine does not have the address, or the port is taken.
+    OSError: If the name of the host is not known, if this machine does not have
+      the address, or if the port is taken.
   """
   host, port = split_address(address)
   if host != "::":
@@ -95,7 +96,8 @@ def connect(endpoints: list[Endpoint], timeout_s: float) -> socket.socket:
 
   Args:
     endpoints: Socket addresses, which are tried in this order.
-    timeout_s: Seconds to wait for an answer of each address.
+    timeout_s: Seconds to wait for an answer of each address. The returned
+      socket keeps this timeout.
 
   Raises:
     OSError: If no address answers.

@@ -26,14 +26,19 @@ _channels = itertools.count()
 class Channel:
   """Sends and receives messages between the processes of a run.
 
-  In each process only one thread at a time may send or receive.
+  A process must send all its messages to the same receivers. Each receiver must
+  receive all of them, because both sides count the messages. In each process
+  only one thread at a time may send or receive.
 
   Attributes:
     others: Numbers of all other processes.
   """
 
   def __init__(self):
-    """Opens a channel. All processes must open channels in the same order."""
+    """Opens a channel. All processes must open channels in the same order.
+
+    `jax.distributed` must be initialized.
+    """
     self._store = coordinator_store.key_value_store()
     self._folder = f"{coordinator_store.FOLDER}/channel{next(_channels)}"
     self._counts: collections.Counter[int] = collections.Counter()

@@ -104,15 +104,17 @@ def arrays_to_host(tree: Tree) -> Tree:
   ]
   for message in itertools.chain.from_iterable(allgather(sent_parts)):
     i, index, part = _from_message(*message)
+    # Values of a dtype such as bfloat16 have come as raw bytes.
     values[i][index] = part.view(values[i].dtype)
   all_leaves = [values.get(i, leaf) for i, leaf in enumerate(leaves)]
   return jax.device_get(structure.unflatten(all_leaves))
 
 
 def is_divided(leaf: Any) -> bool:
-  """Returns whether some of a JAX array's values are only in other processes.
+  """Returns whether an array is divided and has devices in other processes.
 
-  The result is False for anything that is not a JAX array.
+  An array is divided unless each of its devices has all of its values. The
+  result is False for anything that is not a JAX array.
   """
   if not isinstance(leaf, jax.Array):
     return False
@@ -170,8 +172,9 @@ def at_end(function: Callable[[], None]) -> None:
 def wait_for_end() -> None:
   """Waits up to 5 s for all processes, then calls what `at_end` registered.
 
-  If a process does not call this in time, nothing is called. Nothing happens if
-  `jax.distributed` was not initialized, as for one process.
+  If a process does not call `wait_for_end` in time, the functions are not
+  called. If `jax.distributed` was not initialized, e.g. in a run of one
+  process, nothing happens.
   """
   store = key_value_store()
   if store is None:

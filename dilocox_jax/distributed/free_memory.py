@@ -64,7 +64,7 @@ def _own_groups(
       path = groups / line.removeprefix("0::").strip("/")
       yield path
       for parent in path.parents:
-        if groups in parent.parents:
+        if groups in parent.parents:  # The parent is below the folder `groups`.
           yield parent
       yield groups
 

@@ -1,21 +1,21 @@
 """Ends a process with one line when another process of its run has gone.
 
 JAX's runtime aborts a process as soon as its connection to process 0 breaks,
-and prints a C++ trace. So the other processes talk to process 0 through a
-*relay*, a thread of their own that forwards bytes:
+and prints a C++ trace. So every other process has a *relay*: threads that
+forward bytes between JAX's client and process 0:
 
   JAX's client  <->  relay (127.0.0.1)  <->  JAX's service in process 0
 
 If process 0 dies, the relay sees it, and JAX's client sees nothing. The relay
-lets the process end itself.
+then calls a function that ends the process.
 
 Process 0 learns that another process has died by its *lifelines*, the
 connections on which the processes have greeted it (`rendezvous`). A process
 that leaves the run says goodbye on its lifeline.
 
-A process may also be there and not move, for example because it is frozen. It
-then sends no more bytes: signs of life on its lifeline, or, as process 0,
-answers to the heartbeats of JAX's clients.
+A frozen process keeps its connections open. The others notice it by its
+silence: a frozen process 0 does not answer the heartbeats of JAX's clients, and
+any other frozen process sends no signs of life on its lifeline.
 """
 
 import contextlib
@@ -81,6 +81,10 @@ class Lifelines:
   def watch(self, connections: Mapping[int, socket.socket]) -> None:
     """Starts to watch open connections to other processes.
 
+    Another process counts as gone if its connection ends without a goodbye. In
+    process 0 it also counts as gone if it sends no sign of life for 30 s. The
+    other processes send process 0 a sign of life every 5 s from now on.
+
     Args:
       connections: Open connections by the number of the other process.
     """
@@ -96,7 +100,10 @@ class Lifelines:
         in_thread(self._show_life, connection)
 
   def relay(self, coordinator: str) -> str:
-    """Starts a relay: a thread that forwards bytes to process 0 and back.
+    """Starts a relay: threads that forward bytes to process 0 and back.
+
+    After `watch` was called, process 0 counts as gone in two cases: one of the
+    relay's connections ends, or process 0 sends nothing for 60 s.
 
     Args:
       coordinator: Address of JAX's service in process 0, host:port.
@@ -131,6 +138,7 @@ class Lifelines:
         new_bytes = connection.recv(len(_GOODBYE) - len(text))
         if not new_bytes:
           break
+        # Signs of life come before the goodbye, and are dropped.
         text += new_bytes.replace(_ALIVE, b"")
     connection.close()
     if text != _GOODBYE:
@@ -154,7 +162,10 @@ class Lifelines:
         self._on_lost()
 
   def _accept(self, server: socket.socket, coordinator: str) -> None:
-    """Runs the relay: connects each connection of JAX's client to process 0."""
+    """Runs the relay: connects each connection of JAX's client to process 0.
+
+    `server` listens for JAX's client, and `coordinator` is process 0's address.
+    """
     while True:
       inner, _ = server.accept()
       try:

@@ -6,11 +6,11 @@ over the devices by hand, so that a device works on its own part of the arrays:
 exchanges over a slow link, pipeline stages, and selection of values by index
 (the partitioner would first collect the whole array).
 
-Muon multiplies a matrix with itself ten times in every step, which needs all of
-its rows. So before the update the devices swap their rows of all layers for
-some whole layers, and after the update they swap back (`on_whole_layers`). For
-example, three layers [3, 8, 5] on two devices, each of which has four rows of
-every layer:
+Muon multiplies each matrix with its own transpose in every step, which needs
+all rows of the matrix. So before the update the devices swap their rows of all
+layers for some whole layers, and after the update they swap back
+(`on_whole_layers`). For example, three layers [3, 8, 5] on two devices, each of
+which has four rows of every layer:
 
   before         [3, 4, 5] and [3, 4, 5]
   filled up      [4, 4, 5] and [4, 4, 5], layer 3 is zero
@@ -62,8 +62,9 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
 def current_division() -> Division:
   """Returns the numbers of shards and stages of the replica being traced.
 
-  The result is `Division()`, one device, if the replica has one device, or
-  inside a mesh that a user has set up.
+  The result is `Division()` (one device) in three cases: the replica has one
+  device, a user has set up the mesh, or the traced code is already mapped over
+  the devices (`map_over_devices`).
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not set(INNER_AXES) <= set(mesh.auto_axes):
@@ -186,6 +187,7 @@ def on_whole_layers(update: Update) -> Update:
     def local(*parts: Tree) -> tuple[Tree, Tree]:
       whole_layers = jax.tree.map(_rows_to_layers, parts, specs)
       results = update(*whole_layers)
+      # The results have the shapes of the first two arguments.
       return jax.tree.map(_layers_to_rows, results, parts[:2], specs[:2])
 
     partitions = jax.tree.map(lambda _, spec: partition(spec), arguments, specs)
@@ -218,7 +220,11 @@ def divided(division: Division, tree: Tree) -> Tree:
 
 
 def specs_of(division: Division, trees: Tree) -> Tree:
-  """Returns the mesh axes that divide each dimension of every leaf."""
+  """Returns a tree with the spec of every leaf of `trees`.
+
+  A spec has, for each dimension of the leaf, the names of the mesh axes that
+  divide the dimension. `trees` has arrays of one replica.
+  """
 
   def spec(path: Any, leaf: Array) -> Spec:
     return division.spec(path_name(path), leaf.shape)
@@ -236,6 +242,7 @@ def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
   divided_axes = _divided_axes(leaf, spec)
   num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided_axes)
   if num_devices > 1:
+    # Number of layers up to the next multiple of `num_devices`.
     missing = -leaf.shape[0] % num_devices
     leaf = jnp.pad(leaf, [(0, missing), (0, 0), (0, 0)])
   for axis, names in divided_axes:

@@ -73,13 +73,14 @@ def divided_by_rule(
   shapes: Mapping[str, tuple[int, ...]],
   rule: PartitionRule | None,
 ) -> Division:
-  """Adds the partition of every parameter of a model to a division.
+  """Returns a division with the partition of every parameter of a model.
 
   Args:
     division: Numbers of data shards and of tensor shards.
     shapes: Shape of every parameter, by path.
-    rule: Function from path and shape to a partition. If it is or returns None,
-      `Division.largest_dimension_spec` says what the data shards divide.
+    rule: Function from path and shape to a partition. If the rule is None, or
+      returns None, the data shards divide the largest dimension that they can
+      (`Division.largest_dimension_spec`).
 
   Raises:
     ValueError: If the partition of a parameter is no `PartitionSpec` over the
@@ -133,6 +134,7 @@ def _checked_spec(
     f"{name}: {partition} has {len(partition)} entries, but the parameter has "
     f"{len(shape)} dimensions",
   )
+  # A partition may leave out the last dimensions, which are then not divided.
   entries = (*partition, *(None,) * (len(shape) - len(partition)))
   spec = tuple(_axes_of(entry) for entry in entries)
   used_axes = [axis for axes in spec for axis in axes]

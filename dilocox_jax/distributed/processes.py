@@ -60,12 +60,16 @@ def start(
   """Connects the processes of a run. It must be called before a device is used.
 
   If `coordinator`, `num_processes` or `process_id` is None, it is read from the
-  environment of the cluster, if JAX knows this kind of cluster. Process 0
-  refuses processes of other runs.
+  environment of the cluster. JAX must know this kind of cluster. On any machine
+  the environment variable `JAX_COORDINATOR_ADDRESS` can give `coordinator`.
+  Process 0 refuses processes of other runs.
 
   Process 0 listens only at the coordinator's address, or at all addresses of
   its machine if that address was read from the cluster. The environment
   variable `JAX_COORDINATOR_BIND_ADDRESS` can name another address.
+
+  Two settings of JAX are changed: a program on a CPU runs in the thread that
+  dispatches it, and JAX does not handle SIGTERM.
 
   Args:
     coordinator: Address of process 0, host:port.
@@ -79,7 +83,8 @@ def start(
       the error is printed, and this process ends with exit code 75.
 
   Raises:
-    ValueError: If an argument was neither given nor found, or is wrong.
+    ValueError: If an argument was neither given nor found, or is wrong; if
+      process 0 refuses this process; or if JAX cannot start.
     LostProcessError: If not all processes came in time, or one has gone again.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
@@ -230,8 +235,10 @@ def _use_gloo(coordinator: str) -> None:
 def open_connections(mesh: Mesh) -> None:
   """Connects all groups of devices that collectives over a mesh may use.
 
-  When a group is first used, gloo gives its processes 30 s to connect, which
-  may not be enough later in a run, while one process compiles.
+  All processes must call it, and each waits for all others.
+
+  When a group is first used, gloo gives its processes 30 s to connect. Later in
+  a run this may not be enough, because one process may still compile.
 
   Args:
     mesh: The mesh. There are groups of devices along each axis with several
@@ -285,7 +292,8 @@ def from_main(value: Any) -> Any:
   All processes must call it, and each waits for all others.
 
   Args:
-    value: Value of types that JSON has. Only process 0's value is read.
+    value: Value of types that JSON has. Only process 0's value is read. With
+      several processes, tuples become lists in the result.
   """
   sent_value = value if is_main() else None
   return coordinator_store.allgather(sent_value)[0]
@@ -317,7 +325,7 @@ def check_equal(**values: Any) -> None:
   """Checks that all processes have the same values.
 
   All processes must call it, and each waits for all others. If a value differs,
-  it raises in every process, so that none waits for one that has ended.
+  every process gets the error, so that none waits for a process that has ended.
 
   Args:
     **values: Named values of types that JSON has.

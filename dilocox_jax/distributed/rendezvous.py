@@ -95,10 +95,12 @@ def wait_for_processes(
     in another process, {0: the connection to process 0}.
 
   Raises:
-    ValueError: If an address is unknown or does not lead to process 0, or if
-      process 0 refuses this process (another run, another number of processes,
-      or a process number that is taken).
-    TimeoutError: If a process did not come in time.
+    ValueError: If an address is not HOST:PORT; if the coordinator's host is not
+      known (except on Kubernetes); if process 0 cannot listen, or does not
+      reach itself at `coordinator`; or if process 0 refuses this process
+      (another run, another number of processes, or a process number that is
+      taken).
+    TimeoutError: If not all processes came in time, or process 0 has gone.
   """
   wait = _Wait(timeout_s)
   endpoints = _resolve(coordinator, wait)
@@ -247,6 +249,7 @@ class _Reception:
     """
     with contextlib.ExitStack() as stack:
       stack.callback(self._close)
+      # The socket listens already. This call makes its queue longer.
       self._server.listen(self._most_strangers)
       self._server.setblocking(False)
       self._selector.register(self._server, selectors.EVENT_READ)
@@ -451,11 +454,12 @@ def _greet_until_all_are_there(
           stack.pop_all()  # The connection stays open.
           return connection
       _raise_refusal(answer, process, coordinator)
+      # There was no answer.
       reason = (
         f"{coordinator} ended the connection: process 0 has gone, or another "
         "program listens there"
       )
-      if not wait.left_s:
+      if not wait.left_s:  # `_greet` has waited until the limit.
         reason = f"process 0 is at {coordinator}, but not all others came"
     wait.tell(reason)
     time.sleep(min(pause_s, wait.left_s))

@@ -54,6 +54,11 @@ class Replicas:
       layout "stacked" the first device of this process.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
       or `ALONE_AXIS` if they meet in a mailbox (a shared folder or bucket).
+
+  Raises:
+    ValueError: If an attribute is wrong; if the replicas do not fit on the
+      devices; if the run has several processes, and a mesh does not use all of
+      their devices; or if `JAX_DISABLE_JIT` is set.
   """
 
   num_replicas: int
@@ -159,11 +164,13 @@ class Replicas:
     ]
 
   def place(self, tree: Tree, axes: Tree) -> Tree:
-    """Copies the arrays of each replica as a whole to each of its devices.
+    """Puts arrays on the devices, undivided within each replica.
+
+    Every device of a replica gets a copy of all arrays of this replica.
 
     Args:
-      tree: Tree of arrays, which must have the same values in every process; or
-        of shapes and dtypes (`jax.ShapeDtypeStruct`), which get shardings.
+      tree: Tree of arrays with the same values in every process. A leaf may
+        also be a `jax.ShapeDtypeStruct`, to which a sharding is added.
       axes: Tree prefix: 0 for leaves [M, ...] of all M replicas, None for
         leaves that all replicas share.
     """
@@ -251,6 +258,8 @@ class Replicas:
     if self.layout == "stacked":
       return jax.tree.map(lambda _: self._first_device, tree)
 
+    # `axes` is a prefix of `tree`: each of its entries stands for a subtree.
+    # The path of every leaf in the subtree begins with `prefix`.
     def shardings_below(
       prefix: tuple[Any, ...], axis: int | None, subtree: Tree
     ) -> Tree:
@@ -304,6 +313,7 @@ class Replicas:
     Returns:
       Function of the values of all replicas. It is not compiled.
     """
+    # `stacked(axes)` maps the function by vmap, with the result axes `axes`.
     stacked = functools.partial(
       jax.vmap,
       function,
@@ -316,8 +326,10 @@ class Replicas:
 
     def local(*args: Tree) -> Tree:
       if self.num_replicas == 1:
-        # XLA refuses a collective of one replica that has several devices.
+        # XLA refuses a collective of one replica that has several devices. vmap
+        # replaces collectives by operations on the axis [1].
         return without_axis(out_axes, stacked(0)(*args))
+      # The part of one replica has a leading axis of length 1.
       arguments = map_prefix(lambda x: x[0], in_axes, args)
       results = function(*arguments)
       return map_prefix(lambda x: x[None], out_axes, results)
@@ -343,6 +355,8 @@ class Replicas:
 
   def divided(self, tree: Tree) -> Tree:
     """Adds sharding constraints that divide a replica's state among devices.
+
+    If a replica has one device, the state is returned unchanged.
 
     Args:
       tree: State of one replica, inside a function that `map` maps.

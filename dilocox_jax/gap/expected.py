@@ -22,7 +22,8 @@ class ExpectedGap:
     gap: The expected gap.
     low: Lower end of its range.
     high: Upper end of its range.
-    doublings: D: the replicas train as AllReduce with a batch halved D times.
+    doublings: D. The replicas train as AllReduce does with a batch that is
+      halved D times.
     gain: s, the share by which AllReduce's loss falls if its batch doubles.
     notes: Sentences that say how the prediction goes beyond the measured runs.
   """
@@ -46,27 +47,30 @@ def expected_gap(
 ) -> ExpectedGap:
   """Predicts how far the loss of M replicas ends above that of AllReduce.
 
-  Both train with B sequences a step (the replicas together), for equally many
-  steps, each with its best learning rates. The gap follows from s, the share by
-  which AllReduce's loss falls if its batch doubles from B / 2 to B. The law
-  for this was fitted to small models (26 thousand to 0.86 million parameters).
-  Fits to different runs disagree, so the range is wide.
+  AllReduce trains with B sequences a step, and all replicas together also train
+  with B sequences a step. Both take equally many steps, with their best
+  learning rates. The gap follows from s, the share by which AllReduce's loss
+  falls if its batch doubles from B / 2 to B. The law for this was fitted to
+  small models (26 thousand to 0.86 million parameters). Fits to different runs
+  disagree, so the range is wide.
 
-  By how much a method's gap exceeds that of DiLoCo was measured in a small
-  model. In larger models this excess may shrink in proportion to s, or stay as
-  it is. The result lies midway between these two cases, and its range covers
-  both.
+  The excess of a method's gap over DiLoCo's gap was measured in a small model.
+  In larger models this excess may shrink in proportion to s, or stay as it is.
+  The result lies midway between these two cases, and its range covers both
+  cases.
 
   Args:
-    losses: AllReduce's loss with B / 2 sequences a step, and with B, after
-      equally many steps, each with the best learning rate.
+    losses: Two losses of AllReduce: the first with B / 2 sequences a step, the
+      second with B. Both runs have equally many steps, and each run has its
+      best learning rate.
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds, e.g. "diloco". A method whose gap was
       not measured gets a wider range.
     steps: Number of inner steps of the run. None: the run is not longer than
       the longest run to which the law was fitted.
-    gain: s, in place of `losses`. A number counts as exact.
+    gain: s, in place of `losses`. A number counts as exact; an `Estimate` has a
+      range.
 
   Raises:
     ValueError: If an argument is wrong, or if neither or both of `losses` and
@@ -130,17 +134,17 @@ def doublings_lost(
   """Returns D: M replicas train as AllReduce with a batch halved D times.
 
   The law (`gap.law`) has several lines D = a log2(M) - b, each from other runs.
-  The value is a mean over those lines whose `doublings` is "last", in which
-  each size of a model counts equally. The range covers all lines with two
-  standard errors, and the errors of the law's other constants.
+  The value is a mean over the lines whose field `doublings` is "last". Each
+  size of a model counts equally in this mean. The range covers all lines with
+  two standard errors, and the errors of the law's other constants.
 
   Args:
     num_replicas: M, at least 2.
     sync_interval: H, inner steps of a round.
     method: Name of a method with rounds.
-    steps: Number of inner steps of the run. If the run is longer than all runs
-      behind the lines, a positive lower end of the range becomes lower. None:
-      the run is not longer.
+    steps: Number of inner steps of the run. For a run that is longer than all
+      runs behind the lines, a lower end above 0 is reduced. None: the run is
+      not longer.
 
   Raises:
     ValueError: If an argument is wrong.

@@ -38,8 +38,9 @@ def gain_of_losses(
   The range is two standard errors on either side, cut at 0 and at 0.99.
 
   Args:
-    losses: Loss with B / 2 sequences a step, and with B, after equally many
-      steps (nats a token, or another unit in which a perfect model has 0).
+    losses: Two losses of AllReduce after equally many steps: the first with B /
+      2 sequences a step, the second with B. Their unit is nats per token, or
+      another unit in which a perfect model has 0.
     error: Standard error of s. None: the error with one seed (`seed_error`).
 
   Raises:
@@ -70,7 +71,10 @@ def seed_error(gain: float) -> float:
 
 
 def with_error(gain: float, error: float) -> Estimate:
-  """Returns s (`gain`) plus and minus 2 `error`, cut at 0 and at 0.99."""
+  """Returns s (`gain`) with a range of plus and minus 2 `error`.
+
+  The range is cut at 0 and at 0.99.
+  """
   return Estimate(
     value=gain,
     low=max(gain - NUM_ERRORS * error, 0.0),
@@ -86,6 +90,9 @@ def gain_of_size(parameters: float) -> Estimate:
 
   Args:
     parameters: Number of parameters of the model.
+
+  Raises:
+    ValueError: If `parameters` is not above 0.
 
   Source: gaps of models of 35 million to 2.4 billion parameters, arXiv
   2503.09799, table 4.

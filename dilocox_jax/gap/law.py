@@ -54,10 +54,10 @@ class Line:
       number between those of the two.
     steps: Number of inner steps of a run.
     sync_interval: H0, inner steps of a round.
-    doublings: How gaps were turned into D. "last": each doubling of AllReduce's
-      batch is taken to lower its loss by the same share, measured from half the
-      runs' batch to the whole. "curve": each doubling counts with its own
-      share, as far as it was measured.
+    doublings: How gaps were turned into D. "last": every doubling of
+      AllReduce's batch is taken to lower its loss by the same share, which was
+      measured from half of the runs' batch to the whole batch. "curve": D is
+      read from AllReduce's losses with several batches.
     slope: a, how much D grows if M doubles.
     slope_error: Standard error of a.
     offset: b, in the unit of D.
@@ -95,17 +95,18 @@ class Law:
     interval_power: p, the power of H.
     interval_range: Smallest and largest H of the runs to which p was fitted.
     most_replicas: Largest number of replicas in the runs behind the lines.
-    length_power: For a run that is n > 1 times as long as the longest behind
-      the lines, a positive lower end of D is multiplied by n^length_power.
+    length_power: Exponent for long runs. If a run is n > 1 times as long as the
+      longest run behind the lines, a positive lower end of D is multiplied by
+      n^length_power.
     factors: f of each method whose gap was measured, by its name.
     unmeasured_factor: f of any other method.
     diloco_log_gap: log(1 + gap) of DiLoCo in the runs behind the factors.
     seed_share: Standard error of an s from one seed, as a share of s.
     seed_most: Largest standard error of an s from one seed.
-    size_gain: Constants of `gain.gain_of_size`, which guesses s = value (N /
-      parameters)^-power, at most "most", for N parameters. The true s may be
-      "factor" times lower or higher. "smallest" and "largest" are the sizes of
-      the models behind the guess.
+    size_gain: Constants of `gain.gain_of_size`. For a model of N parameters it
+      guesses s = value (N / parameters)^-power, at most "most". The true s may
+      be "factor" times lower or higher. "smallest" and "largest" are the sizes
+      of the models behind the guess.
   """
 
   lines: tuple[Line, ...]

@@ -36,8 +36,9 @@ _TABLE_NDIM = 2  # An embedding table has the axes [tokens, features].
 def with_divided_rows(loss: Loss, division: Division) -> Loss:
   """Returns a loss whose batch is divided among the data shards of a replica.
 
-  The returned function applies `divided_rows` to the batch and
-  `with_whole_tables` to the parameters. It must be called inside a function
+  The returned function tells JAX to divide the rows of the batch
+  (`divided_rows`). It also gathers parameters that may be tables, if XLA would
+  otherwise abort (`with_whole_tables`). It must be called inside a function
   that `distributed.replicas.Replicas.map` maps.
 
   Args:
@@ -75,6 +76,7 @@ def with_whole_tables(division: Division, params: Tree) -> Tree:
   def collected(leaf: Array, spec: Spec) -> Array:
     if leaf.ndim > _TABLE_NDIM:
       return leaf
+    # Without the data shards' axis, each data shard has all of the leaf.
     tensor_partition = partition(spec, axes=(TENSOR_AXIS,))
     return jax.lax.with_sharding_constraint(leaf, tensor_partition)
 

@@ -56,7 +56,8 @@ def pipelined_gradient(
     model: The model, cut into embedding, layers and loss.
     pipeline: The timetable of micro-batches.
     layer_counts: Number of layers of each stage, [stages].
-    remat: What a layer's forward saves (`models.transformer.remat_wrapper`).
+    remat: What a layer's forward saves: "none", "dots" or "full"
+      (`models.transformer.remat_wrapper`).
 
   Returns:
     Function (blocks, rest, tokens, transfer) -> (loss, block gradients, rest
@@ -81,6 +82,7 @@ def pipelined_gradient(
     tokens: Int[Array, "m b S"],
     transfer: LayerTransfer = WHOLE_LAYERS,
   ) -> tuple[Scalar, Tree, Tree]:
+    # Only the shape and the dtype of the stream.
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
     # Matrices are cast once, before the scan. If a forward cast its kernel, the
     # cast copy would be a residual, and would be saved for every micro-batch.
@@ -90,6 +92,7 @@ def pipelined_gradient(
     )
     passes = layer_passes(
       block=model.block,
+      # Shapes and dtypes of one whole layer.
       layer=jax.eval_shape(
         lambda: transfer.collect(jax.tree.map(lambda x: x[0], cast_blocks))
       ),
@@ -164,9 +167,9 @@ class TrainingStage(Stage):
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
     """Runs the stage's layers on one micro-batch.
 
-    The returned state has new `activations`, also in the micro-batch's slot of
-    `outputs`, and new arrays in its slot of `saved`. `at` has the numbers of
-    the micro-batch and of its slots (places in these buffers).
+    The returned state has the stage's output in `activations` and in a slot of
+    `outputs`, and arrays for the backward in a slot of `saved`. `at` has the
+    numbers of the micro-batch and of its slots (places in these buffers).
     """
     context = self.context(at.micro_batch)
 
@@ -201,6 +204,7 @@ class TrainingStage(Stage):
     def head(
       at: TickNumbers, carry: tuple[Array, Scalar, Tree]
     ) -> tuple[Array, Scalar, Tree]:
+      # No gradient has arrived: there is no next stage.
       _, loss_sum, gradient_sums = carry
       x_TxD = get(state.outputs, at.output_slot)
       loss, (rest_gradients, x_gradient) = jax.value_and_grad(
@@ -227,19 +231,22 @@ class TrainingStage(Stage):
       _, pullback = jax.vjp(
         lambda rest: self.embed(rest, at.micro_batch), self.rest
       )
-      [rest_gradients] = pullback(x_gradient)
+      [rest_gradients] = pullback(input_gradient)
       return jax.tree.map(added, gradient_sums, rest_gradients)
 
+    # `when` runs a function only on the stages on which its condition is true.
+    # On other stages it returns `state`.
     carry = (state.gradients_arrived, state.loss, state.rest_gradients)
-    x_gradient, loss_sum, rest_sums = when(
+    output_gradient, loss_sum, rest_sums = when(
       self.is_last, "head", head, at=at, state=carry
     )
-    x_gradient, block_sums = self.loop(
-      layer, (x_gradient, state.block_gradients)
+    input_gradient, block_sums = self.loop(
+      layer, (output_gradient, state.block_gradients)
     )
+    # `embed` reads `input_gradient`, which is known only now.
     rest_sums = when(self.number == 0, "embed", embed, at=at, state=rest_sums)
     return state._replace(
-      gradients=x_gradient,
+      gradients=input_gradient,
       loss=loss_sum,
       block_gradients=block_sums,
       rest_gradients=rest_sums,
@@ -253,6 +260,7 @@ def _tick(training: TrainingStage) -> Callable:
   """
 
   def tick(state: StageState, at: TickNumbers) -> tuple[StageState, None]:
+    # `when` runs an action if its condition is true, else it returns `state`.
     is_forward = at.action == ACTIONS.index("forward")
     state = when(is_forward, "forward", training.forward, at=at, state=state)
     is_backward = at.action == ACTIONS.index("backward")

@@ -56,6 +56,7 @@ class LayerPasses:
     """
     call = functools.partial(self._call, dict(context))
     y_TxD, pullback = jax.vjp(call, layer, x_TxD)
+    # Without the parameters and the input, only the residuals are left.
     replace_saved_arguments(pullback, [])
     saved = jax.tree.leaves(pullback)
     if self._saves_input:
@@ -100,7 +101,8 @@ def layer_passes(
     layer: Shapes and dtypes of one layer's parameters.
     x_TxD: Shape and dtype of the layer's input and output, [T, D].
     length: Number of tokens in a sequence, L.
-    remat: What a forward saves (`models.transformer.remat_wrapper`).
+    remat: What a forward saves: "none", "dots" or "full"
+      (`models.transformer.remat_wrapper`).
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
@@ -119,6 +121,7 @@ def layer_passes(
     _, saved_input = replace_saved_arguments(pullback, [])
     return pullback, jax.tree.leaves(saved_input)
 
+  # The pullback is a tree of arrays, so `eval_shape` can return it.
   pullback, saved_input = jax.eval_shape(probe, layer, x_TxD, dict(context))
   saved, residuals = jax.tree.flatten(pullback)
   return LayerPasses(
