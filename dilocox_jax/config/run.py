@@ -13,6 +13,7 @@ from dilocox_jax.checks import (
   dataclass_from,
   flat,
   in_front,
+  of_type,
   require,
   shown,
 )
@@ -63,7 +64,6 @@ class RunConfig:
   Raises:
     ValueError: One line, if a field is outside its limits, if fields contradict
       each other, or if a field was changed that the run would not read.
-    TypeError: If `seed` or `total_steps` is not a number.
   """
 
   seed: int = 0
@@ -93,6 +93,8 @@ class RunConfig:
 
   def __post_init__(self):
     """Replaces None where recipe or `total_steps` decide; checks all fields."""
+    of_type("seed", self.seed, int)
+    of_type("total_steps", self.total_steps, int)
     self._resolve()
     self._check_sizes()
     require(

@@ -282,6 +282,13 @@ def test_a_kernel_that_does_not_fit_gives_way(platform, values):
 SIZES = {"num_layers": 3, "model_dim": 32, "num_heads": 2, "ff_dim": 48}
 
 
+@pytest.mark.parametrize("value", [1.5, "x", None])
+@pytest.mark.parametrize("field", ["seed", "total_steps"])
+def test_a_whole_number_is_asked_of_python_too(field, value):
+  with pytest.raises(ValueError, match=f"{field}=.* must be of type int"):
+    RunConfig(**{field: value})
+
+
 def test_a_preset_of_which_nothing_is_left_is_refused():
   message = (
     "^model.preset='nano' would be ignored, .*model.num_layers=3, .*: ch"
