@@ -72,11 +72,11 @@ def sharded_gradient(
     num_micro_batches: Number of micro-batches, m, into which every data shard
       divides its rows of a batch.
     divided_tables: Paths of the tables (leaves outside the layers) that stay
-      divided: each data shard gets only its own part. Their gradients must come
-      out of `stage_gradient` summed over the data shards.
-    gather: When data shards gather layers: "stage" (all layers of the stage
-      once in each step) or "layer" (one layer at a time). With "layer",
-      `stage_gradient` gets the argument `transfer` (`LayerTransfer`).
+      divided: each data shard gets only its own part. `stage_gradient` must
+      return their gradients summed over the data shards.
+    gather: "stage": data shards gather all layers of the stage at once, once in
+      each step. "layer": they gather one layer at a time. `stage_gradient` then
+      gets the keyword argument `transfer` (`LayerTransfer`).
 
   Returns:
     Function (params, batch [B, L + 1]) -> (loss, gradients), to be called
@@ -140,8 +140,8 @@ def sharded_loss(
 
   Args:
     stage_loss: Function (blocks, other leaves, tokens [m, b, L + 1]) -> this
-      stage's contribution to a sum over stages. Without stages, the loss of
-      `loss_by_layer`.
+      stage's contribution to a sum over stages. Without stages, it must be the
+      function that `loss_by_layer` returns.
     division: How the parameters are divided among the devices.
     stage_layers: Which layers each stage has. None: there are no stages, and
       `stage_loss` gathers the layers itself.
@@ -149,9 +149,10 @@ def sharded_loss(
       a shard's rows of a batch, b is the greatest common divisor of both.
     divided_tables: Paths of the tables (leaves outside the layers) that stay
       divided: each data shard gets only its own part.
-    gather: When data shards gather layers: "stage" (all layers of the stage
-      once) or "layer" (one layer at a time; `stage_loss` then gets the argument
-      `transfer`). Without stages, leave it at "stage".
+    gather: "stage": data shards gather all layers of the stage at once.
+      "layer": they gather one layer at a time. `stage_loss` then gets the
+      keyword argument `transfer` (`LayerTransfer`). Without stages, leave this
+      argument at "stage".
 
   Returns:
     Function (params, batches [N, B, L + 1]) -> mean loss, to be called inside a
@@ -192,7 +193,8 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   """Builds the loss function of a data shard if there are no stages.
 
   A shard gathers one layer after the other. The backward gathers each layer
-  again, but with `remat="none"` uses the whole layers that the forward saves.
+  again. Exception: with `remat="none"`, the forward saves the whole layers, and
+  the backward uses these.
 
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
@@ -295,9 +297,10 @@ def _layout(
 ) -> tuple[Tree, Tree, Tree]:
   """Returns three trees like `params`, which say how each leaf is divided.
 
-  For each leaf, the first tree has the mesh axes that divide each dimension
-  (the spec), the second the mesh axes over which the leaf is gathered, and the
-  third the `PartitionSpec` for data shards and stages (without tensor shards).
+  - specs: for each dimension of the leaf, the mesh axes that divide it.
+  - axes: the mesh axes over which the leaf is gathered.
+  - partitions: the `PartitionSpec` of the leaf for data shards and stages. It
+    leaves out tensor shards.
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
@@ -339,10 +342,11 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 def _to_stages(
   stage_layers: StageLayers, gather: str, leaf: Array, spec: Spec
 ) -> Array:
-  """Gathers this stage's layers of one leaf, [K, ...].
+  """Gathers the layers of one leaf that this stage computes.
 
   `leaf` is this device's part of the leaf, and `spec` says which mesh axes
-  divide it. If `gather` is "layer", data shards divide the result as before.
+  divide it. The result is [K, ...] for the K layers of the stage. If `gather`
+  is "layer", the result is still divided among the data shards.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
@@ -369,7 +373,8 @@ def _from_stages(
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
-  # Data shards and stages divide the same dimension, not that of the layers.
+  # Here data shards and stages divide the same dimension, and it is not
+  # dimension 0, that of the layers.
   if gather == "stage" and by_data and by_data == by_stage:
     all_layers = _sum_and_swap(leaf, by_data)
     return _rows(all_layers, jnp.asarray(stage_layers.rows))

@@ -79,8 +79,8 @@ class Bucket:
       options: Settings of `obstore.store.from_url`; not used for `memory:///`.
 
     Raises:
-      ValueError: If `where` is not the URL of a bucket. The message is one
-        line.
+      ValueError: If `where` is not the URL of a bucket, or if `options` has an
+        unknown setting. The message is one line.
     """
     settings = _SETTINGS | options
     if where.startswith("memory://"):
@@ -149,7 +149,11 @@ class Bucket:
       raise _refusal(error) from None
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes at most `deleted_at_once` objects. Missing ones are no error."""
+    """Deletes objects. A missing object is no error.
+
+    Args:
+      paths: Paths of the objects, at most `deleted_at_once`.
+    """
     try:
       obstore.delete(self._objects, paths)
     except ERRORS as error:

@@ -61,11 +61,11 @@ class MailboxClient:
     processes: Calls process 0 of this replica, and brings the results to its
       other processes.
     event: Number of the next exchange.
-    settled: A dict for each exchange since the caller last emptied this list:
-      "event" (number of the exchange), "members" (replicas in the mean),
-      "left_out" (reason by replica), and "wrong_shares" (how many slices of
-      means this replica has found to be wrong since the exchange before, by the
-      replica that made them).
+    settled: A dict for each exchange since the caller last emptied this list.
+      Its keys are "event" (number of the exchange), "members" (replicas in the
+      mean), "left_out" (reason by replica) and "wrong_shares". The last one
+      counts the slices of means that this replica has found to be wrong since
+      the exchange before, by the replica that had to make them.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
       `NEVER` between `newest` and `take_part`.
@@ -101,7 +101,13 @@ class MailboxClient:
     """Opens the mailbox, which joins the run or begins it. Sets `run`.
 
     Args:
-      terms: Values, beside `self.terms`, that must be equal in all replicas.
+      terms: More values that must be equal in all replicas, beside those in
+        `self.terms` and `self.terms_of_devices`.
+
+    Raises:
+      ValueError: If the mailbox refuses, e.g. because the other replicas have
+        other values.
+      StoppedError: If the run was asked to stop and the store does not answer.
     """
     config = {**self.terms, **terms, **self.terms_of_devices}
 
@@ -138,7 +144,10 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of joining; 0 if not known yet."""
+    """Place of this replica in the order of joining, from 0.
+
+    It is 0 if it is not known yet.
+    """
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property
@@ -280,9 +289,9 @@ class MailboxClient:
       kind: Number of the fragment that is exchanged.
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
-      take_fingerprint: Returns the fingerprint (a few random sums, with the
-        signs that `signs` returned before this call) of the shared state that
-        the exchange changes.
+      take_fingerprint: Function that returns the fingerprint (a few random
+        sums) of the shared state that the exchange changes. Its random signs
+        must be those that `signs` has returned before this call.
 
     Returns:
       The session of the exchange, which has sent nothing yet.
@@ -366,14 +375,14 @@ class ExchangeSession:
     """Sends the next turn's message, and returns the messages that all average.
 
     Args:
-      arrays: The arrays of this replica's message. If it only reads, only their
-        types and shapes matter.
+      arrays: The arrays of this replica's message. If this replica only reads,
+        only their types and shapes matter.
       is_finite: Whether this replica's values are finite. If not, the message
         has the weight 0: it is left out of the mean, but nobody waits for it.
       shared: Returns the arrays of the state that all replicas share, which
         this replica may have to write into the store.
-      tables: How the arrays are encoded, so that each replica can average one
-        slice of all messages. None: each averages whole messages.
+      tables: How the arrays are encoded. With this, each replica may average
+        one slice of all messages. None: each averages whole messages.
 
     Returns:
       A tuple (arrays, weights, is_listed):
@@ -388,7 +397,8 @@ class ExchangeSession:
       weight is 1.
 
     Raises:
-      Exception: Any error of `Mailbox.exchange`, or StoppedError.
+      StoppedError: If the run was asked to stop and the store does not answer.
+      Exception: Any error of `Mailbox.exchange`.
     """
     turn = self._turn
     self._turn += 1

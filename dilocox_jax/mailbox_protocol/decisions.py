@@ -78,6 +78,8 @@ class Decisions:
     decided = self.read(path)
     if decided is not None:
       return decided
+    # The other replica is slow or has ended, or the decision was lost. So this
+    # replica writes the decision, with the content of the proposal.
     decided, proposed = self._store.at_once(
       [
         functools.partial(self.read, path),
@@ -86,7 +88,7 @@ class Decisions:
     )
     if decided is not None:
       return decided
-    if proposed is None:
+    if proposed is None:  # The proposal is damaged, or was lost meanwhile.
       proposed = self._create(proposal, value)
     return self._create(path, proposed)
 

@@ -408,7 +408,7 @@ def _locked(root: int) -> Iterator[None]:
     except BlockingIOError:
       time.sleep(_LOCK_PAUSE_S)
     except OSError:
-      break
+      break  # The file system has no locks.
     else:
       break
   else:

@@ -159,7 +159,7 @@ class Mailbox:
         "s3://bucket/run", or an object with the methods and counters of
         `Store`.
       name: Name of this replica, which no other replica has: 1 to 32 of the
-        characters a-z, 0-9, "_" and "-".
+        characters a-z, 0-9, "_" and "-", the first one a letter or a digit.
       secret: Path of the file with the secret that all replicas share (see
         `experiments.make_secret`), or the secret itself as bytes.
       config: All settings that the result depends on, as nested mappings with
@@ -247,8 +247,8 @@ class Mailbox:
     """Reads the newest complete snapshot, and sets this mailbox back to it.
 
     A snapshot is the state that all replicas share before an event (exchange).
-    If earlier calls have led to no progress, the method first waits up to a
-    minute.
+    If the previous call has led to no progress, so that no further event was
+    settled, the method first waits up to a minute.
 
     Returns:
       The snapshot. The caller takes over its arrays, and goes on with event
@@ -256,8 +256,9 @@ class Mailbox:
       the initial parameters and event 0.
 
     Raises:
-      StoppedError: If the previous call of this method led to no progress, the
-        first events are deleted, and no snapshot can be read.
+      StoppedError: If no snapshot can be read although the first events are
+        deleted. This is only checked if the previous call of this method has
+        led to no progress.
     """
     self._pause_before_start()
     self._go_on(Memory())
@@ -377,7 +378,10 @@ class Mailbox:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of joining; 0 if not known yet."""
+    """Place of this replica in the order of joining, from 0.
+
+    It is 0 if it is not known yet.
+    """
     return self._seats.index or 0
 
   @property
@@ -403,8 +407,8 @@ class Mailbox:
     """Restores the state of an earlier process of this replica.
 
     This replica then repeats its work since the checkpoint. If the earlier
-    process has sent a message for an event, that one counts
-    (`Exchanged.is_superseded`).
+    process has sent a message for an event, that message counts, and not the
+    new one (`Exchanged.is_superseded`).
 
     Args:
       state: The result of `get_state` in the checkpoint.
@@ -424,17 +428,19 @@ class Mailbox:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
+    If the others wait for this replica anyway, the method returns True without
+    a request. Only after a restart from a checkpoint, it looks in the store.
+
     Args:
       event: Number of the event (exchange).
 
     Returns:
       Whether this replica should do its inner steps, because its message for
-      the event may count:
+      the event may count. False in two cases:
 
-      - True, without a request, if the others wait for its message anyway;
-      - else False if the list of the event's messages is decided, and has no
-        message that this replica sent before a restart;
-      - else True.
+      - The event was settled before the snapshot with which this replica began.
+      - The list of the event's messages is decided, and has no message that
+        this replica sent before a restart.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -484,7 +490,7 @@ class Mailbox:
         replicas whose first message is averaged send messages.
       arrays: The arrays of the message. Do not change them in place before the
         next event is settled. If `send` is False, only types and shapes matter.
-      weight: Weight of the message in the mean.
+      weight: Weight of the message in the mean; 0 leaves the message out.
       send: Whether this replica sends a message. If not, it only reads.
       state: Fingerprint of the shared state before the event (`fingerprint`).
         None: nothing is compared, and this replica writes no snapshot. It is
@@ -499,17 +505,15 @@ class Mailbox:
         None: each averages whole messages.
 
     Raises:
-      ReplicaStaleError: If this replica must begin again with `newest`: the
-        event was deleted, the others have gone on without it, its shared state
-        or its list of messages differs from that of most others, or several
-        states tie for the most frequent one.
-      StoppedError: If beginning again would not help: its shared state keeps
-        differing, its message has other types or shapes than the averaged ones,
-        two other replicas have found wrong shares that it made, or
-        `rules.store_bytes` is too low.
-      ValueError: If an event or its turn 0 was skipped, or if `tables` is None
-        and the event, which was settled before this replica's snapshot, was
-        averaged in slices.
+      ReplicaStaleError: If this replica must begin again with `newest`. For
+        example, the event was deleted, or this replica's shared state differs
+        from that of most others.
+      StoppedError: If beginning again would not help. For example, this
+        replica's message has other types or shapes than the averaged messages,
+        or `rules.store_bytes` is too low.
+      ValueError: If an event or its turn 0 was skipped. Also if `tables` is
+        None and the messages of an event are in slices; this is found only for
+        events that were settled before this replica's snapshot.
     """
     self._check_order(event, turn)
     self._check_accusers()
@@ -742,6 +746,7 @@ class Mailbox:
     check = shares.check(self._run)
     if check is None:
       return
+    # These are checks of earlier turns. That of this turn has not ended yet.
     unread = list(self._unread_checks)
     if unread:
       self.beside(lambda: self._read_checks(unread))

@@ -131,7 +131,8 @@ def make_manifest(
 
   A message is left out if its sender's shared state is refused (`states`), if
   its values are not finite, or if its norm is too large. A message with a large
-  norm gets a lower weight (the module's docstring has the formula).
+  norm gets a lower weight (the module's docstring has the formula). The caller
+  sets the fields `begins_interval`, `num_slices` and `layout`.
 
   Args:
     sent: The messages by replica, in the order in which replicas joined.
@@ -209,8 +210,9 @@ def usual_norm(
   - one: the running median; None if `accepted` has fewer than six values;
   - none: None.
 
-  The running median is that of the last six values of `accepted` (of an even
-  number, the higher of the two middle values), or of all if there are fewer.
+  The running median is the median of the last six values of `accepted`, or of
+  all its values if there are fewer. Of an even number of values, it is the
+  higher of the two middle ones.
 
   Args:
     norms: Norms of the messages of a turn.

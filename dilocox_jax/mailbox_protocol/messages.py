@@ -94,7 +94,8 @@ def seat_path(index: int) -> str:
 def messages_folder(event: int, turn: int) -> str:
   """Returns the folder of a turn's messages, e.g. "event/0000000012/0".
 
-  `event` is the number of an exchange, and `turn` that of a message in it.
+  `event` is the number of an exchange. `turn` is the number of a replica's
+  message within the exchange, from 0.
   """
   return f"{EVENTS}/{event:010d}/{turn}"
 
@@ -173,8 +174,8 @@ def snapshot_path(event: int, part: str) -> str:
 def gone_paths(start: int) -> tuple[str, str]:
   """Returns the paths of the two objects that mark an interval as deleted.
 
-  An interval is the events (exchanges) from one snapshot to the next one, and
-  `start` the first of them.
+  An interval is the events (exchanges) from one snapshot to the next one.
+  `start` is the first of them.
   """
   return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 
@@ -301,8 +302,9 @@ class Inbox:
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
       grace time (`MailboxRules.grace_s`).
-    there: Names of the replicas whose messages are probably in the store. To
-      read a message removes the name, until `look` lists the store again.
+    there: Names of the replicas whose messages are probably in the store. When
+      a message is read, its sender's name is removed. `look` lists the store
+      again.
     held: The messages that this replica has, by name of their sender.
     taken: Contents of the seats that were taken since the event before, by
       replicas that join or come back: the replica's "name", and the event
@@ -421,9 +423,9 @@ class Inbox:
     return self.signer.verify(path, stored) is not None
 
   def look(self) -> None:
-    """Lists the turn's folder, and sets `there` to those who have sent.
+    """Lists the turn's folder, and sets `there` to the senders' names.
 
-    An object of another size than a message is passed over.
+    An object whose size is not that of a message is passed over.
     """
     folder = messages_folder(self.event, self.turn)
     self.there = {

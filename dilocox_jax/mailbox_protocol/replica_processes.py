@@ -63,12 +63,13 @@ class ReplicaProcesses(Protocol):
   ) -> Any:
     """Calls a function in process 0, and returns its result in every process.
 
-    All processes must call this method in the same order.
+    All processes must make their calls of this method in the same order.
 
     Args:
       ask: Function without arguments, which calls the mailbox.
-      shared: Returns arrays of which process 0 may read the other processes'
-        parts while `ask` runs (`collected`); None: it reads none.
+      shared: Function that returns arrays, which are divided among the devices
+        of all processes. While `ask` runs, process 0 may read the parts that
+        the other processes hold (`collected`). None: it reads none.
 
     Raises:
       Exception: Any error of `ask`, in every process. Outside process 0, an

@@ -79,9 +79,9 @@ class MailboxRules:
       other, this holds only for the first messages.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
-    snapshot_every: A snapshot (copy of the shared state) is due when, since the
-      last one, so many events have passed and each replica has sent as many
-      bytes as a snapshot has; sooner if `store_bytes` is low.
+    snapshot_every: Number of events after which the next snapshot (copy of the
+      shared state) is due. It is due later if each replica has not yet sent as
+      many bytes as a snapshot has. It is due sooner if `store_bytes` is low.
     store_bytes: Largest number of bytes of all objects in the store; None: a
       limit that follows from the size of a snapshot and the number of replicas,
       at least 1 GB (`mailbox_protocol.store_size`).
@@ -91,9 +91,9 @@ class MailboxRules:
     full_weight_ratio: A message loses weight in the mean if its norm is more
       than this many times the usual norm.
     shares: When each replica averages one slice of all messages, instead of all
-      slices. "auto": if at least four replicas are expected to send, with
-      codecs of floats or "int" of 4 or 8 bits. "on": if at least two are, with
-      any codec that sends every value. "off": never.
+      slices. "off": never. "on": if at least two replicas are expected to send,
+      and the codec sends every value. "auto": if at least four replicas are
+      expected to send, and the codec sends floats or is "int" with 4 or 8 bits.
   """
 
   replicas: int = limited(2, at_least=1)
@@ -280,6 +280,7 @@ def _record_in_use(
     RunMismatchError: If none or several of the runs have manifests there.
   """
   paths = list(store.sizes(MANIFESTS))
+  # One manifest is enough. The newest three are tried, in case one is damaged.
   in_use = []
   for record in records:
     signer = Signer(secret, str(record["id"]))
@@ -399,8 +400,9 @@ class Roster:
 
     Args:
       event: Number of the event (exchange) that is settled next. A replica
-        whose seat names this event or an earlier one is expected from now on,
-        unless it has missed the event that its seat names, or a later one.
+        whose seat names this event or an earlier one is expected from now on.
+        Exception: it stays away if it has already missed the event that its
+        seat names, or a later one.
       taken: Contents of the new seats, from number `num_seats` on: the
         replica's "name", and the event "since" which it takes part.
     """
@@ -413,6 +415,7 @@ class Roster:
       if name in seats:
         later += 1
       else:
+        # A newcomer is away until the event that its seat names.
         seats.append(name)
         away[name] = _BEFORE_FIRST_EVENT
       since[name] = int(seat["since"])

@@ -107,7 +107,8 @@ class Residual(NamedTuple):
 
   Attributes:
     event: Number of the event (exchange) in which the share was made.
-    values: Values of each table, float32 [R, width] for R rows in the slice.
+    values: What was lost, float32 [R, width] for each table of the message. A
+      table is a group of rows of one width, and R of its rows are in the slice.
   """
 
   event: int
@@ -212,9 +213,10 @@ class Shares:
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call first in a try to get all shares.
 
-    For each share that this replica must make, they read the missing slices or,
-    if none is missing, make the share. They also write residuals (losses of
-    encoding). Call the functions of `last_calls` after them.
+    For each share that this replica must make, they read the slices that are
+    missing. If no slice is missing, they make the share. They also write
+    residuals (losses of encoding). Call the functions of `last_calls` after
+    them.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -235,8 +237,9 @@ class Shares:
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call last in a try to get all shares.
 
-    They make this replica's shares if all slices were read (else they read the
-    missing slices), write residuals, and read the shares of others.
+    For each share that this replica must make, they make the share if all its
+    slices were read. Else they read the missing slices. They also write
+    residuals (losses of encoding), and read the shares of other replicas.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -279,8 +282,9 @@ class Shares:
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices which a share still needs.
 
-    If this replica has a slice of a message that is not the listed one of its
-    sender, the slice is forgotten first, so it is read again.
+    The manifest lists one message of each sender. If this replica has read a
+    slice of another message of a sender, this slice is forgotten first, so that
+    it is read again.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -311,6 +315,7 @@ class Shares:
       self.read(number)
       stored = self.held.get(number)
       if stored is not None:
+        # If the stored share is equal, this replica knows its residual, too.
         if _is_same(stored.tables, share.tables):
           self._keep(number, share)
         return

@@ -80,15 +80,19 @@ def head_bytes(num_bytes: int) -> int:
 
 
 def signed_bytes(num_bytes: int) -> int:
-  """Returns the size of a signed object: codes, and `num_bytes` of content."""
+  """Returns the size in bytes of a signed object.
+
+  It has authentication codes, and then `num_bytes` bytes of content.
+  """
   return head_bytes(num_bytes) + num_bytes
 
 
 def content_bytes(num_signed: int) -> int:
-  """Returns the size of a signed object's content: inverts `signed_bytes`.
+  """Returns the size in bytes of a signed object's content.
 
-  If no object has the size `num_signed`, `signed_bytes` of the result differs,
-  or the result is negative.
+  `num_signed` is the size of the object. So the function inverts
+  `signed_bytes`. If no signed object can have this size, the result is
+  negative, or `signed_bytes` of the result is not `num_signed`.
   """
   without_tag = max(num_signed - TAG_BYTES, 0)
   blocks = max(1, -(-without_tag // (BLOCK_BYTES + TAG_BYTES)))
@@ -346,16 +350,17 @@ def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
   num_threads = min(
     len(blocks) // _LEAST_BLOCKS_A_THREAD, os.cpu_count() or 1, _MOST_THREADS
   )
-  share = -(-len(blocks) // max(num_threads, 1))  # Blocks of each thread.
+  blocks_per_thread = -(-len(blocks) // max(num_threads, 1))
 
   def tags_from(start: int) -> bytes:
     return b"".join(
       _tag(key, first + number, blocks[number])
-      for number in range(start, min(start + share, len(blocks)))
+      for number in range(start, min(start + blocks_per_thread, len(blocks)))
     )
 
   # Hashing a large buffer releases the interpreter's lock.
   others = [
-    in_thread(tags_from, start) for start in range(share, len(blocks), share)
+    in_thread(tags_from, start)
+    for start in range(blocks_per_thread, len(blocks), blocks_per_thread)
   ]
   return b"".join([tags_from(0), *(other.result() for other in others)])

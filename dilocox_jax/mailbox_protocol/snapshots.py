@@ -281,9 +281,14 @@ class Snapshots:
   ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
-    They are the snapshots before the newest three complete ones, and the
-    intervals (events from one snapshot to the next) that end before the first
-    event whose result the oldest of these three does not have.
+    The newest three complete snapshots are kept. The newest of them is the one
+    before `event`. All older snapshots are stale.
+
+    The events that somebody needs begin with `Snapshot.first` of the oldest
+    snapshot that is kept. An interval is the events from one snapshot to the
+    next one. The objects of an interval are stale if it ends before the first
+    needed event. Nothing is stale if there are fewer than three complete
+    snapshots.
     """
     older = [
       (older_event, first)

@@ -245,7 +245,8 @@ class RetryingStore:
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Calls functions at the same time. Returns their results, in order.
 
-    Only calls of this object's methods within the functions are repeated.
+    A function that raises an error is not called again. But if it calls methods
+    of this object, these calls are repeated until they succeed.
     """
     return self.store.at_once(calls)
 

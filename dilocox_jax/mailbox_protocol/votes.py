@@ -54,9 +54,9 @@ def vote(
     event: Number of the event (exchange).
     num_kinds: Number of fragments. With `event` it sets how far equal states
       may differ by rounding.
-    breaks_ties: Whether, if several states tie for the most frequent one, the
-      state whose first sender joined earliest counts. False: no message counts
-      then.
+    breaks_ties: What to do if several states tie for the most frequent one.
+      True: the state whose first sender joined earliest counts. False: no
+      message counts.
   """
   left_out = {}
   comparable = {}

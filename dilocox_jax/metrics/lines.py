@@ -64,8 +64,8 @@ def plain(value: Any) -> Any:
       and None.
 
   Returns:
-    Nested dicts and lists of Python values. Floats that are not finite become
-    None.
+    Nested dicts and lists of Python values. Keys become strings. Floats that
+    are not finite become None.
   """
   if isinstance(value, Mapping):
     return {str(key): plain(item) for key, item in value.items()}
@@ -192,8 +192,9 @@ class JsonLines:
     """Appends one row with one system call.
 
     Args:
-      row: Any mapping that `plain` accepts. `read_rows` returns finite floats
-        with the same bits.
+      row: Any mapping that `plain` accepts, with an integer "step": `read_rows`
+        refuses a file that has a row without it. `read_rows` returns finite
+        floats with the same bits.
 
     Raises:
       RecordError: If the system refuses. The file is then as before the call.
