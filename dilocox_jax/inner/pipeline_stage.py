@@ -263,6 +263,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
       return (stage.exchange(x_TxD), total), None
 
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
+    # Before the first tick, no stream has arrived, and the sum of losses is 0.
     first = (
       empty_buffer(x_TxD.shape, x_TxD.dtype),
       zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),

@@ -83,7 +83,7 @@ def divided_scores(
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
   """Computes log(Z) and the target's logit if shards divide the vocabulary.
 
-  The loss of a row is log(Z) minus the logit of its target.
+  The cross-entropy of a row is log(Z) minus the logit of its target.
 
   Args:
     logits_UxW: Logits of the rows of all shards, for the W tokens of the

@@ -198,7 +198,9 @@ class Memory:
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
       return -1
-    return event if event >= self.starts[-2:][0] else -1
+    # First event of the last interval but one, or of the only interval.
+    first_kept = self.starts[-2:][0]
+    return event if event >= first_kept else -1
 
   @property
   def num_kinds(self) -> int:
@@ -355,11 +357,11 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets the replicas whose messages a new inbox (of one turn) waits for.
 
-    If at most 3 messages of the last turn were missing at its first look
-    (`most_were_here`), all messages that this turn waits for count as probably
-    there (`Inbox.there`).
-    The inbox of a turn that was settled before the snapshot with which this
-    replica began (`Inbox.is_past`) is not changed.
+    If most messages of the last turn were there at once (`most_were_here`), the
+    messages of this turn count as probably there, too (`Inbox.there`).
+
+    The inbox is not changed if its turn was settled before the snapshot with
+    which this replica began (`Inbox.is_past`).
     """
     if inbox.is_past:
       return
@@ -625,6 +627,7 @@ class Agreement:
     manifest; None if there is none.
     """
     if is_late:
+      # Now every missing message is asked for, not only those that were listed.
       reads = [functools.partial(inbox.read, name) for name in missing]
     else:
       reads = inbox.reads(missing)
@@ -783,6 +786,7 @@ class Agreement:
     self.store.at_once(
       [functools.partial(inbox.read, name) for name in newcomers]
     )
+    # Now the messages of the newcomers are needed, too.
     if not (is_late or self._has_all(inbox, names)):
       return None
     present = {name for name in names if name in inbox.held}

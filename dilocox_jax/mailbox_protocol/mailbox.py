@@ -85,7 +85,7 @@ class Exchanged(NamedTuple):
       order in which all replicas add them up. If `mean` is given, the lists of
       arrays are empty.
     is_own_listed: Whether one of these messages is from this replica. If not,
-      this replica may send its values later, unless `left_out` names it.
+      and `left_out` does not name this replica, it may send its values later.
     left_out: For each replica whose message came in time and does not count,
       the reason. Such a replica should drop the values of its message.
     is_superseded: Whether this replica's averaged message is one that it sent
@@ -429,7 +429,7 @@ class Mailbox:
     """Announces this replica for an event, so that the others wait for it.
 
     If the others wait for this replica anyway, the method returns True without
-    a request. Only after a restart from a checkpoint, it looks in the store.
+    a request. After a restart from a checkpoint, it looks in the store first.
 
     Args:
       event: Number of the event (exchange).
@@ -497,9 +497,10 @@ class Mailbox:
         not read after turn 0.
       kind: Number of the fragment that is exchanged. All events of one kind
         have messages of one size.
-      snapshot: Returns the first event whose result the shared state does not
-        have yet, and the arrays of the state. None: this replica writes no
-        snapshot.
+      snapshot: Function that returns the first event whose result the shared
+        state does not have yet, and the arrays of the state. It is called if
+        this replica has to write a snapshot, and in the first exchange, to find
+        out the size of a snapshot. None: this replica writes no snapshot.
       tables: How the arrays are encoded, equal in all replicas. Then each
         replica may average one slice of all messages (`MailboxRules.shares`).
         None: each averages whole messages.

@@ -80,7 +80,7 @@ class MailboxRules:
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
     snapshot_every: Number of events after which the next snapshot (copy of the
-      shared state) is due. It is due later if each replica has not yet sent as
+      shared state) is due. It is due later if a replica has not yet sent as
       many bytes as a snapshot has. It is due sooner if `store_bytes` is low.
     store_bytes: Largest number of bytes of all objects in the store; None: a
       limit that follows from the size of a snapshot and the number of replicas,
@@ -234,6 +234,7 @@ def join_run(
   for path, data in objects.items():
     if records[path] == record:
       continue
+    # The object is missing, damaged or of the other run: write it again.
     is_created = stored[path] is None and store.create(path, data)
     if not is_created:
       store.put(path, data)
@@ -468,7 +469,7 @@ class Seats:
     self.index: int | None = None
 
   def read(self, number: int) -> dict[str, Any] | None:
-    """Reads the seat with a number (the entry of a replica that takes part).
+    """Reads seat `number`, the entry of a replica that takes part.
 
     Returns:
       The replica's "name", and the event "since" which it takes part; None if
@@ -491,8 +492,8 @@ class Seats:
   def announce(self, event: int, roster: Roster) -> None:
     """Takes a seat, so that the others expect this replica from `event` on.
 
-    If its last seat was for this event, too, nothing happens. `roster` has the
-    replicas that take part after the event before.
+    Nothing happens if the seat that this replica took last was for the same
+    event. `roster` has the replicas that take part after the event before.
     """
     if self._since == event:
       return
@@ -556,6 +557,8 @@ class Seats:
         return number
       stored = self._store.get(path, JSON_BYTES)
       if stored == data:
+        # This replica wrote it before a restart, or the answer to its request
+        # was lost.
         return number
       holder = self._signer.verify_json(path, stored)
       if holder is not None and holder["name"] != self._name:

@@ -202,8 +202,8 @@ class Shares:
     """Returns functions that read a slice of the first listed message.
 
     A replica whose message is not listed needs this slice: it compares its
-    state with the fingerprint (a few random sums) there. For others, or if the
-    slice was read before, the list is empty.
+    state with the fingerprint (a few random sums) there. The list is empty for
+    all other replicas, and if the slice was read before.
     """
     if self.name in self.agreed.names:
       return []
@@ -300,8 +300,8 @@ class Shares:
     """Computes a share, and writes it to the store.
 
     The share is also added to `held`. If another replica has written a valid
-    share before, that one counts. If the norm of the computed share is too
-    large, it is neither written nor added.
+    share before, the share of that replica counts, and is added. If the norm of
+    the computed share is too large, it is neither written nor added.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -461,9 +461,9 @@ class Shares:
     """Computes a share again, and returns how the share in `held` differs.
 
     Returns:
-      The difference, such as "by 1.0e-03 of its norm". "" if the shares are
-      equal up to rounding, or if the slices, or the residual that was added to
-      their mean, cannot be read.
+      The difference, such as "by 1.0e-03 of its norm". The result is "" if the
+      shares are equal up to rounding. It is also "" if something that is needed
+      cannot be read: a slice, or the residual that was added to the mean.
     """
     self.store.at_once(self.reads_of_slices(number))
     share = self.held[number]

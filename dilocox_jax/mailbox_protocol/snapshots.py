@@ -295,6 +295,7 @@ class Snapshots:
       for older_event, first in self._whole(paths)
       if older_event < event
     ]
+    # The snapshot before `event` is kept, too.
     kept_older = older[: KEPT_SNAPSHOTS - 1]
     if len(kept_older) < KEPT_SNAPSHOTS - 1:
       return []

@@ -207,8 +207,9 @@ class RetryingStore:
   """Wraps a store, and repeats every call until it succeeds.
 
   It has the methods of `Store`. A call is repeated after each
-  `StoreUnavailableError`. Meanwhile the log gets one line a minute with the
-  store's name and error, however many calls wait.
+  `StoreUnavailableError`. Exception: while a replica enters a run, a
+  `ClosedError` is raised as an `UnfitStoreError`. While calls wait, the log
+  gets one line a minute with the store's name and error.
 
   Attributes:
     store: The store that is wrapped.
