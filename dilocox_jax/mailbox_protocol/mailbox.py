@@ -739,10 +739,11 @@ class Mailbox:
     return shares.mean()
 
   def _check_one_share(self, shares: Shares) -> None:
-    """If chosen, checks another replica's share (the mean of one slice).
+    """Checks a share (the mean of one slice) if this replica is chosen.
 
-    In about one of eight turns, a hash chooses who checks which share. In these
-    turns every replica also reads the results of checks of its own shares.
+    In about one of eight turns, a hash chooses a share, and a replica other
+    than its maker to check it. In these turns every replica also reads the
+    results of earlier checks of its own shares.
     """
     check = shares.check(self._run)
     if check is None:

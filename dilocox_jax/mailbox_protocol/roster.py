@@ -543,7 +543,8 @@ class Seats:
     """Takes the first free seat for this replica, and returns its number.
 
     After a restart, this replica takes its earlier seat again if that is the
-    next one after those that `roster` counts (but not if it counts none).
+    next one after the seats that `roster` counts. If `roster` counts no seat,
+    this replica takes a new one.
     """
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.

@@ -208,8 +208,9 @@ class SlicedInbox(Inbox):
     """Reads a section (one slice and the header) of a replica's message.
 
     A valid slice is added to `sections`. If `held` has no message of this
-    sender, the message is added there, without arrays. The two may differ in
-    digest, if the sender has replaced its message meanwhile.
+    sender, the message is added there, without arrays. If the sender replaces
+    its message meanwhile, the slice and the message in `held` have different
+    digests.
     """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(

@@ -233,9 +233,10 @@ class Snapshots:
   def _delete_before(self, event: int, starts: Sequence[int]) -> int:
     """Deletes the objects that nobody needs any more (`_stale`), and old marks.
 
-    Before that, it writes marks of the deleted intervals (events from one
-    snapshot to the next one, whose first events are `starts`). Returns the
-    bytes of all objects of events and snapshots that remain.
+    Before that, it writes marks of the deleted intervals. An interval is the
+    events from one snapshot to the next one. `starts` has the first event of
+    each interval. Returns the bytes of all objects of events and snapshots that
+    remain.
     """
     folders = (EVENTS, PROPOSALS, MANIFESTS, SHARES, SNAPSHOTS)
     listings = self._store.at_once(

@@ -164,10 +164,10 @@ class JsonLines:
   def __init__(self, path: Directory, last_step: int = -1):
     """Opens a file, and cuts what a restored run will write again.
 
-    A last line without a newline is cut, and so are all rows after `last_step`:
-    with rows of the steps 30, 60 and 90 and a checkpoint of step 60, the row of
-    step 90. The row of kind "final" is always cut, because a run that continues
-    writes it again.
+    A last line without a newline is cut, and so are all rows after `last_step`.
+    Example: there are rows of the steps 30, 60 and 90, and `last_step` is 60.
+    Then the row of step 90 is cut. The row of kind "final" is always cut,
+    because a run that continues writes it again.
 
     Args:
       path: The file, in an existing directory. `append` creates it if missing.
