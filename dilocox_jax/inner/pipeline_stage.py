@@ -159,8 +159,9 @@ class Stage:
   def input(self, batch: Index, arrived: Array) -> Array:
     """Returns the input of the stage's first layer, [T, D].
 
-    On the first stage, the input is the embedded tokens of the micro-batch. On
-    every other stage, it is `arrived`: what the stage before has sent.
+    On the first stage, the input is the embedded tokens of micro-batch number
+    `batch`. On every other stage, it is `arrived`: what the stage before has
+    sent.
     """
 
     def embed(batch: Index, _: Array) -> Array:
@@ -200,8 +201,8 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  In iteration t of a loop, stage s runs the forward of micro-batch t - s, if
-  there is a micro-batch of this number.
+  The loop over the micro-batches goes in ticks. In tick t, stage s runs the
+  forward of micro-batch t - s, if there is a micro-batch of this number.
 
   Args:
     model: The model, cut into embedding, layers and loss.
@@ -364,7 +365,7 @@ def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
 
 
 def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
-  """Returns zeros with the shape of x.
+  """Returns zeros with the shape of x, an array of floats.
 
   Their dtype is fp32, or the dtype of x if that one is wider.
   """

@@ -79,9 +79,10 @@ def sharded_gradient(
       gets the keyword argument `transfer` (`LayerTransfer`).
 
   Returns:
-    Function (params, batch [B, L + 1]) -> (loss, gradients), to be called
+    Function (params, batch [B, L + 1]) -> (mean loss, gradients), to be called
     inside a function that `distributed.replicas.Replicas.map` maps. The
-    gradients are divided like the parameters.
+    gradients are divided like the parameters. B must be a multiple of m times
+    the number of data shards.
   """
 
   def from_stages(leaf: Array, spec: Spec) -> Array:
@@ -89,11 +90,11 @@ def sharded_gradient(
     return _on_tensor_shards(reduce, spec)(leaf)
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-    specs, axes, partitions = _layout(params, division, divided_tables)
+    specs, gather_axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
       blocks, rest = _collected(
-        stage_layers, params, specs=specs, axes=axes, gather=gather
+        stage_layers, params, specs=specs, axes=gather_axes, gather=gather
       )
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
       loss, block_gradients, rest_gradients = _with_transfer(
@@ -102,7 +103,10 @@ def sharded_gradient(
       gradients = {
         BLOCKS: jax.tree.map(from_stages, block_gradients, specs[BLOCKS]),
         **jax.tree.map(
-          _sum, rest_gradients, _without_blocks(specs), _without_blocks(axes)
+          _sum,
+          rest_gradients,
+          _without_blocks(specs),
+          _without_blocks(gather_axes),
         ),
       }
       # Sums over stages are complete now: each stage contributed its part. Sums
@@ -145,8 +149,9 @@ def sharded_loss(
     division: How the parameters are divided among the devices.
     stage_layers: Which layers each stage has. None: there are no stages, and
       `stage_loss` gathers the layers itself.
-    num_rows: Largest number of rows of a micro-batch, b. If it does not divide
-      a shard's rows of a batch, b is the greatest common divisor of both.
+    num_rows: Largest number of rows of a micro-batch. The actual number, b, is
+      the greatest common divisor of `num_rows` and the rows that a shard has of
+      a batch.
     divided_tables: Paths of the tables (leaves outside the layers) that stay
       divided: each data shard gets only its own part.
     gather: "stage": data shards gather all layers of the stage at once.
@@ -162,19 +167,19 @@ def sharded_loss(
   shards = division.num_data_shards
 
   def loss(params: Tree, batches: Array) -> Scalar:
-    specs, axes, partitions = _layout(params, division, divided_tables)
+    specs, gather_axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batches: Array) -> Scalar:
       rows = math.gcd(batches.shape[1], num_rows)
       tokens = batches.reshape(-1, rows, batches.shape[2])
       blocks, rest = _collected(
-        stage_layers, params, specs=specs, axes=axes, gather=gather
+        stage_layers, params, specs=specs, axes=gather_axes, gather=gather
       )
       loss = _with_transfer(stage_loss, gather, specs[BLOCKS])(
         blocks, rest, tokens
       )
-      # The sum over stages is complete. The shards' losses are means, so their
-      # mean is taken.
+      # `psum` adds up what the stages contribute, and the losses of the data
+      # shards. These losses are means over rows, so they are averaged.
       return jax.lax.psum(loss, PIPELINE_AXES) / shards
 
     row_axis = DATA_AXIS if batches.shape[1] % shards == 0 else None
@@ -305,6 +310,7 @@ def _layout(
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
     del leaf
+    # A table stays divided among the data shards.
     if path_name(path) in divided_tables:
       return (STAGE_AXIS,)
     return PIPELINE_AXES
@@ -349,6 +355,7 @@ def _to_stages(
   is "layer", the result is still divided among the data shards.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
+  # Row s has the numbers of the layers that stage s computes.
   table = jnp.asarray(stage_layers.table)
   if by_stage is None:
     # Every stage keeps all layers of this leaf and picks its own.
@@ -373,6 +380,9 @@ def _from_stages(
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
+  # Below, the layers come in the order of the stages. `stage_layers.rows` puts
+  # them back in the order of the model.
+  #
   # Here data shards and stages divide the same dimension, and it is not
   # dimension 0, that of the layers.
   if gather == "stage" and by_data and by_data == by_stage:

@@ -42,7 +42,9 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
   Returns:
     A function like `embed`, but the table in its leaves is this shard's part,
     [W, D], which has W = V / N of the V tokens for N shards. All data shards
-    must call the function together, each with its own tokens.
+    must call the function together, each with its own tokens. A token outside
+    the V tokens is looked up beyond the end of the table, for which `embed`
+    should return NaN.
   """
 
   def embed_with_all_shards(

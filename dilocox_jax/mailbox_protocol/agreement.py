@@ -171,10 +171,11 @@ class Memory:
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the median norms of up to six earlier turns, the oldest first.
 
-    Only turns that can be compared with the turn of `inbox` are taken. They
-    exchanged the same fragment, and had the same number within their event. If
-    the messages of `inbox` are cut into slices, so were theirs; else theirs
-    were not.
+    A turn counts if it is like the turn of `inbox` in three points:
+
+    - the fragment that is exchanged;
+    - the number of the turn within its event;
+    - whether messages are cut into slices.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
@@ -294,7 +295,8 @@ class Agreement:
     snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
       It then proposes no snapshot, except at event 0.
     residuals: What was lost in encoding the shares (means of one slice) that
-      this replica has made, by the keys of `Shares.remembered`.
+      this replica has made, by (kind, turn, number of slices, number of the
+      share).
   """
 
   store: Any
@@ -380,9 +382,10 @@ class Agreement:
     methods check that the event was not deleted while this process slept.
 
     Raises:
-      ReplicaStaleError: If the manifest names another predecessor than the one
-        that this replica has followed (not checked if `inbox.is_past`), or if
-        a snapshot of a later event appears while this replica waits.
+      ReplicaStaleError: If a snapshot of a later event appears while this
+        replica waits. Also if the manifest names another predecessor than the
+        one that this replica has followed. The predecessor is not checked if
+        `inbox.is_past`.
       StoppedError: If the listed messages have arrays of other types or shapes
         than this replica's.
     """
@@ -599,6 +602,7 @@ class Agreement:
     are_few = len(missing) <= FEW
     # A replica that holds no message has sent none: it only follows events that
     # other replicas have settled. So it reads the manifest at its first look.
+    # `covers` says that all missing messages are probably in the store.
     may_be_complete = bool(inbox.held) and (are_few or inbox.covers(missing))
     if is_first_look and may_be_complete:
       agreed = None
@@ -609,6 +613,7 @@ class Agreement:
     else:
       agreed = self._list_and_read(inbox, missing, is_late)
     if is_first_look:
+      # Messages that were neither read nor listed in the store.
       absent = [
         name
         for name in inbox.missing(inbox.expected)
@@ -832,7 +837,7 @@ class Agreement:
       if is_late:
         longest = max(longest, min(grace / 6, LONGEST_LATE_PAUSE_S))
       wait = min(PAUSE_GROWTH * wait, longest)
-      # This comes before the first True: this process may have slept, and the
+      # Look before `is_late` becomes True: this process may have slept, and the
       # others may have gone on.
       if clock() > next_look:
         self._look_around(inbox, agreed)
@@ -909,9 +914,9 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    If `replaces` is False, a valid object (`_is_valid`) stays as it is. An
-    object that is larger than `data` counts as damaged. Exception: a manifest
-    may have up to 1 MiB.
+    If `replaces` is False, a valid object stays as it is (`_is_valid`, which
+    gets `is_ours`). An object that is larger than `data` counts as damaged.
+    Exception: a manifest may have up to 1 MiB.
     """
     # All messages of a turn have one size, and so have all versions of a share.
     # So nobody reads a larger one. Manifests of one turn may differ in size.

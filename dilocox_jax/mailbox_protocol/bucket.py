@@ -223,6 +223,8 @@ def _refusal(error: BaseException) -> StoreUnavailableError:
     return ClosedError(
       f"there is no such bucket ({text}): make it, or correct its name"
     )
+  # A status from 400 to 499 says that the request is wrong, and would be wrong
+  # again. There are a few exceptions.
   is_wrong = 400 <= status < 500 and status not in _TRY_AGAIN
   if is_wrong and code != _TIMEOUT:
     return ClosedError(text)

@@ -38,7 +38,8 @@ class MailboxClient:
   """Calls a mailbox for a training loop, and counts the exchanges.
 
   Every call that needs the store (a folder or a bucket) runs in a thread. So
-  the run can be stopped also while the store does not answer.
+  the run can be stopped also while the store does not answer. The call then
+  raises `StoppedError`.
 
   A replica may have several processes. Each has a client, and all clients get
   the same calls in the same order. Only process 0 has a mailbox, and the others
@@ -194,17 +195,19 @@ class MailboxClient:
   def newest(self) -> list[np.ndarray] | None:
     """Reads the newest snapshot, and sets `event` to continue from there.
 
-    `event` becomes the first exchange whose result the snapshot does not have,
-    or 0 without a snapshot. This replica takes part in no exchange until
-    `take_part`.
+    `event` becomes the first exchange whose result the snapshot does not have.
+    Without a snapshot, `event` becomes 0. This replica takes part in no
+    exchange until `take_part`.
 
     Returns:
-      The arrays of the snapshot; None if there is no snapshot: the caller
+      The arrays of the snapshot. None if no snapshot can be read: the caller
       begins with the initial parameters.
 
     Raises:
-      StoppedError: If the first events are deleted and no snapshot can be read,
-        or if the run was asked to stop and the store does not answer.
+      StoppedError: If no snapshot can be read although the first events are
+        deleted. This is only checked if the previous call of this method has
+        led to no progress. Also if the run was asked to stop and the store does
+        not answer.
     """
     snapshot = self._ask("newest")
     # Some exchanges may be in flight in the snapshot. This replica has sent
@@ -240,7 +243,7 @@ class MailboxClient:
   def take_part(self, num_in_flight: int) -> bool:
     """Announces this replica for the first exchange that is not in flight yet.
 
-    From that exchange on, it sends messages.
+    If the result is True, it sends messages from that exchange on.
 
     Args:
       num_in_flight: Number of exchanges in flight: their pseudo-gradients were
@@ -421,6 +424,8 @@ class ExchangeSession:
     if not exchanged.is_own_listed:
       self.is_counted = False
     is_left_out = self._client.name in exchanged.left_out
+    # The others refused these values, or already have them from an earlier
+    # message. So they must not be sent again.
     if exchanged.is_superseded or is_left_out:
       self.drops_all = True
     makers = [maker for _, _, maker in exchanged.wrong_shares]

@@ -342,6 +342,7 @@ class Mailbox:
     """
     self._agreement.memory = memory
     self._agreement.announced = {}
+    # Without a checkpoint, this replica has to announce itself first.
     self._is_present = repeats and self.name in memory.roster.expected()
     self._repeats = repeats
     self._loaded = loaded
@@ -493,8 +494,8 @@ class Mailbox:
       weight: Weight of the message in the mean; 0 leaves the message out.
       send: Whether this replica sends a message. If not, it only reads.
       state: Fingerprint of the shared state before the event (`fingerprint`).
-        None: nothing is compared, and this replica writes no snapshot. It is
-        not read after turn 0.
+        None: nothing is compared, and this replica writes no snapshot. Give a
+        fingerprint in all replicas or in none. It is not needed after turn 0.
       kind: Number of the fragment that is exchanged. All events of one kind
         have messages of one size.
       snapshot: Function that returns the first event whose result the shared
@@ -850,7 +851,8 @@ class Mailbox:
       )
       if text:
         self._begin_again(inbox, f"its shared state differs: {text}")
-    # A list of only this replica's message compares its state with no other.
+    # Another replica has had the same state at an event of this kind. But a
+    # list of only this replica's message compares its state with no other.
     if not is_listed or len(agreed.listed) > 1:
       self._confirmed.add(inbox.kind)
 

@@ -111,8 +111,8 @@ def message_path(event: int, turn: int, replica: str) -> str:
 def proposal_path(event: int, turn: int) -> str:
   """Returns the path of a proposed manifest, e.g. "proposal/0000000012.0".
 
-  It lists the messages to average in a turn (one message of each replica) of an
-  event (exchange).
+  A manifest lists the messages to average in a turn (one message of each
+  replica) of an event (exchange).
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
@@ -120,8 +120,8 @@ def proposal_path(event: int, turn: int) -> str:
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
 
-  It lists the messages to average in a turn (one message of each replica) of an
-  event (exchange).
+  A manifest lists the messages to average in a turn (one message of each
+  replica) of an event (exchange).
   """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
@@ -147,8 +147,8 @@ def share_path(event: int, turn: int, number: int) -> str:
 def residual_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a residual, e.g. "share/0000000012/0/5.rest".
 
-  It is what encoding lost in share 5: the mean of slice 5 of all messages in
-  turn 0 of event (exchange) 12.
+  This residual is what encoding lost in share 5. The share is the mean of slice
+  5 of all messages in turn 0 of event (exchange) 12.
   """
   return f"{share_path(event, turn, number)}.rest"
 
@@ -232,7 +232,10 @@ def _kind_text(kind: np.dtype, shape: tuple[int, ...]) -> str:
 
 
 def raw_bytes(array: np.ndarray) -> memoryview:
-  """Returns the bytes of an array's values, little-endian and in C order."""
+  """Returns the bytes of an array's values, little-endian and in C order.
+
+  The result may share its memory with the array.
+  """
   little = array.astype(array.dtype.newbyteorder("<"), copy=False)
   return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 
@@ -240,7 +243,8 @@ def raw_bytes(array: np.ndarray) -> memoryview:
 def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
   """Returns the arrays whose raw bytes follow each other in `content`.
 
-  `kinds` has the type and shape of each array.
+  `kinds` has the type and shape of each array. The arrays may share their
+  memory with `content`, and may be read-only.
   """
   arrays = []
   start = 0

@@ -104,7 +104,7 @@ def _fault_of_second_creation(store: Any, path: str) -> str:
         return _OVERWRITES
       errors.append(error)
       if len(errors) < _MOST_ERRORS:
-        raise
+        raise  # `retry` waits, and calls this function again.
       return f"cannot say that an object exists ({error})"
     return _OVERWRITES if is_created else ""
 

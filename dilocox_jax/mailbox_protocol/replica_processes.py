@@ -72,8 +72,9 @@ class ReplicaProcesses(Protocol):
         the other processes hold (`collected`). None: it reads none.
 
     Raises:
-      Exception: Any error of `ask`, in every process. Outside process 0, an
-        error of an unknown type becomes a RuntimeError.
+      Exception: Any error of `ask`, in every process. Outside process 0 its
+        type is `ReplicaStaleError`, `StoppedError`, `ValueError` or `OSError`;
+        an error of any other type is a RuntimeError there.
     """
 
   def collected(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -169,7 +170,8 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
 def encode_error(error: Exception) -> tuple[str, str]:
   """Returns the name of an error's type and its message, for `decode_error`.
 
-  A subclass of a type in `_ERRORS` counts as that type.
+  For a subclass of `ReplicaStaleError`, `StoppedError`, `ValueError` or
+  `OSError`, the name is that of this type.
   """
   for name, kind in _ERRORS.items():
     if isinstance(error, kind):
@@ -180,7 +182,8 @@ def encode_error(error: Exception) -> tuple[str, str]:
 def decode_error(name: str, text: str) -> Exception:
   """Returns an error of process 0, for another process to raise.
 
-  An unknown name of a type becomes a RuntimeError.
+  It is a RuntimeError if `name` is not "ReplicaStaleError", "StoppedError",
+  "ValueError" or "OSError".
   """
   if name in _ERRORS:
     return _ERRORS[name](text)

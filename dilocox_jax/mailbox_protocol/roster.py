@@ -228,6 +228,7 @@ def join_run(
       " that run, or another place for a new run"
     )
   record = known[0]
+  # If `run.json` and its copy are of two runs, only one of the runs is in use.
   if any(other["id"] != record["id"] for other in known):
     record = _record_in_use(store, secret, known, where)
   objects = {path: signer.sign_json(path, record) for path in (RUN_COPY, RUN)}
@@ -384,7 +385,7 @@ class Roster:
     return len(self.seats) + self.later
 
   def names(self) -> list[str]:
-    """Returns the names of all replicas that ever joined, in that order."""
+    """Returns the names of all replicas, in the order in which they joined."""
     return list(self.seats)
 
   def expected(self) -> list[str]:
@@ -520,7 +521,7 @@ class Seats:
         path = seat_path(number)
         data = self._signer.sign_json(path, self._record())
         if not self._store.create(path, data) and self.read(number) is None:
-          self._store.put(path, data)
+          self._store.put(path, data)  # The object there is damaged.
 
   def _record(self) -> dict[str, Any]:
     """Returns the content of this replica's seat: its name and first event."""

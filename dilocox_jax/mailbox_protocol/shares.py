@@ -468,8 +468,8 @@ class Shares:
     self.store.at_once(self.reads_of_slices(number))
     share = self.held[number]
     residual = self._residual_before(number) if share.has_residual else None
-    is_known = residual is not None or not share.has_residual
-    if not (self.has_slices(number) and is_known):
+    is_residual_known = residual is not None or not share.has_residual
+    if not (self.has_slices(number) and is_residual_known):
       return ""
     again = self._made(number, residual)
     expected = self.inbox.tables.decode(again.tables)

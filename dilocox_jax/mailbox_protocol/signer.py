@@ -238,17 +238,20 @@ class Signer:
 
     Returns:
       The content of the section, without a copy. None if the section is
-      missing, or not signed for this run, path and number.
+      missing, or not signed for this run, path, number and `num_sections`.
     """
     if data is None or len(data) < SECTION_HEAD_BYTES:
       return None
     view = memoryview(data)
+    digest = view[:TAG_BYTES]
+    seal = view[TAG_BYTES:SECTION_HEAD_BYTES]
+    content = view[SECTION_HEAD_BYTES:]
     key = self._key_of_sections(path, num_sections)
-    content_hash = _tag(key, number, [view[SECTION_HEAD_BYTES:]])
-    seal = _tag(key, _FIRST_SEAL + number, [view[:TAG_BYTES], content_hash])
-    if not hmac.compare_digest(view[TAG_BYTES:SECTION_HEAD_BYTES], seal):
+    content_hash = _tag(key, number, [content])
+    expected = _tag(key, _FIRST_SEAL + number, [digest, content_hash])
+    if not hmac.compare_digest(seal, expected):
       return None
-    return view[SECTION_HEAD_BYTES:]
+    return content
 
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
     """Returns an object of signed JSON, to write at a path.

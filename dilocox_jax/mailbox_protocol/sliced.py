@@ -52,9 +52,10 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the bytes of a message in slices, from those of its arrays.
+  """Returns how many bytes a message has that is cut into slices.
 
-  The random sums of the sender's state (fingerprint) are not counted.
+  The arrays of the message have `num_array_bytes` bytes. The random sums of the
+  sender's state (fingerprint) are not counted.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 

@@ -87,8 +87,9 @@ class Store:
     Args:
       where: A folder, or a URL such as `file:///mnt/share/run`,
         `s3://bucket/run` or `memory:///`.
-      **options: Settings of `obstore.store.from_url`, e.g. `endpoint`. The
-        library also reads the environment (`AWS_ACCESS_KEY_ID`, ...).
+      **options: Settings of `obstore.store.from_url` for a bucket, e.g.
+        `endpoint`. The library also reads the environment
+        (`AWS_ACCESS_KEY_ID`, ...). A folder ignores the options.
 
     Raises:
       ValueError: If the store cannot be opened. The message is one line.
@@ -269,6 +270,7 @@ class RetryingStore:
       except StoreUnavailableError as error:
         if self._is_entering and isinstance(error, ClosedError):
           raise UnfitStoreError(f"{self.store.where}: {error}") from None
+        # A failure is no news if the store came back after the call began.
         if has_failed or not self._is_back_since(began_s):
           self._note_failure(error, is_first=not has_failed)
           has_failed = True

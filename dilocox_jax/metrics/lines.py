@@ -85,8 +85,8 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content. A string is written as UTF-8, with characters that UTF-8
-      cannot encode as escapes.
+    text: New content. A string is written as UTF-8. A character that UTF-8
+      cannot encode is written as an escape.
 
   Raises:
     RecordError: If the system refuses.
