@@ -171,7 +171,8 @@ class Memory:
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the median norms of up to six earlier turns, the oldest first.
 
-    A turn counts if it is like the turn of `inbox` in three points:
+    In a turn of an event, each replica sends one message. A turn counts if it
+    is like the turn of `inbox` in three points:
 
     - the fragment that is exchanged;
     - the number of the turn within its event;
@@ -182,9 +183,10 @@ class Memory:
   def residual_event(self, inbox: Inbox) -> int:
     """Returns the event whose residuals are added to the mean of a turn.
 
-    If messages are cut into slices, each replica averages one slice of all
-    messages, and encodes the mean. What the encoding loses is the residual. It
-    is added to the next mean of this slice.
+    In a turn of an event, each replica sends one message. If messages are cut
+    into slices, each replica averages one slice of all messages, and encodes
+    the mean. What the encoding loses is the residual. It is added to the next
+    mean of this slice.
 
     Returns:
       Number of the newest event that exchanged the fragment of `inbox`, and
@@ -193,8 +195,8 @@ class Memory:
 
       - There is no such event.
       - Its messages were cut into more or fewer slices than those of `inbox`.
-      - Two snapshots were due since this event. So its residuals may be
-        deleted.
+      - Two snapshots (copies of the shared state) were due since this event.
+        So its residuals may be deleted.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -212,8 +214,10 @@ class Memory:
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns a copy of the memory to which a turn was added.
 
-    `inbox` says which turn it is, and `agreed` is its manifest. Only the first
-    turn of an event changes `event`, `before`, `roster` and `was_split`.
+    In a turn of an event, each replica sends one message. `inbox` says which
+    turn it is, and `agreed` is its manifest: the list of the messages that are
+    averaged. Only the first turn of an event changes `event`, `before`,
+    `roster` and `was_split`.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -295,8 +299,8 @@ class Agreement:
     snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
       It then proposes no snapshot, except at event 0.
     residuals: What was lost in encoding the shares (means of one slice) that
-      this replica has made, by (kind, turn, number of slices, number of the
-      share).
+      this replica has made, by (number of the fragment, turn, number of
+      slices, number of the share).
   """
 
   store: Any
@@ -322,7 +326,8 @@ class Agreement:
   def announced_manifest(self, event: int) -> Manifest | None:
     """Reads the manifest of an event's first turn, and keeps it in `announced`.
 
-    The result is None if the manifest is not written yet, damaged or lost.
+    In a turn of an event (exchange), each replica sends one message. The result
+    is None if the manifest is not written yet, damaged or lost.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}
@@ -331,24 +336,29 @@ class Agreement:
   def before(self, inbox: Inbox) -> str:
     """Returns the digest that a turn's manifest must name as its predecessor.
 
-    In turn 0 of an event, it is the digest of the manifest of turn 0 of the
-    event before ("" at event 0). In later turns, it is the digest of the
-    manifest of turn 0 of the same event.
+    In a turn of an event (exchange), each replica sends one message. In turn 0,
+    the predecessor is the manifest of turn 0 of the event before; at event 0
+    there is none, and the result is "". In later turns, it is the manifest of
+    turn 0 of the same event.
     """
     if inbox.turn:
       return self.first.digest()
     return self.memory.before
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Reads the manifest of a turn; None if it is missing or damaged."""
+    """Reads the manifest of a turn; None if it is missing or damaged.
+
+    In a turn of an event (exchange), each replica sends one message.
+    """
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
   def expected(self, event: int, turn: int, is_past: bool) -> list[str]:
     """Returns the names of the replicas whose messages a turn waits for.
 
-    They are in the same order in all replicas. The result is [] if `is_past`:
-    the turn was settled before the snapshot with which this replica began.
+    In a turn of an event (exchange), each replica sends one message. The names
+    are in the same order in all replicas. The result is [] if `is_past`: the
+    event is before the snapshot with which this replica began.
     """
     if is_past:
       return []
@@ -359,11 +369,12 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets the replicas whose messages a new inbox (of one turn) waits for.
 
-    If most messages of the last turn were there at once (`most_were_here`), the
-    messages of this turn count as probably there, too (`Inbox.there`).
+    In a turn, each replica sends one message. If most messages of the last turn
+    were there at once (`most_were_here`), the messages of this turn count as
+    probably there, too (`Inbox.there`).
 
-    The inbox is not changed if its turn was settled before the snapshot with
-    which this replica began (`Inbox.is_past`).
+    The inbox is not changed if its event is before the snapshot with which this
+    replica began (`Inbox.is_past`).
     """
     if inbox.is_past:
       return
@@ -374,8 +385,9 @@ class Agreement:
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, and writes it when it is due.
 
-    It is due once enough messages were read (`_due`). Before the grace time is
-    over, all expected messages must be among them.
+    In a turn of an event (exchange), each replica sends one message. The
+    manifest is due once enough of the messages were read (`_due`). Before the
+    grace time is over, all expected messages must be among them.
 
     Call `open(inbox)` before this method. Call `fetch_messages` or
     `fetch_shares` after it, and do not use the manifest before that: these
@@ -471,10 +483,11 @@ class Agreement:
   ) -> None:
     """Reads every share of a turn's mean, and makes this replica's own shares.
 
-    A share is the mean of one slice of all messages. After the grace time, this
+    A share is the mean of one slice of all messages of a turn. In a turn of an
+    event (exchange), each replica sends one message. After the grace time, this
     replica also makes the missing shares of others if it can read the slices.
-    It makes no share in a turn that was settled before the snapshot with which
-    this replica began (`Inbox.is_past`). The functions in `beside` are called
+    It makes no share for an event before the snapshot with which it began
+    (`Inbox.is_past`). The functions in `beside` are called
     at the same time as the first reads.
 
     Raises:

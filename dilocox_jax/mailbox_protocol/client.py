@@ -65,8 +65,9 @@ class MailboxClient:
     settled: A dict for each exchange since the caller last emptied this list.
       Its keys are "event" (number of the exchange), "members" (replicas in the
       mean), "left_out" (reason by replica) and "wrong_shares". The last one
-      counts the slices of means that this replica has found to be wrong since
-      the exchange before, by the replica that had to make them.
+      counts the shares (means of one slice of all messages) that this replica
+      has found to be wrong since the exchange before, by the replica that had
+      to make them.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
       `NEVER` between `newest` and `take_part`.
@@ -195,9 +196,10 @@ class MailboxClient:
   def newest(self) -> list[np.ndarray] | None:
     """Reads the newest snapshot, and sets `event` to continue from there.
 
-    `event` becomes the first exchange whose result the snapshot does not have.
-    Without a snapshot, `event` becomes 0. This replica takes part in no
-    exchange until `take_part`.
+    A snapshot is a copy of the state that all replicas share before an event
+    (exchange). `event` becomes the first exchange whose result the snapshot
+    does not have. Without a snapshot, `event` becomes 0. This replica takes
+    part in no exchange until `take_part`.
 
     Returns:
       The arrays of the snapshot. None if no snapshot can be read: the caller
@@ -205,9 +207,9 @@ class MailboxClient:
 
     Raises:
       StoppedError: If no snapshot can be read although the first events are
-        deleted. This is only checked if the previous call of this method has
-        led to no progress. Also if the run was asked to stop and the store does
-        not answer.
+        deleted. This is only checked if this replica has come to no further
+        exchange since the previous call. Also if the run was asked to stop and
+        the store does not answer.
     """
     snapshot = self._ask("newest")
     # Some exchanges may be in flight in the snapshot. This replica has sent
@@ -251,11 +253,11 @@ class MailboxClient:
 
     Returns:
       Whether this replica takes part. False if the others have already decided
-      which messages they average in the event of its first message. Then it
-      must first apply more of their events, and try again.
+      which messages they average in the exchange of its first message. Then it
+      must first apply more of their exchanges, and try again.
 
     Raises:
-      ReplicaStaleError: If the event of its first message was deleted.
+      ReplicaStaleError: If the exchange of its first message was deleted.
     """
     if not self.announce(self.event + num_in_flight):
       return False
@@ -265,7 +267,8 @@ class MailboxClient:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    Returns whether this replica's message for the event may still count.
+    `event` is the number of an exchange. Returns whether this replica's message
+    for the exchange may still count.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -273,7 +276,7 @@ class MailboxClient:
     return self._ask("announce", event)
 
   def signs(self) -> np.ndarray:
-    """Returns the random signs for the next event's fingerprint.
+    """Returns the random signs for the fingerprint of the next exchange.
 
     They are float32 [2^20] of +1 and -1, equal in all replicas. A fingerprint
     is a few random sums of the shared state, by which replicas compare it.

@@ -79,9 +79,9 @@ class SharedState(NamedTuple):
   Attributes:
     name: Digest of the newest manifest (list of averaged messages) that the
       sender has followed, as 64 hexadecimal digits; "": it has followed none.
-      Manifests of the later turns of an event do not count.
-    base: Event of the snapshot with which the sender began; 0 if it began with
-      the initial parameters.
+      If an event (exchange) has several manifests, only the first one counts.
+    base: Event of the snapshot (copy of the state) with which the sender began;
+      0 if it began with the initial parameters.
     fingerprint: Fingerprint of the state; `NOTHING` if the message has none.
       Only a replica's first message of an event can have one.
   """
@@ -101,7 +101,7 @@ class SharedState(NamedTuple):
     Args:
       other: State of another replica before `event`, with the same `name`.
       event: Number of the event (exchange). Both states are from before it.
-      num_kinds: Number of fragments. Each event exchanges one of them, in turn.
+      num_kinds: Number of fragments. Each event exchanges the next one of them.
     """
     # Replicas that began with the same snapshot had the same values then. Other
     # replicas had the same values at the start of the run.
@@ -144,7 +144,7 @@ def fingerprint_of(
 
   Args:
     arrays: The arrays of the state, in the same order in all replicas.
-    signs: The random signs of the event (`Mailbox.signs`), float32 [N] of +1
+    signs: The random signs of the exchange (`Mailbox.signs`), float32 [N] of +1
       and -1. N is at least the smaller of 2^20 and the largest array's size.
   """
   rows = [NOTHING.rows]

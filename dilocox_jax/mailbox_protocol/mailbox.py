@@ -247,8 +247,8 @@ class Mailbox:
     """Reads the newest complete snapshot, and sets this mailbox back to it.
 
     A snapshot is the state that all replicas share before an event (exchange).
-    If the previous call has led to no progress, so that no further event was
-    settled, the method first waits up to a minute.
+    If this replica has come to no further event since the previous call, the
+    method first waits up to a minute.
 
     Returns:
       The snapshot. The caller takes over its arrays, and goes on with event
@@ -257,8 +257,8 @@ class Mailbox:
 
     Raises:
       StoppedError: If no snapshot can be read although the first events are
-        deleted. This is only checked if the previous call of this method has
-        led to no progress.
+        deleted. This is only checked if this replica has come to no further
+        event since the previous call.
     """
     self._pause_before_start()
     self._go_on(Memory())
@@ -439,7 +439,8 @@ class Mailbox:
       Whether this replica should do its inner steps, because its message for
       the event may count. False in two cases:
 
-      - The event was settled before the snapshot with which this replica began.
+      - The event is older than the snapshot (copy of the shared state) with
+        which this replica began.
       - The list of the event's messages is decided, and has no message that
         this replica sent before a restart.
 
@@ -490,7 +491,8 @@ class Mailbox:
       turn: Number of the message within the event, from 0. After turn 0, only
         replicas whose first message is averaged send messages.
       arrays: The arrays of the message. Do not change them in place before the
-        next event is settled. If `send` is False, only types and shapes matter.
+        call for the next event has returned. If `send` is False, only types and
+        shapes matter.
       weight: Weight of the message in the mean; 0 leaves the message out.
       send: Whether this replica sends a message. If not, it only reads.
       state: Fingerprint of the shared state before the event (`fingerprint`).
@@ -515,7 +517,7 @@ class Mailbox:
         or `rules.store_bytes` is too low.
       ValueError: If an event or its turn 0 was skipped. Also if `tables` is
         None and the messages of an event are in slices; this is found only for
-        events that were settled before this replica's snapshot.
+        events before this replica's snapshot.
     """
     self._check_order(event, turn)
     self._check_accusers()

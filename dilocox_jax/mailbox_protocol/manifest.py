@@ -62,8 +62,8 @@ class Manifest:
 
   Attributes:
     before: Digest of the manifest that all listed senders have followed last,
-      in hexadecimal digits; "" in the first turn of event 0. Manifests of the
-      later turns of an event do not count.
+      in hexadecimal digits; "" in the first turn of event (exchange) 0.
+      Manifests of the later turns of an event do not count.
     listed: The messages that are averaged, in this order.
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".
@@ -135,7 +135,8 @@ def make_manifest(
   sets the fields `begins_interval`, `num_slices` and `layout`.
 
   Args:
-    sent: The messages by replica, in the order in which replicas joined.
+    sent: The messages of the turn, one of each replica, by the replica's name,
+      in the order in which replicas joined.
     before: The field `Manifest.before`.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
@@ -215,7 +216,7 @@ def usual_norm(
   higher of the two middle ones.
 
   Args:
-    norms: Norms of the messages of a turn.
+    norms: Norms of the messages of a turn: one message of each replica.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
   """
   counted = [norm for norm in norms if math.isfinite(norm) and norm > 0]
@@ -239,7 +240,8 @@ def too_large(
   """Returns which messages are left out because of their norms, and why.
 
   Args:
-    norms: Norms of the messages of a turn, by replica.
+    norms: Norms of the messages of a turn (one message of each replica), by
+      replica.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_ratio: A message is left out if its norm is more than this many times
       the usual norm (`usual_norm`), or not finite.

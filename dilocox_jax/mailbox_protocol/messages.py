@@ -129,8 +129,8 @@ def manifest_path(event: int, turn: int) -> str:
 def shares_folder(event: int, turn: int) -> str:
   """Returns the folder of a turn's shares, e.g. "share/0000000012/0".
 
-  A share is the mean of one slice of all messages in a turn of an event
-  (exchange).
+  A share is the mean of one slice of all messages in a turn. In a turn of an
+  event (exchange), each replica sends one message.
   """
   return f"{SHARES}/{event:010d}/{turn}"
 
@@ -138,8 +138,8 @@ def shares_folder(event: int, turn: int) -> str:
 def share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a turn's share, e.g. "share/0000000012/0/5".
 
-  This share is the mean of slice 5 of all messages in turn 0 of event
-  (exchange) 12.
+  In a turn of an event (exchange), each replica sends one message. This share
+  is the mean of slice 5 of all messages in turn 0 of event 12.
   """
   return f"{shares_folder(event, turn)}/{number}"
 
@@ -147,8 +147,9 @@ def share_path(event: int, turn: int, number: int) -> str:
 def residual_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a residual, e.g. "share/0000000012/0/5.rest".
 
-  This residual is what encoding lost in share 5. The share is the mean of slice
-  5 of all messages in turn 0 of event (exchange) 12.
+  In a turn of an event (exchange), each replica sends one message. Share 5 is
+  the mean of slice 5 of all messages in turn 0 of event 12. The residual is
+  what encoding lost in this share.
   """
   return f"{share_path(event, turn, number)}.rest"
 
@@ -156,8 +157,9 @@ def residual_path(event: int, turn: int, number: int) -> str:
 def wrong_share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of the object which says that a share is wrong.
 
-  A share is the mean of one slice of all messages in a turn of an event. The
-  object exists only if a replica has found the share to be wrong.
+  A share is the mean of one slice of all messages in a turn. In a turn of an
+  event (exchange), each replica sends one message. The object exists only if a
+  replica has found the share to be wrong.
   """
   return f"{share_path(event, turn, number)}.wrong"
 
@@ -174,8 +176,8 @@ def snapshot_path(event: int, part: str) -> str:
 def gone_paths(start: int) -> tuple[str, str]:
   """Returns the paths of the two objects that mark an interval as deleted.
 
-  An interval is the events (exchanges) from one snapshot to the next one.
-  `start` is the first of them.
+  An interval is the events (exchanges) from one snapshot (copy of the shared
+  state) to the next one. `start` is the first of them.
   """
   return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 
@@ -302,7 +304,7 @@ class Inbox:
     kind: Number of the fragment that is exchanged.
     num_blocks: Number of blocks in the fingerprint (random sums of the sender's
       state) of every message of this turn; 0 if messages have none.
-    is_past: Whether the turn was settled before the snapshot with which this
+    is_past: Whether the turn's event is before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
       grace time (`MailboxRules.grace_s`).
@@ -368,7 +370,7 @@ class Inbox:
       replica: Name of this replica, the sender.
       weight: Weight of the message in the mean.
       arrays: The arrays that are averaged. Do not change them in place before
-        the next event is settled.
+        the next exchange has ended.
       state: The sender's shared state. Its fingerprint has `num_blocks` blocks.
 
     Returns:

@@ -66,7 +66,9 @@ class ReplicaProcesses(Protocol):
     All processes must make their calls of this method in the same order.
 
     Args:
-      ask: Function without arguments, which calls the mailbox.
+      ask: Function without arguments, which calls the mailbox. Its result must
+        be one that `encode_answer` accepts. Outside process 0, tuples without
+        names have become lists.
       shared: Function that returns arrays, which are divided among the devices
         of all processes. While `ask` runs, process 0 may read the parts that
         the other processes hold (`collected`). None: it reads none.

@@ -401,10 +401,10 @@ class Roster:
     """Returns a copy to which newcomers and returning replicas are added.
 
     Args:
-      event: Number of the event (exchange) that is settled next. A replica
-        whose seat names this event or an earlier one is expected from now on.
-        Exception: it stays away if it has already missed the event that its
-        seat names, or a later one.
+      event: Number of the next event (exchange). A replica whose seat names
+        this event or an earlier one is expected from now on. Exception: it
+        stays away if it has already missed the event that its seat names, or a
+        later one.
       taken: Contents of the new seats, from number `num_seats` on: the
         replica's "name", and the event "since" which it takes part.
     """
@@ -473,8 +473,8 @@ class Seats:
     """Reads seat `number`, the entry of a replica that takes part.
 
     Returns:
-      The replica's "name", and the event "since" which it takes part; None if
-      the seat is free or damaged.
+      The replica's "name", and the event (exchange) "since" which it takes
+      part; None if the seat is free or damaged.
     """
     path = seat_path(number)
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
@@ -493,8 +493,9 @@ class Seats:
   def announce(self, event: int, roster: Roster) -> None:
     """Takes a seat, so that the others expect this replica from `event` on.
 
-    Nothing happens if the seat that this replica took last was for the same
-    event. `roster` has the replicas that take part after the event before.
+    `event` is the number of an exchange. Nothing happens if the seat that this
+    replica took last was for the same event. `roster` has the replicas that
+    take part after the event before.
     """
     if self._since == event:
       return

@@ -148,9 +148,11 @@ class Shares:
     inbox: The messages of the turn that this replica has so far.
     agreed: The manifest of the turn, which lists at least one message.
     name: Name of this replica.
-    remembered: Residuals of shares that this replica has made, by (kind, turn,
-      number of slices, number of the share).
-    residual_event: The event whose residuals are added to this mean; -1: none.
+    remembered: Residuals (losses of encoding) of shares that this replica has
+      made, by (number of the fragment, turn, number of slices, number of the
+      share).
+    residual_event: The event (exchange) whose residuals are added to this mean;
+      -1: none.
     held: The shares that this replica has, by number.
   """
 
@@ -363,8 +365,8 @@ class Shares:
   def read(self, number: int) -> None:
     """Reads a share, and adds it to `held` if it is valid.
 
-    A valid share is signed, was made for the manifest `agreed`, and has no
-    larger norm than the largest message.
+    A valid share is signed, was made for the manifest `agreed` (the list of the
+    averaged messages), and has no larger norm than the largest message.
     """
     path = share_path(self.inbox.event, self.inbox.turn, number)
     size = HEADER_BYTES + self.inbox.cuts.num_bytes(number)
@@ -463,7 +465,8 @@ class Shares:
     Returns:
       The difference, such as "by 1.0e-03 of its norm". The result is "" if the
       shares are equal up to rounding. It is also "" if something that is needed
-      cannot be read: a slice, or the residual that was added to the mean.
+      cannot be read: a slice, or the residual (loss of encoding an earlier
+      share) that was added to the mean.
     """
     self.store.at_once(self.reads_of_slices(number))
     share = self.held[number]
@@ -530,6 +533,8 @@ class Shares:
 def event_bytes(inbox: Inbox, num_messages: int) -> int:
   """Returns the bytes that a turn's messages, shares and residuals take.
 
+  Shares are the means of single slices of the messages, and residuals are what
+  encoding the shares lost. There are none if messages are not cut into slices.
   `inbox` gives their sizes; `num_messages` is the number of messages.
   """
   size = num_messages * inbox.num_bytes

@@ -103,7 +103,9 @@ class Snapshots:
     self._token = secrets.token_bytes(16)
 
   def claim(self, event: int) -> bool:
-    """Tries to become the replica that writes the snapshot before an event.
+    """Tries to become the replica that writes the snapshot before an exchange.
+
+    `event` is the number of the exchange.
 
     Returns:
       Whether this replica writes the snapshot. False: another replica does.
@@ -156,8 +158,8 @@ class Snapshots:
   def listed(self) -> list[int]:
     """Returns the event of each snapshot that has an index, oldest first.
 
-    The snapshot has the state before this event. The index, which is written
-    last, is not read, so the snapshot may turn out to be damaged.
+    The snapshot has the state before this event (exchange). The index, which is
+    written last, is not read. So the snapshot may turn out to be damaged.
     """
     events = {
       event_of(path)
