@@ -187,6 +187,8 @@ class Mailbox:
     else:
       store = where
     self._store = RetryingStore(store, clock, pause)
+    # Until the run is joined, a store that refuses is an error. Later this
+    # replica waits for the store.
     entering = RetryingStore(store, clock, pause, is_entering=True)
     prove(entering, name)
     entry = join_run(

@@ -486,7 +486,9 @@ class Inbox:
     content = self.signer.verify(path, data)
     if data is None or content is None or len(data) != self.num_bytes:
       return
-    layout, name, weight, base, exact_digest = _HEADER.unpack_from(content)
+    layout, state_name, weight, base, exact_digest = _HEADER.unpack_from(
+      content
+    )
     if layout == self._layout and 0 <= weight < math.inf:
       rows = rows_in(content[_HEADER.size : self._arrays_start])
       self.held[replica] = Message(
@@ -494,7 +496,8 @@ class Inbox:
         weight=weight,
         arrays=arrays_in(content[self._arrays_start :], self._kinds),
         state=SharedState(
-          name=name.hex() if any(name) else "",  # Zeros: no manifest yet.
+          # Zeros: the sender has followed no manifest yet.
+          name=state_name.hex() if any(state_name) else "",
           base=base,
           fingerprint=Fingerprint(rows, exact_digest),
         ),

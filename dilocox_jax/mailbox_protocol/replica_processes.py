@@ -142,6 +142,7 @@ def encode_answer(answer: Any) -> tuple[Any, list[np.ndarray]]:
       fields = [encode(field) for field in value]
       return {_RECORD: name, _FIELDS: fields}
     if isinstance(value, dict):
+      # Under a key of its own, so that no key in it is mistaken for `_ARRAY`.
       return {_MAPPING: {key: encode(item) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
       return [encode(item) for item in value]

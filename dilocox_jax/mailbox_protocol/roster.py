@@ -260,6 +260,7 @@ def _begin_run(
       " put one of them back, or take another place for a new run"
     )
   record = {**terms, "id": secrets.token_hex(16)}
+  # `join_run` then writes `run.json` from the copy that is in the store.
   store.create(RUN_COPY, signer.sign_json(RUN_COPY, record))
   return _read_run(store)
 
@@ -315,6 +316,7 @@ def _compare_terms(
       " dilocox_jax with that version, or begin a new run in another place"
     )
   theirs = flat({key: value for key, value in record.items() if key != "id"})
+  # As `run.json` would have them: tuples become lists, for example.
   ours = flat(json.loads(json.dumps(terms)))
   for field in dict.fromkeys([*ours, *theirs]):
     if ours.get(field) != theirs.get(field):
