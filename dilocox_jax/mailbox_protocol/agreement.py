@@ -106,11 +106,11 @@ class Memory:
     event: Number of the next event.
     before: Digest of the manifest of turn 0 of the previous event; "" if no
       event was settled yet.
-    roster: The replicas that take part, according to that manifest.
+    roster: The replicas that take part after the previous event.
     accepted: For each key, the median norms of up to 6 turns, the oldest first.
       The key of a turn is "KIND.TURN", or "KIND.TURN.slices" if its messages
-      are cut into slices. The median norm of a turn is that of its listed
-      messages. Norms of 0 do not count.
+      are cut into slices. The median norm of a turn is the median of the norms
+      of its listed messages. Norms of 0 do not count.
     starts: First event of each of the newest intervals, the oldest first.
     sent: Bytes of the messages that a replica has sent in this interval if it
       has missed no turn.
@@ -487,8 +487,8 @@ class Agreement:
     event (exchange), each replica sends one message. After the grace time, this
     replica also makes the missing shares of others if it can read the slices.
     It makes no share for an event before the snapshot with which it began
-    (`Inbox.is_past`). The functions in `beside` are called
-    at the same time as the first reads.
+    (`Inbox.is_past`). The functions in `beside` are called at the same time as
+    the first reads.
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a snapshot of a later

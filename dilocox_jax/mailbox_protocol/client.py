@@ -45,8 +45,9 @@ class MailboxClient:
   the same calls in the same order. Only process 0 has a mailbox, and the others
   get its answers (`replica_processes`).
 
-  An event is one exchange. A snapshot is a copy of the shared state (outer
-  parameters and outer optimizer, equal in all replicas) before an event.
+  An event is one exchange. The shared state is the outer parameters, the outer
+  optimizer and the codec's common state, which are equal in all replicas. A
+  snapshot is a copy of the shared state before an event.
 
   Attributes:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
@@ -357,8 +358,8 @@ class ExchangeSession:
     """Makes no request yet; `send` does.
 
     If not `attends`, this replica only reads. `kind` is the number of the
-    fragment, and `state` the fingerprint (a few random sums) of the outer
-    parameters and the outer optimizer before the event.
+    fragment, and `state` the fingerprint (a few random sums) of the shared
+    state before the event.
     """
     self._client = client
     self._event = event

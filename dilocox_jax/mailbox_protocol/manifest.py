@@ -68,9 +68,10 @@ class Manifest:
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".
     roster: The replicas that take part after this event.
-    is_split: Whether several shared states (outer parameters and outer
-      optimizer) tied for the most frequent one among the senders (`votes`). All
-      senders must then begin again from the newest snapshot (copy of a state).
+    is_split: Whether several shared states (outer parameters, outer optimizer
+      and the codec's common state) tied for the most frequent one among the
+      senders (`votes`). All senders must then begin again from the newest
+      snapshot (copy of a state).
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
     num_slices: Number of slices, S, into which the messages are cut, so that

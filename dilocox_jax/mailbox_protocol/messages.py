@@ -268,7 +268,7 @@ class Message(NamedTuple):
       finite.
     arrays: The arrays that are averaged; [] if only one slice was read.
     state: Name and fingerprint (a few random sums) of the sender's shared
-      state: outer parameters and outer optimizer.
+      state: outer parameters, outer optimizer and the codec's common state.
     norm: Euclidean norm of the decoded values, as the sender declares it if
       messages are cut into slices. None: it is computed from `arrays`.
     is_whole: Whether `data` is the whole object.
@@ -315,7 +315,8 @@ class Inbox:
     taken: Contents of the seats that were taken since the event before, by
       replicas that join or come back: the replica's "name", and the event
       "since" which it takes part.
-    num_looks: How often this replica has looked whether the turn is settled.
+    num_looks: How often this replica has looked for the messages or the
+      manifest (list of averaged messages) of this turn.
     seats_read_s: Time of the last look for new seats in this turn, by the clock
       of the store (seconds); None: there was none yet.
     num_slices: Number of slices into which messages are cut, S, so that each

@@ -133,8 +133,8 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
   """Returns the secret in a file, without the spaces around it.
 
   Raises:
-    ValueError: If the file cannot be read, its mode lets other users read or
-      write it, or it has fewer than 64 characters. The message is one line.
+    ValueError: If the file cannot be read, if its mode gives other users any
+      right, or if it has fewer than 64 characters. The message is one line.
   """
   try:
     with open(path, "rb") as file:

@@ -137,10 +137,11 @@ class Share(NamedTuple):
 class Shares:
   """Makes and reads shares: the means of single slices of a turn's messages.
 
-  Usually each replica makes one share, and reads the others. A replica makes
-  none in a turn that was settled before the snapshot with which it began
-  (`Inbox.is_past`). Some methods return functions that make requests, so that
-  the caller can make the requests at the same time.
+  In a turn of an event (exchange), each replica sends one message. Usually each
+  replica makes one share, and reads the others. A replica makes none for an
+  event before the snapshot with which it began (`Inbox.is_past`). Some methods
+  return functions that make requests, so that the caller can make the requests
+  at the same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.

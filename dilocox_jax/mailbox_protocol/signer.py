@@ -273,8 +273,8 @@ class Signer:
       data: The bytes that were read there; None: the object is missing.
 
     Returns:
-      The value; None if the object is missing, larger than `INDEX_BYTES`, or
-      not signed for this run and path.
+      The value; None if the object is missing, larger than 16 MiB
+      (`INDEX_BYTES`), or not signed for this run and path.
     """
     if data is None or len(data) > INDEX_BYTES:
       return None

@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
 
   Returns:
     Nested dicts and lists of Python values. Keys become strings. Floats that
-    are not finite become None.
+    are not finite become None. A value of any other type stays as it is.
   """
   if isinstance(value, Mapping):
     return {str(key): plain(item) for key, item in value.items()}
