@@ -303,7 +303,7 @@ def _layout(
   """Returns three trees like `params`, which say how each leaf is divided.
 
   - specs: for each dimension of the leaf, the mesh axes that divide it.
-  - axes: the mesh axes over which the leaf is gathered.
+  - gather_axes: the mesh axes over which the leaf is gathered.
   - partitions: the `PartitionSpec` of the leaf for data shards and stages. It
     leaves out tensor shards.
   """
@@ -319,8 +319,8 @@ def _layout(
   partitions = jax.tree.map(
     lambda _, spec: partition(spec, PIPELINE_AXES), params, specs
   )
-  axes = jax.tree_util.tree_map_with_path(collected_over, params)
-  return specs, axes, partitions
+  gather_axes = jax.tree_util.tree_map_with_path(collected_over, params)
+  return specs, gather_axes, partitions
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
@@ -380,15 +380,13 @@ def _from_stages(
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
-  # Below, the layers come in the order of the stages. `stage_layers.rows` puts
-  # them back in the order of the model.
-  #
   # Here data shards and stages divide the same dimension, and it is not
   # dimension 0, that of the layers.
   if gather == "stage" and by_data and by_data == by_stage:
     all_layers = _sum_and_swap(leaf, by_data)
+    # `_rows` leaves out the rows that only fill a short stage.
     return _rows(all_layers, jnp.asarray(stage_layers.rows))
-  if by_data is None:
+  if by_data is None:  # Every data shard keeps all of this leaf.
     leaf = jax.lax.psum(leaf, DATA_AXIS)
   elif gather == "stage":
     leaf = _scatter(leaf, spec, (DATA_AXIS,))
@@ -398,6 +396,7 @@ def _from_stages(
     leaf = jax.lax.all_gather(leaf, STAGE_AXIS, axis=0, tiled=True)
   else:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, by_stage, 0, tiled=True)
+  # Leave out the rows that only fill a short stage.
   return _rows(leaf, jnp.asarray(stage_layers.rows))
 
 

@@ -624,6 +624,7 @@ class Agreement:
       # A few reads cost less than a listing.
       agreed = self._read_with_seats(inbox, missing, with_manifest=True)
     else:
+      # Many messages are missing, or the grace time is over.
       agreed = self._list_and_read(inbox, missing, is_late)
     if is_first_look:
       # Messages that were neither read nor listed in the store.
@@ -654,6 +655,7 @@ class Agreement:
     if agreed is not None:
       return agreed
     if is_late:
+      # Now messages of replicas that were away count, too.
       listed = [name for name in self._names(inbox) if name in inbox.there]
       self._read_with_seats(inbox, inbox.missing(listed))
     elif inbox.covers(missing):

@@ -120,7 +120,7 @@ class Bucket:
         return None
       raise _refusal(error) from None
     if len(found) != stop - start:
-      return None
+      return None  # The object ends within the range.
     return memoryview(found)
 
   def create(self, path: str, data: Data) -> bool:

@@ -528,6 +528,7 @@ class Mailbox:
     # The later turns of an event belong to the same state.
     fingerprint = NOTHING if state is None or turn else state
     expected = self._agreement.expected(event, turn, self._is_past)
+    # The inboxes that are made below differ in their number of slices.
     new_inbox = functools.partial(
       self._new_inbox,
       event=event,

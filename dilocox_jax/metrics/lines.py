@@ -185,6 +185,7 @@ class JsonLines:
       if row["step"] <= last_step and not is_final:
         remaining_lines.append(line)
     remaining = b"".join(remaining_lines)
+    # Write the file only if something is cut from it.
     if self.path.is_file() and self.path.stat().st_size != len(remaining):
       write_atomically(self.path, remaining)
 
