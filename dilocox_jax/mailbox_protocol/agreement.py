@@ -504,7 +504,8 @@ class Agreement:
         " has this share, or its own message, writes it again"
       )
 
-    # This is needed for the same reason as in `fetch_messages`.
+    # If the others have deleted the event while this process slept, the
+    # manifest may be a second one, which nobody may follow.
     def check() -> None:
       if self.is_gone(inbox.event):
         raise ReplicaStaleError(f"event {inbox.event} was deleted")
@@ -884,6 +885,7 @@ class Agreement:
     Raises:
       ReplicaStaleError: If the store has a snapshot of a later event.
     """
+    # The newest event of which this replica may find a snapshot and go on.
     known = self.memory.event if inbox.is_past else inbox.event
     if max(self.snapshots.events(), default=0) > known:
       raise ReplicaStaleError(

@@ -450,9 +450,9 @@ class Mailbox:
       ReplicaStaleError: If the event was deleted.
     """
     if self._is_present and not self._repeats:
-      return True
+      return True  # The others wait for this replica anyway.
     if event < self._agreement.memory.event:
-      return False
+      return False  # The list of the event's messages was decided before.
     agreed = self._agreement.announced_manifest(event)
     if agreed is not None:
       return self._repeats and self.name in agreed.names

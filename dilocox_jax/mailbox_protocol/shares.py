@@ -416,9 +416,11 @@ class Shares:
     return arrays
 
   def objects(self) -> dict[str, Data]:
-    """Returns this replica's shares and whole listed messages, by path.
+    """Returns the shares and listed messages that this replica has, by path.
 
-    A waiting replica writes these objects again if they have vanished.
+    They are the signed objects, as in the store. A message is left out if this
+    replica has only slices of it. A waiting replica writes these objects again
+    if they have vanished.
     """
     event = self.inbox.event
     turn = self.inbox.turn

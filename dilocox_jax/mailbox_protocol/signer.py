@@ -213,6 +213,8 @@ class Signer:
     """
     key = self._key_of_sections(path, len(sections))
     size = sum(num_bytes_of(list(section)) for section in sections)
+    # Each section is hashed with its number. For few bytes, threads cost more
+    # time than they save.
     if size < _LEAST_BLOCKS_A_THREAD * BLOCK_BYTES:
       hashes = [_tag(key, *each) for each in enumerate(sections)]
     else:

@@ -100,6 +100,7 @@ def store_limit(
     num_replicas: Number of replicas, M.
   """
   if store_bytes is None:
+    # Enough for intervals that have as many bytes as M snapshots.
     store_bytes = max(
       least_store_bytes(snapshot_bytes, num_replicas * snapshot_bytes),
       LEAST_DEFAULT_BYTES,
