@@ -64,15 +64,21 @@ class LayerTransfer(NamedTuple):
   Attributes:
     collect: Function from this device's part of a layer to the whole layer.
     reduce: Function from this device's gradient of the whole layer to the
-      gradient of its part. Leaves that data shards divide are summed over the
-      data shards.
+      gradient of its part. If data shards divide a leaf, the gradient of the
+      leaf is summed over the data shards. Other gradients stay as they are.
   """
 
   collect: Callable[[Tree], Tree]
   reduce: Callable[[Tree], Tree]
 
   def whole_layer(self, layer: Tree, dtype: jnp.dtype) -> Tree:
-    """Casts matrices of a layer's part to `dtype`, and gathers the layer."""
+    """Gathers a whole layer from this device's part of it.
+
+    Args:
+      layer: This device's part of the layer.
+      dtype: The leaves with two axes or more are cast to this type before they
+        are gathered.
+    """
     return self.collect(
       jax.tree.map(
         lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layer
@@ -130,7 +136,11 @@ class Stage:
     return self.transfer.whole_layer(get(self.layers, row), dtype)
 
   def context(self, batch: Index) -> dict[str, Array]:
-    """Returns `CutModel.context` (segments) of micro-batch number `batch`."""
+    """Returns the keyword arguments of `embed` and `block` for a micro-batch.
+
+    `batch` is the number of the micro-batch. The result is {"segments": [b, L]}
+    or, without segments, {} (`CutModel.context`).
+    """
     return self.model.context(get(self.tokens, batch)[:, :-1])
 
   def targets(self, batch: Index) -> Array:
@@ -140,7 +150,8 @@ class Stage:
   def embed(self, rest: Tree, batch: Index) -> Array:
     """Returns the embedded tokens of micro-batch number `batch`, [T, D].
 
-    `rest` is an argument, so that a backward can differentiate by it.
+    `rest` has the parameters outside the layers. It is an argument, so that a
+    caller can compute the gradient with respect to it.
     """
     tokens = get(self.tokens, batch)[:, :-1]
     return self.model.embed(rest, tokens, **self.context(batch))
@@ -148,8 +159,9 @@ class Stage:
   def input(self, batch: Index, arrived: Array) -> Array:
     """Returns the input of the stage's first layer, [T, D].
 
-    On the first stage these are the embedded tokens of the micro-batch, on
-    every other stage `arrived`, the stream that the stage before has sent.
+    On the first stage, the input is the embedded tokens of micro-batch number
+    `batch`. On every other stage, it is `arrived`: what the stage before has
+    sent.
     """
 
     def embed(batch: Index, _: Array) -> Array:
@@ -158,16 +170,22 @@ class Stage:
     return when(self.number == 0, "embed", embed, batch, arrived)
 
   def loop(self, body: Callable, start: Tree) -> Tree:
-    """Runs `body`, (index of a layer, carry) -> carry, for the stage's layers.
+    """Calls a function for each layer of the stage, the first layer first.
 
-    Returns the carry after the last layer.
+    Args:
+      body: Function (index of the layer in the stage, carry) -> carry.
+      start: Carry for the first layer.
+
+    Returns:
+      The carry after the last layer.
     """
     return jax.lax.fori_loop(np.int32(0), self.count, body, start)
 
   def exchange(self, message: Tree, step: int = 1) -> Tree:
     """Sends a message to a neighboring stage, and returns the one that arrives.
 
-    All stages send in one direction around a ring.
+    All stages send in one direction around a ring. With a single stage, the
+    result is `message`.
 
     Args:
       message: Tree of arrays, with the same shapes on all stages.
@@ -183,19 +201,23 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds the loss function of one stage, for `shard_map` over the stages.
 
-  In iteration t of a loop, stage s runs the forward of micro-batch t - s, if
-  there is a micro-batch of this number.
+  The loop over the micro-batches goes in ticks. In tick t, stage s runs the
+  forward of micro-batch t - s, if there is a micro-batch of this number.
 
   Args:
     model: The model, cut into embedding, layers and loss.
     layer_counts: Number of layers of each stage, [stages].
 
   Returns:
-    Function (blocks, rest, tokens, transfer) -> mean loss over the
-    micro-batches. `blocks` are this stage's layers, leaves [K, ...]; `rest` are
-    all other leaves; `tokens` are int32 [m, b, L + 1]; `transfer` says how a
-    device gathers a whole layer. The loss is 0 on all stages but the last, so
-    the caller must sum it over the stages.
+    Function (blocks, rest, tokens, transfer) -> loss. On the last stage, the
+    loss is the mean over the micro-batches. On all other stages it is 0, so the
+    caller must sum it over the stages.
+
+    - blocks: this stage's layers, leaves [K, ...].
+    - rest: all other leaves.
+    - tokens: int32 [m, b, L + 1].
+    - transfer: how a device gathers a whole layer. It can be left out if the
+      device holds whole layers.
   """
 
   def loss(
@@ -242,6 +264,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
       return (stage.exchange(x_TxD), total), None
 
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
+    # Before the first tick, no stream has arrived, and the sum of losses is 0.
     first = (
       empty_buffer(x_TxD.shape, x_TxD.dtype),
       zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),
@@ -320,9 +343,9 @@ def get(tree: Tree, *indices: Index) -> Tree:
 
 
 def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
-  """Returns buffers with values written at indices of their first axes.
+  """Returns the buffers of `tree`, with the values of `new` written into them.
 
-  `get` with the same indices reads the values.
+  `indices` are indices of the first axes of each buffer, as for `get`.
   """
 
   # A value that a layer saves may be a constant, which is not an `Array`.
@@ -342,7 +365,10 @@ def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
 
 
 def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
-  """Returns zeros with the shape of x, in fp32 or a wider dtype of x."""
+  """Returns zeros with the shape of x, an array of floats.
+
+  Their dtype is fp32, or the dtype of x if that one is wider.
+  """
   return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
 
 

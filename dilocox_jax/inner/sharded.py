@@ -72,16 +72,17 @@ def sharded_gradient(
     num_micro_batches: Number of micro-batches, m, into which every data shard
       divides its rows of a batch.
     divided_tables: Paths of the tables (leaves outside the layers) that stay
-      divided: each data shard gets only its own part. Their gradients must come
-      out of `stage_gradient` summed over the data shards.
-    gather: When data shards gather layers: "stage" (all layers of the stage
-      once in each step) or "layer" (one layer at a time). With "layer",
-      `stage_gradient` gets the argument `transfer` (`LayerTransfer`).
+      divided: each data shard gets only its own part. `stage_gradient` must
+      return their gradients summed over the data shards.
+    gather: "stage": data shards gather all layers of the stage at once, once in
+      each step. "layer": they gather one layer at a time. `stage_gradient` then
+      gets the keyword argument `transfer` (`LayerTransfer`).
 
   Returns:
-    Function (params, batch [B, L + 1]) -> (loss, gradients), to be called
+    Function (params, batch [B, L + 1]) -> (mean loss, gradients), to be called
     inside a function that `distributed.replicas.Replicas.map` maps. The
-    gradients are divided like the parameters.
+    gradients are divided like the parameters. B must be a multiple of m times
+    the number of data shards.
   """
 
   def from_stages(leaf: Array, spec: Spec) -> Array:
@@ -89,11 +90,11 @@ def sharded_gradient(
     return _on_tensor_shards(reduce, spec)(leaf)
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-    specs, axes, partitions = _layout(params, division, divided_tables)
+    specs, gather_axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
       blocks, rest = _collected(
-        stage_layers, params, specs=specs, axes=axes, gather=gather
+        stage_layers, params, specs=specs, axes=gather_axes, gather=gather
       )
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
       loss, block_gradients, rest_gradients = _with_transfer(
@@ -102,7 +103,10 @@ def sharded_gradient(
       gradients = {
         BLOCKS: jax.tree.map(from_stages, block_gradients, specs[BLOCKS]),
         **jax.tree.map(
-          _sum, rest_gradients, _without_blocks(specs), _without_blocks(axes)
+          _sum,
+          rest_gradients,
+          _without_blocks(specs),
+          _without_blocks(gather_axes),
         ),
       }
       # Sums over stages are complete now: each stage contributed its part. Sums
@@ -140,18 +144,20 @@ def sharded_loss(
 
   Args:
     stage_loss: Function (blocks, other leaves, tokens [m, b, L + 1]) -> this
-      stage's contribution to a sum over stages. Without stages, the loss of
-      `loss_by_layer`.
+      stage's contribution to a sum over stages. Without stages, it must be the
+      function that `loss_by_layer` returns.
     division: How the parameters are divided among the devices.
     stage_layers: Which layers each stage has. None: there are no stages, and
       `stage_loss` gathers the layers itself.
-    num_rows: Largest number of rows of a micro-batch, b. If it does not divide
-      a shard's rows of a batch, b is the greatest common divisor of both.
+    num_rows: Largest number of rows of a micro-batch. The actual number, b, is
+      the greatest common divisor of `num_rows` and the rows that a shard has of
+      a batch.
     divided_tables: Paths of the tables (leaves outside the layers) that stay
       divided: each data shard gets only its own part.
-    gather: When data shards gather layers: "stage" (all layers of the stage
-      once) or "layer" (one layer at a time; `stage_loss` then gets the argument
-      `transfer`). Without stages, leave it at "stage".
+    gather: "stage": data shards gather all layers of the stage at once.
+      "layer": they gather one layer at a time. `stage_loss` then gets the
+      keyword argument `transfer` (`LayerTransfer`). Without stages, leave this
+      argument at "stage".
 
   Returns:
     Function (params, batches [N, B, L + 1]) -> mean loss, to be called inside a
@@ -161,19 +167,19 @@ def sharded_loss(
   shards = division.num_data_shards
 
   def loss(params: Tree, batches: Array) -> Scalar:
-    specs, axes, partitions = _layout(params, division, divided_tables)
+    specs, gather_axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batches: Array) -> Scalar:
       rows = math.gcd(batches.shape[1], num_rows)
       tokens = batches.reshape(-1, rows, batches.shape[2])
       blocks, rest = _collected(
-        stage_layers, params, specs=specs, axes=axes, gather=gather
+        stage_layers, params, specs=specs, axes=gather_axes, gather=gather
       )
       loss = _with_transfer(stage_loss, gather, specs[BLOCKS])(
         blocks, rest, tokens
       )
-      # The sum over stages is complete. The shards' losses are means, so their
-      # mean is taken.
+      # `psum` adds up what the stages contribute, and the losses of the data
+      # shards. These losses are means over rows, so they are averaged.
       return jax.lax.psum(loss, PIPELINE_AXES) / shards
 
     row_axis = DATA_AXIS if batches.shape[1] % shards == 0 else None
@@ -192,7 +198,8 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   """Builds the loss function of a data shard if there are no stages.
 
   A shard gathers one layer after the other. The backward gathers each layer
-  again, but with `remat="none"` uses the whole layers that the forward saves.
+  again. Exception: with `remat="none"`, the forward saves the whole layers, and
+  the backward uses these.
 
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
@@ -295,13 +302,15 @@ def _layout(
 ) -> tuple[Tree, Tree, Tree]:
   """Returns three trees like `params`, which say how each leaf is divided.
 
-  For each leaf, the first tree has the mesh axes that divide each dimension
-  (the spec), the second the mesh axes over which the leaf is gathered, and the
-  third the `PartitionSpec` for data shards and stages (without tensor shards).
+  - specs: for each dimension of the leaf, the mesh axes that divide it.
+  - gather_axes: the mesh axes over which the leaf is gathered.
+  - partitions: the `PartitionSpec` of the leaf for data shards and stages. It
+    leaves out tensor shards.
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
     del leaf
+    # A table stays divided among the data shards.
     if path_name(path) in divided_tables:
       return (STAGE_AXIS,)
     return PIPELINE_AXES
@@ -310,8 +319,8 @@ def _layout(
   partitions = jax.tree.map(
     lambda _, spec: partition(spec, PIPELINE_AXES), params, specs
   )
-  axes = jax.tree_util.tree_map_with_path(collected_over, params)
-  return specs, axes, partitions
+  gather_axes = jax.tree_util.tree_map_with_path(collected_over, params)
+  return specs, gather_axes, partitions
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
@@ -339,12 +348,14 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 def _to_stages(
   stage_layers: StageLayers, gather: str, leaf: Array, spec: Spec
 ) -> Array:
-  """Gathers this stage's layers of one leaf, [K, ...].
+  """Gathers the layers of one leaf that this stage computes.
 
   `leaf` is this device's part of the leaf, and `spec` says which mesh axes
-  divide it. If `gather` is "layer", data shards divide the result as before.
+  divide it. The result is [K, ...] for the K layers of the stage. If `gather`
+  is "layer", the result is still divided among the data shards.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
+  # Row s has the numbers of the layers that stage s computes.
   table = jnp.asarray(stage_layers.table)
   if by_stage is None:
     # Every stage keeps all layers of this leaf and picks its own.
@@ -369,11 +380,13 @@ def _from_stages(
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
-  # Data shards and stages divide the same dimension, not that of the layers.
+  # Here data shards and stages divide the same dimension, and it is not
+  # dimension 0, that of the layers.
   if gather == "stage" and by_data and by_data == by_stage:
     all_layers = _sum_and_swap(leaf, by_data)
+    # `_rows` leaves out the rows that only fill a short stage.
     return _rows(all_layers, jnp.asarray(stage_layers.rows))
-  if by_data is None:
+  if by_data is None:  # Every data shard keeps all of this leaf.
     leaf = jax.lax.psum(leaf, DATA_AXIS)
   elif gather == "stage":
     leaf = _scatter(leaf, spec, (DATA_AXIS,))
@@ -383,6 +396,7 @@ def _from_stages(
     leaf = jax.lax.all_gather(leaf, STAGE_AXIS, axis=0, tiled=True)
   else:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, by_stage, 0, tiled=True)
+  # Leave out the rows that only fill a short stage.
   return _rows(leaf, jnp.asarray(stage_layers.rows))
 
 

@@ -1,8 +1,8 @@
 """Builds the inner step: one optimizer step of one replica.
 
 An inner step calls the optimizer once, with a gradient that may be accumulated
-over several micro-batches. A round, the period of the exchanges between
-replicas, has H inner steps.
+over several micro-batches. H inner steps are a round. In each round, replicas
+exchange every parameter once.
 """
 
 from collections.abc import Callable

@@ -41,7 +41,10 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
 
   Returns:
     A function like `embed`, but the table in its leaves is this shard's part,
-    [W, D]. All data shards must call it together.
+    [W, D], which has W = V / N of the V tokens for N shards. All data shards
+    must call the function together, each with its own tokens. A token outside
+    the V tokens is looked up beyond the end of the table, for which `embed`
+    should return NaN.
   """
 
   def embed_with_all_shards(
@@ -63,12 +66,16 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
 def divided_logits(logits: Callable[[Array], Array]) -> Callable:
   """Wraps a function of logits for a shard that holds a part of the head.
 
+  The head is divided like the embedding: each shard has W of the V tokens.
+
   Args:
-    logits: Function from rows x [U, D] to logits [U, W].
+    logits: Function from rows x [U, D] to the logits of this shard's W tokens,
+      [U, W].
 
   Returns:
-    Function from this shard's rows x [T, D] to logits [U, W] of all shards'
-    rows, for this shard's tokens of the vocabulary.
+    Function from this shard's rows x [T, D] to logits [U, W]. It gathers the
+    rows of all shards, U in all, and passes them to `logits`. All data shards
+    must call it together.
   """
   return lambda x_TxD: logits(_gathered(x_TxD))
 
@@ -76,11 +83,13 @@ def divided_logits(logits: Callable[[Array], Array]) -> Callable:
 def divided_scores(
   logits_UxW: Float[Array, "U W"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Computes `models.loss.token_scores` if shards divide the vocabulary.
+  """Computes log(Z) and the target's logit if shards divide the vocabulary.
+
+  The cross-entropy of a row is log(Z) minus the logit of its target.
 
   Args:
-    logits_UxW: Logits of all shards' rows, for this shard's tokens of the
-      vocabulary.
+    logits_UxW: Logits of the rows of all shards, for the W tokens of the
+      vocabulary that this shard holds.
     targets_T: Tokens that this shard's rows should predict.
 
   Returns:

@@ -28,7 +28,7 @@ Words of this package (docs/concepts.md defines more of them):
 - snapshot: the shared state before an event, as objects in the store.
 - interval: the events from one due snapshot to the next one. Their objects are
   deleted together.
-- mark: an object which says that an interval is, or soon will be, deleted.
+- mark: an object which says that an interval is deleted, or soon will be.
 - slice, share: if the mean is made *in shares*, each message is cut into
   slices. Share s is the mean of all slices with number s, and one replica
   makes it.

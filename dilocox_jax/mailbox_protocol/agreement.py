@@ -104,23 +104,26 @@ class Memory:
 
   Attributes:
     event: Number of the next event.
-    before: Digest of the first manifest of the event before; "" before event 0.
-    roster: The replicas that take part, according to that manifest.
-    accepted: By "KIND.TURN" (with ".slices" if messages are cut into slices),
-      the median norm of the listed messages of each of the last 6 turns with
-      this key, the oldest first. Norms of 0 do not count.
+    before: Digest of the manifest of turn 0 of the previous event; "" if no
+      event was settled yet.
+    roster: The replicas that take part after the previous event.
+    accepted: For each key, the median norms of up to 6 turns, the oldest first.
+      The key of a turn is "KIND.TURN", or "KIND.TURN.slices" if its messages
+      are cut into slices. The median norm of a turn is the median of the norms
+      of its listed messages. Norms of 0 do not count.
     starts: First event of each of the newest intervals, the oldest first.
     sent: Bytes of the messages that a replica has sent in this interval if it
       has missed no turn.
     stored: Bytes that the events of this interval have added to the store.
     stored_in_event: Bytes that the newest event has added to the store.
     largest_event: Largest `stored_in_event` so far.
-    was_split: Whether, at an event of this interval, several shared states tied
-      for the most frequent one among the senders (`votes`).
+    was_split: Whether the senders' states were split (`votes`) at an event of
+      this interval: several states tied for the most frequent one.
     base: Event of the snapshot with which this replica last began; 0 if it
       began with the initial parameters.
-    shared: By "KIND.TURN", the newest event in which each replica averaged one
-      slice of all messages, and the number of slices.
+    shared: For each key "KIND.TURN", a tuple of an event and a number of
+      slices. The event is the newest one at which each replica averaged one
+      slice of all messages.
   """
 
   event: int = 0
@@ -168,30 +171,39 @@ class Memory:
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the median norms of up to six earlier turns, the oldest first.
 
-    These turns exchanged the fragment of `inbox`, and had the same number
-    within their event as its turn. Their messages were cut into slices exactly
-    if those of `inbox` are.
+    In a turn of an event, each replica sends one message. A turn counts if it
+    is like the turn of `inbox` in three points:
+
+    - the fragment that is exchanged;
+    - the number of the turn within its event;
+    - whether messages are cut into slices.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
   def residual_event(self, inbox: Inbox) -> int:
     """Returns the event whose residuals are added to the mean of a turn.
 
-    If each replica averages and encodes one slice of all messages, the encoding
-    loses a residual, which is added to the next mean of this slice.
+    In a turn of an event, each replica sends one message. If messages are cut
+    into slices, each replica averages one slice of all messages, and encodes
+    the mean. What the encoding loses is the residual. It is added to the next
+    mean of this slice.
 
     Returns:
-      The newest event that exchanged the fragment of `inbox`, and whose turn
-      with the number `inbox.turn` was averaged in slices; -1 if
+      Number of the newest event that exchanged the fragment of `inbox`, and
+      averaged the messages of turn `inbox.turn` in slices. The result is -1 in
+      three cases:
 
-      - there is none,
-      - messages were then cut into more or fewer slices than now, or
-      - two snapshots were due since, so that the residuals may be deleted.
+      - There is no such event.
+      - Its messages were cut into more or fewer slices than those of `inbox`.
+      - Two snapshots (copies of the shared state) were due since this event.
+        So its residuals may be deleted.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
       return -1
-    return event if event >= self.starts[-2:][0] else -1
+    # First event of the last interval but one, or of the only interval.
+    first_kept = self.starts[-2:][0]
+    return event if event >= first_kept else -1
 
   @property
   def num_kinds(self) -> int:
@@ -202,8 +214,10 @@ class Memory:
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns a copy of the memory to which a turn was added.
 
-    `agreed` lists the averaged messages of the turn. Only the first turn of an
-    event changes `event`, `before`, `roster` and `was_split`.
+    In a turn of an event, each replica sends one message. `inbox` says which
+    turn it is, and `agreed` is its manifest: the list of the messages that are
+    averaged. Only the first turn of an event changes `event`, `before`,
+    `roster` and `was_split`.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -278,14 +292,15 @@ class Agreement:
     objects: By event and then by path, objects that a waiting replica writes
       again if they have vanished: manifests, and the messages or shares that it
       holds.
-    most_were_here: Whether, at this replica's first look, at most 3 (`FEW`) of
-      the messages that the last turn waited for were missing in the store.
-    announced: At most one event, with the manifest of its first turn, if this
-      manifest was there when the replica announced itself for the event.
+    most_were_here: Whether most messages of the last turn were in the store
+      when this replica first looked for them: at most 3 (`FEW`) were missing.
+    announced: The manifest that `announced_manifest` has read last, by the
+      number of its event. It is empty if the manifest was not there.
     snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
       It then proposes no snapshot, except at event 0.
     residuals: What was lost in encoding the shares (means of one slice) that
-      this replica has made, by the keys of `Shares.remembered`.
+      this replica has made, by (number of the fragment, turn, number of
+      slices, number of the share).
   """
 
   store: Any
@@ -311,7 +326,8 @@ class Agreement:
   def announced_manifest(self, event: int) -> Manifest | None:
     """Reads the manifest of an event's first turn, and keeps it in `announced`.
 
-    The result is None if the manifest is not written yet, damaged or lost.
+    In a turn of an event (exchange), each replica sends one message. The result
+    is None if the manifest is not written yet, damaged or lost.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}
@@ -320,23 +336,29 @@ class Agreement:
   def before(self, inbox: Inbox) -> str:
     """Returns the digest that a turn's manifest must name as its predecessor.
 
-    In an event's first turn this is the digest of the first manifest of the
-    event before ("" at event 0); in later turns, of this event's first one.
+    In a turn of an event (exchange), each replica sends one message. In turn 0,
+    the predecessor is the manifest of turn 0 of the event before; at event 0
+    there is none, and the result is "". In later turns, it is the manifest of
+    turn 0 of the same event.
     """
     if inbox.turn:
       return self.first.digest()
     return self.memory.before
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Reads the manifest of a turn; None if it is missing or damaged."""
+    """Reads the manifest of a turn; None if it is missing or damaged.
+
+    In a turn of an event (exchange), each replica sends one message.
+    """
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
   def expected(self, event: int, turn: int, is_past: bool) -> list[str]:
     """Returns the names of the replicas whose messages a turn waits for.
 
-    They are in the same order in all replicas. The result is [] if `is_past`:
-    the turn was settled before the snapshot with which this replica began.
+    In a turn of an event (exchange), each replica sends one message. The names
+    are in the same order in all replicas. The result is [] if `is_past`: the
+    event is before the snapshot with which this replica began.
     """
     if is_past:
       return []
@@ -347,11 +369,12 @@ class Agreement:
   def open(self, inbox: Inbox) -> None:
     """Sets the replicas whose messages a new inbox (of one turn) waits for.
 
-    If at most 3 messages of the last turn were missing at its first look
-    (`most_were_here`), all messages that this turn waits for count as probably
-    there (`Inbox.there`).
-    The inbox of a turn that was settled before the snapshot with which this
-    replica began (`Inbox.is_past`) is not changed.
+    In a turn, each replica sends one message. If most messages of the last turn
+    were there at once (`most_were_here`), the messages of this turn count as
+    probably there, too (`Inbox.there`).
+
+    The inbox is not changed if its event is before the snapshot with which this
+    replica began (`Inbox.is_past`).
     """
     if inbox.is_past:
       return
@@ -362,15 +385,19 @@ class Agreement:
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits for the manifest of a turn, and writes it when it is due.
 
-    It is due if all expected messages were read or the grace time is over, and
-    if enough messages were read (`_due`). Call `open(inbox)` first, and follow
-    the manifest only after `fetch_messages` or `fetch_shares`: they check that
-    the event was not deleted while this process slept.
+    In a turn of an event (exchange), each replica sends one message. The
+    manifest is due once enough of the messages were read (`_due`). Before the
+    grace time is over, all expected messages must be among them.
+
+    Call `open(inbox)` before this method. Call `fetch_messages` or
+    `fetch_shares` after it, and do not use the manifest before that: these
+    methods check that the event was not deleted while this process slept.
 
     Raises:
-      ReplicaStaleError: If the manifest names another predecessor than the one
-        that this replica has followed (not checked if `inbox.is_past`), or if
-        a snapshot of a later event appears while this replica waits.
+      ReplicaStaleError: If a snapshot of a later event appears while this
+        replica waits. Also if the manifest names another predecessor than the
+        one that this replica has followed. The predecessor is not checked if
+        `inbox.is_past`.
       StoppedError: If the listed messages have arrays of other types or shapes
         than this replica's.
     """
@@ -456,11 +483,12 @@ class Agreement:
   ) -> None:
     """Reads every share of a turn's mean, and makes this replica's own shares.
 
-    A share is the mean of one slice of all messages. After the grace time, this
-    replica also makes the missing shares of others if it can read their slices.
-    In a turn that was settled before the snapshot with which it began
-    (`Inbox.is_past`), it makes none. The functions in `beside` are called at
-    the same time as the first reads.
+    A share is the mean of one slice of all messages of a turn. In a turn of an
+    event (exchange), each replica sends one message. After the grace time, this
+    replica also makes the missing shares of others if it can read the slices.
+    It makes no share for an event before the snapshot with which it began
+    (`Inbox.is_past`). The functions in `beside` are called at the same time as
+    the first reads.
 
     Raises:
       ReplicaStaleError: If the event was deleted, or if a snapshot of a later
@@ -476,6 +504,8 @@ class Agreement:
         " has this share, or its own message, writes it again"
       )
 
+    # If the others have deleted the event while this process slept, the
+    # manifest may be a second one, which nobody may follow.
     def check() -> None:
       if self.is_gone(inbox.event):
         raise ReplicaStaleError(f"event {inbox.event} was deleted")
@@ -540,6 +570,7 @@ class Agreement:
     proposal), and no new one is made.
     """
     if inbox.turn == 0 and inbox.event in self.announced:
+      # `announced_manifest` has read it before.
       return self.announced[inbox.event]
     path = manifest_path(inbox.event, inbox.turn)
     proposal = proposal_path(inbox.event, inbox.turn)
@@ -568,8 +599,9 @@ class Agreement:
     """Looks for a turn's manifest, messages and new seats.
 
     The messages and seats (replicas that join or come back) are added to
-    `inbox`. The first look does not ask for the manifest if it may bring all
-    missing messages, as this replica can then write the manifest itself.
+    `inbox`. The first look does not ask for the manifest if all missing
+    messages may arrive in this look: then this replica can write the manifest
+    itself.
 
     Args:
       inbox: The messages of the turn so far.
@@ -584,6 +616,7 @@ class Agreement:
     are_few = len(missing) <= FEW
     # A replica that holds no message has sent none: it only follows events that
     # other replicas have settled. So it reads the manifest at its first look.
+    # `covers` says that all missing messages are probably in the store.
     may_be_complete = bool(inbox.held) and (are_few or inbox.covers(missing))
     if is_first_look and may_be_complete:
       agreed = None
@@ -592,8 +625,10 @@ class Agreement:
       # A few reads cost less than a listing.
       agreed = self._read_with_seats(inbox, missing, with_manifest=True)
     else:
+      # Many messages are missing, or the grace time is over.
       agreed = self._list_and_read(inbox, missing, is_late)
     if is_first_look:
+      # Messages that were neither read nor listed in the store.
       absent = [
         name
         for name in inbox.missing(inbox.expected)
@@ -612,6 +647,7 @@ class Agreement:
     manifest; None if there is none.
     """
     if is_late:
+      # Now every missing message is asked for, not only those that were listed.
       reads = [functools.partial(inbox.read, name) for name in missing]
     else:
       reads = inbox.reads(missing)
@@ -620,6 +656,7 @@ class Agreement:
     if agreed is not None:
       return agreed
     if is_late:
+      # Now messages of replicas that were away count, too.
       listed = [name for name in self._names(inbox) if name in inbox.there]
       self._read_with_seats(inbox, inbox.missing(listed))
     elif inbox.covers(missing):
@@ -742,7 +779,8 @@ class Agreement:
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster after an event if a turn's manifest is due, else None.
 
-    The roster says which replicas take part. All these conditions must hold:
+    The roster says which replicas take part. The manifest is due if all these
+    conditions hold:
 
     - All expected messages were read, or `is_late` (the grace time is over).
     - In an event's first turn, at least `rules.quorum` messages were read.
@@ -769,6 +807,7 @@ class Agreement:
     self.store.at_once(
       [functools.partial(inbox.read, name) for name in newcomers]
     )
+    # Now the messages of the newcomers are needed, too.
     if not (is_late or self._has_all(inbox, names)):
       return None
     present = {name for name in names if name in inbox.held}
@@ -783,12 +822,12 @@ class Agreement:
     agreed: Manifest | None = None,
     looks_at_once: bool = True,
   ) -> Iterator[bool]:
-    """Yields, before each try, whether the grace time is over; then pauses.
+    """Yields before each try of a caller, and pauses after the try.
 
-    After the grace time, it also writes vanished objects again
-    (`_look_around`), and logs once a minute the line that `waiting` returns. If
-    the turn's manifest `agreed` is given, and `looks_at_once`, it writes the
-    objects again after the first pause, too.
+    It yields whether the grace time is over. After the grace time, it also
+    writes vanished objects again (`_look_around`), and once a minute logs the
+    line that `waiting` returns. If `agreed` (the turn's manifest) is given and
+    `looks_at_once` is True, it also writes them again after the first pause.
 
     Raises:
       ReplicaStaleError: If `_look_around` finds a snapshot of a later event.
@@ -814,7 +853,7 @@ class Agreement:
       if is_late:
         longest = max(longest, min(grace / 6, LONGEST_LATE_PAUSE_S))
       wait = min(PAUSE_GROWTH * wait, longest)
-      # This comes before the first True: this process may have slept, and the
+      # Look before `is_late` becomes True: this process may have slept, and the
       # others may have gone on.
       if clock() > next_look:
         self._look_around(inbox, agreed)
@@ -846,6 +885,7 @@ class Agreement:
     Raises:
       ReplicaStaleError: If the store has a snapshot of a later event.
     """
+    # The newest event of which this replica may find a snapshot and go on.
     known = self.memory.event if inbox.is_past else inbox.event
     if max(self.snapshots.events(), default=0) > known:
       raise ReplicaStaleError(
@@ -891,8 +931,9 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing, damaged, or to be replaced.
 
-    Unless `replaces`, a valid object (`_is_valid`) stays if it is a manifest or
-    not larger than `data`.
+    If `replaces` is False, a valid object stays as it is (`_is_valid`, which
+    gets `is_ours`). An object that is larger than `data` counts as damaged.
+    Exception: a manifest may have up to 1 MiB.
     """
     # All messages of a turn have one size, and so have all versions of a share.
     # So nobody reads a larger one. Manifests of one turn may differ in size.
@@ -920,8 +961,8 @@ class Agreement:
   ) -> bool:
     """Returns whether the bytes at a path are signed for it in this run.
 
-    They are if they are signed as a whole, if they are signed JSON, or if
-    `is_ours` is given and returns True for the path and the bytes.
+    The result is True if they are signed as a whole, or if they are signed
+    JSON. It is also True if `is_ours` returns True for the path and the bytes.
     """
     if is_ours is not None and is_ours(path, stored):
       return True

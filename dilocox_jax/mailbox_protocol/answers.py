@@ -25,5 +25,8 @@ class UnfitStoreError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the first line of an error's message, or else its class's name."""
+  """Returns the first line of an error's message.
+
+  If the message is empty, the result is the name of the error's class.
+  """
   return str(error).strip().split("\n")[0] or type(error).__name__

@@ -79,8 +79,8 @@ class Bucket:
       options: Settings of `obstore.store.from_url`; not used for `memory:///`.
 
     Raises:
-      ValueError: If `where` is not the URL of a bucket. The message is one
-        line.
+      ValueError: If `where` is not the URL of a bucket, or if `options` has an
+        unknown setting. The message is one line.
     """
     settings = _SETTINGS | options
     if where.startswith("memory://"):
@@ -120,7 +120,7 @@ class Bucket:
         return None
       raise _refusal(error) from None
     if len(found) != stop - start:
-      return None
+      return None  # The object ends within the range.
     return memoryview(found)
 
   def create(self, path: str, data: Data) -> bool:
@@ -149,7 +149,11 @@ class Bucket:
       raise _refusal(error) from None
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes at most `deleted_at_once` objects. Missing ones are no error."""
+    """Deletes objects. A missing object is no error.
+
+    Args:
+      paths: Paths of the objects, at most `deleted_at_once`.
+    """
     try:
       obstore.delete(self._objects, paths)
     except ERRORS as error:
@@ -219,6 +223,8 @@ def _refusal(error: BaseException) -> StoreUnavailableError:
     return ClosedError(
       f"there is no such bucket ({text}): make it, or correct its name"
     )
+  # A status from 400 to 499 says that the request is wrong, and would be wrong
+  # again. There are a few exceptions.
   is_wrong = 400 <= status < 500 and status not in _TRY_AGAIN
   if is_wrong and code != _TIMEOUT:
     return ClosedError(text)

@@ -38,14 +38,16 @@ class MailboxClient:
   """Calls a mailbox for a training loop, and counts the exchanges.
 
   Every call that needs the store (a folder or a bucket) runs in a thread. So
-  the run can be stopped also while the store does not answer.
+  the run can be stopped also while the store does not answer. The call then
+  raises `StoppedError`.
 
   A replica may have several processes. Each has a client, and all clients get
   the same calls in the same order. Only process 0 has a mailbox, and the others
   get its answers (`replica_processes`).
 
-  An event is one exchange. A snapshot is a copy of the shared state (outer
-  parameters and outer optimizer, equal in all replicas) before an event.
+  An event is one exchange. The shared state is the outer parameters, the outer
+  optimizer and the codec's common state, which are equal in all replicas. A
+  snapshot is a copy of the shared state before an event.
 
   Attributes:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
@@ -61,11 +63,12 @@ class MailboxClient:
     processes: Calls process 0 of this replica, and brings the results to its
       other processes.
     event: Number of the next exchange.
-    settled: A dict for each exchange since the caller last emptied this list:
-      "event" (number of the exchange), "members" (replicas in the mean),
-      "left_out" (reason by replica), and "wrong_shares" (how many slices of
-      means this replica has found to be wrong since the exchange before, by the
-      replica that made them).
+    settled: A dict for each exchange since the caller last emptied this list.
+      Its keys are "event" (number of the exchange), "members" (replicas in the
+      mean), "left_out" (reason by replica) and "wrong_shares". The last one
+      counts the shares (means of one slice of all messages) that this replica
+      has found to be wrong since the exchange before, by the replica that had
+      to make them.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
       `NEVER` between `newest` and `take_part`.
@@ -101,7 +104,13 @@ class MailboxClient:
     """Opens the mailbox, which joins the run or begins it. Sets `run`.
 
     Args:
-      terms: Values, beside `self.terms`, that must be equal in all replicas.
+      terms: More values that must be equal in all replicas, beside those in
+        `self.terms` and `self.terms_of_devices`.
+
+    Raises:
+      ValueError: If the mailbox refuses, e.g. because the other replicas have
+        other values.
+      StoppedError: If the run was asked to stop and the store does not answer.
     """
     config = {**self.terms, **terms, **self.terms_of_devices}
 
@@ -138,7 +147,10 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of joining; 0 if not known yet."""
+    """Place of this replica in the order of joining, from 0.
+
+    It is 0 if it is not known yet.
+    """
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property
@@ -185,17 +197,20 @@ class MailboxClient:
   def newest(self) -> list[np.ndarray] | None:
     """Reads the newest snapshot, and sets `event` to continue from there.
 
-    `event` becomes the first exchange whose result the snapshot does not have,
-    or 0 without a snapshot. This replica takes part in no exchange until
-    `take_part`.
+    A snapshot is a copy of the state that all replicas share before an event
+    (exchange). `event` becomes the first exchange whose result the snapshot
+    does not have. Without a snapshot, `event` becomes 0. This replica takes
+    part in no exchange until `take_part`.
 
     Returns:
-      The arrays of the snapshot; None if there is no snapshot: the caller
+      The arrays of the snapshot. None if no snapshot can be read: the caller
       begins with the initial parameters.
 
     Raises:
-      StoppedError: If the first events are deleted and no snapshot can be read,
-        or if the run was asked to stop and the store does not answer.
+      StoppedError: If no snapshot can be read although the first events are
+        deleted. This is only checked if this replica has come to no further
+        exchange since the previous call. Also if the run was asked to stop and
+        the store does not answer.
     """
     snapshot = self._ask("newest")
     # Some exchanges may be in flight in the snapshot. This replica has sent
@@ -231,7 +246,7 @@ class MailboxClient:
   def take_part(self, num_in_flight: int) -> bool:
     """Announces this replica for the first exchange that is not in flight yet.
 
-    From that exchange on, it sends messages.
+    If the result is True, it sends messages from that exchange on.
 
     Args:
       num_in_flight: Number of exchanges in flight: their pseudo-gradients were
@@ -239,11 +254,11 @@ class MailboxClient:
 
     Returns:
       Whether this replica takes part. False if the others have already decided
-      which messages they average in the event of its first message. Then it
-      must first apply more of their events, and try again.
+      which messages they average in the exchange of its first message. Then it
+      must first apply more of their exchanges, and try again.
 
     Raises:
-      ReplicaStaleError: If the event of its first message was deleted.
+      ReplicaStaleError: If the exchange of its first message was deleted.
     """
     if not self.announce(self.event + num_in_flight):
       return False
@@ -253,7 +268,8 @@ class MailboxClient:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    Returns whether this replica's message for the event may still count.
+    `event` is the number of an exchange. Returns whether this replica's message
+    for the exchange may still count.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -261,7 +277,7 @@ class MailboxClient:
     return self._ask("announce", event)
 
   def signs(self) -> np.ndarray:
-    """Returns the random signs for the next event's fingerprint.
+    """Returns the random signs for the fingerprint of the next exchange.
 
     They are float32 [2^20] of +1 and -1, equal in all replicas. A fingerprint
     is a few random sums of the shared state, by which replicas compare it.
@@ -280,9 +296,9 @@ class MailboxClient:
       kind: Number of the fragment that is exchanged.
       num_steps: Number of inner steps behind this replica's message. 0 counts
         as 1, because the message may carry values that were held back.
-      take_fingerprint: Returns the fingerprint (a few random sums, with the
-        signs that `signs` returned before this call) of the shared state that
-        the exchange changes.
+      take_fingerprint: Function that returns the fingerprint (a few random
+        sums) of the shared state that the exchange changes. Its random signs
+        must be those that `signs` has returned before this call.
 
     Returns:
       The session of the exchange, which has sent nothing yet.
@@ -342,8 +358,8 @@ class ExchangeSession:
     """Makes no request yet; `send` does.
 
     If not `attends`, this replica only reads. `kind` is the number of the
-    fragment, and `state` the fingerprint (a few random sums) of the outer
-    parameters and the outer optimizer before the event.
+    fragment, and `state` the fingerprint (a few random sums) of the shared
+    state before the event.
     """
     self._client = client
     self._event = event
@@ -366,14 +382,14 @@ class ExchangeSession:
     """Sends the next turn's message, and returns the messages that all average.
 
     Args:
-      arrays: The arrays of this replica's message. If it only reads, only their
-        types and shapes matter.
+      arrays: The arrays of this replica's message. If this replica only reads,
+        only their types and shapes matter.
       is_finite: Whether this replica's values are finite. If not, the message
         has the weight 0: it is left out of the mean, but nobody waits for it.
       shared: Returns the arrays of the state that all replicas share, which
         this replica may have to write into the store.
-      tables: How the arrays are encoded, so that each replica can average one
-        slice of all messages. None: each averages whole messages.
+      tables: How the arrays are encoded. With this, each replica may average
+        one slice of all messages. None: each averages whole messages.
 
     Returns:
       A tuple (arrays, weights, is_listed):
@@ -388,7 +404,8 @@ class ExchangeSession:
       weight is 1.
 
     Raises:
-      Exception: Any error of `Mailbox.exchange`, or StoppedError.
+      StoppedError: If the run was asked to stop and the store does not answer.
+      Exception: Any error of `Mailbox.exchange`.
     """
     turn = self._turn
     self._turn += 1
@@ -411,6 +428,8 @@ class ExchangeSession:
     if not exchanged.is_own_listed:
       self.is_counted = False
     is_left_out = self._client.name in exchanged.left_out
+    # The others refused these values, or already have them from an earlier
+    # message. So they must not be sent again.
     if exchanged.is_superseded or is_left_out:
       self.drops_all = True
     makers = [maker for _, _, maker in exchanged.wrong_shares]

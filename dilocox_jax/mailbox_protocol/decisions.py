@@ -50,9 +50,10 @@ class Decisions:
     self.has_proposed = False
 
   def read(self, path: str) -> dict[str, Any] | None:
-    """Returns the value of the decision or proposal at a path, as JSON.
+    """Returns the value of the decision or proposal at a path.
 
-    The result is None if the object is missing or has no valid signature.
+    It is a dict of values of JSON. The result is None if the object is missing
+    or has no valid signature.
     """
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
@@ -66,7 +67,7 @@ class Decisions:
     Args:
       path: Path of the decision.
       proposal: Path of the proposal for this decision.
-      value: The value that this replica proposes, as JSON.
+      value: The value that this replica proposes, a dict of values of JSON.
     """
     self.has_proposed = self._store.create(
       proposal, self._signer.sign_json(proposal, value)
@@ -78,6 +79,8 @@ class Decisions:
     decided = self.read(path)
     if decided is not None:
       return decided
+    # The other replica is slow or has ended, or the decision was lost. So this
+    # replica writes the decision, with the content of the proposal.
     decided, proposed = self._store.at_once(
       [
         functools.partial(self.read, path),
@@ -86,7 +89,7 @@ class Decisions:
     )
     if decided is not None:
       return decided
-    if proposed is None:
+    if proposed is None:  # The proposal is damaged, or was lost meanwhile.
       proposed = self._create(proposal, value)
     return self._create(path, proposed)
 

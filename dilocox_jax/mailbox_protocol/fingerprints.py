@@ -13,7 +13,8 @@ Here u is the rounding unit of the values, 2^-24 for float32, and n is the
 number of events (exchanges) of this fragment since both states had the same
 values: since the snapshot with which both replicas began, or else since the
 start of the run. The first term allows for float32 sums that another machine
-adds in another order; the second one for a state that is rounded at each event.
+adds in another order. The second term allows for a state that is rounded at
+each event.
 
 For example, rounding explains a difference of 4e-6 at the start of a run, and
 of 1.6e-5 after 200 events (docs/how_it_works/mailbox_wrong_values.md).
@@ -78,11 +79,11 @@ class SharedState(NamedTuple):
   Attributes:
     name: Digest of the newest manifest (list of averaged messages) that the
       sender has followed, as 64 hexadecimal digits; "": it has followed none.
-      Manifests of the later turns of an event do not count.
-    base: Event of the snapshot with which the sender began; 0 if it began with
-      the initial parameters.
-    fingerprint: Fingerprint of the state; `NOTHING` if the message has none, as
-      all but the first message of an event.
+      If an event (exchange) has several manifests, only the first one counts.
+    base: Event of the snapshot (copy of the state) with which the sender began;
+      0 if it began with the initial parameters.
+    fingerprint: Fingerprint of the state; `NOTHING` if the message has none.
+      Only a replica's first message of an event can have one.
   """
 
   name: str = ""
@@ -99,8 +100,8 @@ class SharedState(NamedTuple):
 
     Args:
       other: State of another replica before `event`, with the same `name`.
-      event: Number of the event (exchange) that both states come before.
-      num_kinds: Number of fragments, which the events take in turn.
+      event: Number of the event (exchange). Both states are from before it.
+      num_kinds: Number of fragments. Each event exchanges the next one of them.
     """
     # Replicas that began with the same snapshot had the same values then. Other
     # replicas had the same values at the start of the run.
@@ -143,7 +144,7 @@ def fingerprint_of(
 
   Args:
     arrays: The arrays of the state, in the same order in all replicas.
-    signs: The random signs of the event (`Mailbox.signs`), float32 [N] of +1
+    signs: The random signs of the exchange (`Mailbox.signs`), float32 [N] of +1
       and -1. N is at least the smaller of 2^20 and the largest array's size.
   """
   rows = [NOTHING.rows]

@@ -290,7 +290,7 @@ class Folder:
       StoreUnavailableError: If the entry cannot be renamed.
     """
     name = path.rpartition("/")[2]
-    kind = files.kind_of(folder, name)
+    kind = files.kind_of(folder, name)  # "" if nothing has this name.
     if kind in ("", expected_kind):
       return
     new_name = f"{_ASIDE}.{name}.{secrets.token_hex(4)}"
@@ -408,9 +408,9 @@ def _locked(root: int) -> Iterator[None]:
     except BlockingIOError:
       time.sleep(_LOCK_PAUSE_S)
     except OSError:
-      break
+      break  # The file system has no locks.
     else:
-      break
+      break  # This process holds the lock now.
   else:
     raise StoreUnavailableError("another process holds a lock on the folder")
   try:

@@ -85,7 +85,7 @@ class Exchanged(NamedTuple):
       order in which all replicas add them up. If `mean` is given, the lists of
       arrays are empty.
     is_own_listed: Whether one of these messages is from this replica. If not,
-      this replica may send its values later, unless `left_out` names it.
+      and `left_out` does not name this replica, it may send its values later.
     left_out: For each replica whose message came in time and does not count,
       the reason. Such a replica should drop the values of its message.
     is_superseded: Whether this replica's averaged message is one that it sent
@@ -159,7 +159,7 @@ class Mailbox:
         "s3://bucket/run", or an object with the methods and counters of
         `Store`.
       name: Name of this replica, which no other replica has: 1 to 32 of the
-        characters a-z, 0-9, "_" and "-".
+        characters a-z, 0-9, "_" and "-", the first one a letter or a digit.
       secret: Path of the file with the secret that all replicas share (see
         `experiments.make_secret`), or the secret itself as bytes.
       config: All settings that the result depends on, as nested mappings with
@@ -187,6 +187,8 @@ class Mailbox:
     else:
       store = where
     self._store = RetryingStore(store, clock, pause)
+    # Until the run is joined, a store that refuses is an error. Later this
+    # replica waits for the store.
     entering = RetryingStore(store, clock, pause, is_entering=True)
     prove(entering, name)
     entry = join_run(
@@ -247,8 +249,8 @@ class Mailbox:
     """Reads the newest complete snapshot, and sets this mailbox back to it.
 
     A snapshot is the state that all replicas share before an event (exchange).
-    If earlier calls have led to no progress, the method first waits up to a
-    minute.
+    If this replica has come to no further event since the previous call, the
+    method first waits up to a minute.
 
     Returns:
       The snapshot. The caller takes over its arrays, and goes on with event
@@ -256,8 +258,9 @@ class Mailbox:
       the initial parameters and event 0.
 
     Raises:
-      StoppedError: If the previous call of this method led to no progress, the
-        first events are deleted, and no snapshot can be read.
+      StoppedError: If no snapshot can be read although the first events are
+        deleted. This is only checked if this replica has come to no further
+        event since the previous call.
     """
     self._pause_before_start()
     self._go_on(Memory())
@@ -341,6 +344,7 @@ class Mailbox:
     """
     self._agreement.memory = memory
     self._agreement.announced = {}
+    # Without a checkpoint, this replica has to announce itself first.
     self._is_present = repeats and self.name in memory.roster.expected()
     self._repeats = repeats
     self._loaded = loaded
@@ -377,7 +381,10 @@ class Mailbox:
 
   @property
   def seat(self) -> int:
-    """Place of this replica in the order of joining; 0 if not known yet."""
+    """Place of this replica in the order of joining, from 0.
+
+    It is 0 if it is not known yet.
+    """
     return self._seats.index or 0
 
   @property
@@ -403,8 +410,8 @@ class Mailbox:
     """Restores the state of an earlier process of this replica.
 
     This replica then repeats its work since the checkpoint. If the earlier
-    process has sent a message for an event, that one counts
-    (`Exchanged.is_superseded`).
+    process has sent a message for an event, that message counts, and not the
+    new one (`Exchanged.is_superseded`).
 
     Args:
       state: The result of `get_state` in the checkpoint.
@@ -424,25 +431,28 @@ class Mailbox:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
+    If the others wait for this replica anyway, the method returns True without
+    a request. After a restart from a checkpoint, it looks in the store first.
+
     Args:
       event: Number of the event (exchange).
 
     Returns:
       Whether this replica should do its inner steps, because its message for
-      the event may count:
+      the event may count. False in two cases:
 
-      - True, without a request, if the others wait for its message anyway;
-      - else False if the list of the event's messages is decided, and has no
-        message that this replica sent before a restart;
-      - else True.
+      - The event is older than the snapshot (copy of the shared state) with
+        which this replica began.
+      - The list of the event's messages is decided, and has no message that
+        this replica sent before a restart.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
     """
     if self._is_present and not self._repeats:
-      return True
+      return True  # The others wait for this replica anyway.
     if event < self._agreement.memory.event:
-      return False
+      return False  # The list of the event's messages was decided before.
     agreed = self._agreement.announced_manifest(event)
     if agreed is not None:
       return self._repeats and self.name in agreed.names
@@ -483,33 +493,33 @@ class Mailbox:
       turn: Number of the message within the event, from 0. After turn 0, only
         replicas whose first message is averaged send messages.
       arrays: The arrays of the message. Do not change them in place before the
-        next event is settled. If `send` is False, only types and shapes matter.
-      weight: Weight of the message in the mean.
+        call for the next event has returned. If `send` is False, only types and
+        shapes matter.
+      weight: Weight of the message in the mean; 0 leaves the message out.
       send: Whether this replica sends a message. If not, it only reads.
       state: Fingerprint of the shared state before the event (`fingerprint`).
-        None: nothing is compared, and this replica writes no snapshot. It is
-        not read after turn 0.
+        None: nothing is compared, and this replica writes no snapshot. Give a
+        fingerprint in all replicas or in none. It is not needed after turn 0.
       kind: Number of the fragment that is exchanged. All events of one kind
         have messages of one size.
-      snapshot: Returns the first event whose result the shared state does not
-        have yet, and the arrays of the state. None: this replica writes no
-        snapshot.
+      snapshot: Function that returns the first event whose result the shared
+        state does not have yet, and the arrays of the state. It is called if
+        this replica has to write a snapshot, and in the first exchange, to find
+        out the size of a snapshot. None: this replica writes no snapshot.
       tables: How the arrays are encoded, equal in all replicas. Then each
         replica may average one slice of all messages (`MailboxRules.shares`).
         None: each averages whole messages.
 
     Raises:
-      ReplicaStaleError: If this replica must begin again with `newest`: the
-        event was deleted, the others have gone on without it, its shared state
-        or its list of messages differs from that of most others, or several
-        states tie for the most frequent one.
-      StoppedError: If beginning again would not help: its shared state keeps
-        differing, its message has other types or shapes than the averaged ones,
-        two other replicas have found wrong shares that it made, or
-        `rules.store_bytes` is too low.
-      ValueError: If an event or its turn 0 was skipped, or if `tables` is None
-        and the event, which was settled before this replica's snapshot, was
-        averaged in slices.
+      ReplicaStaleError: If this replica must begin again with `newest`. For
+        example, the event was deleted, or this replica's shared state differs
+        from that of most others.
+      StoppedError: If beginning again would not help. For example, this
+        replica's message has other types or shapes than the averaged messages,
+        or `rules.store_bytes` is too low.
+      ValueError: If an event or its turn 0 was skipped. Also if `tables` is
+        None and the messages of an event are in slices; this is found only for
+        events before this replica's snapshot.
     """
     self._check_order(event, turn)
     self._check_accusers()
@@ -518,6 +528,7 @@ class Mailbox:
     # The later turns of an event belong to the same state.
     fingerprint = NOTHING if state is None or turn else state
     expected = self._agreement.expected(event, turn, self._is_past)
+    # The inboxes that are made below differ in their number of slices.
     new_inbox = functools.partial(
       self._new_inbox,
       event=event,
@@ -734,14 +745,16 @@ class Mailbox:
     return shares.mean()
 
   def _check_one_share(self, shares: Shares) -> None:
-    """If chosen, checks another replica's share (the mean of one slice).
+    """Checks a share (the mean of one slice) if this replica is chosen.
 
-    In about one of eight turns, a hash chooses who checks which share. In these
-    turns every replica also reads the results of checks of its own shares.
+    In about one of eight turns, a hash chooses a share, and a replica other
+    than its maker to check it. In these turns every replica also reads the
+    results of earlier checks of its own shares.
     """
     check = shares.check(self._run)
     if check is None:
       return
+    # These are checks of earlier turns. That of this turn has not ended yet.
     unread = list(self._unread_checks)
     if unread:
       self.beside(lambda: self._read_checks(unread))
@@ -843,7 +856,8 @@ class Mailbox:
       )
       if text:
         self._begin_again(inbox, f"its shared state differs: {text}")
-    # A list of only this replica's message compares its state with no other.
+    # Another replica has had the same state at an event of this kind. But a
+    # list of only this replica's message compares its state with no other.
     if not is_listed or len(agreed.listed) > 1:
       self._confirmed.add(inbox.kind)
 

@@ -62,15 +62,16 @@ class Manifest:
 
   Attributes:
     before: Digest of the manifest that all listed senders have followed last,
-      in hexadecimal digits; "" in the first turn of event 0. Manifests of the
-      later turns of an event do not count.
+      in hexadecimal digits; "" in the first turn of event (exchange) 0.
+      Manifests of the later turns of an event do not count.
     listed: The messages that are averaged, in this order.
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".
     roster: The replicas that take part after this event.
-    is_split: Whether several shared states (outer parameters and outer
-      optimizer) tied for the most frequent one among the senders (`votes`). All
-      senders must then begin again from the newest snapshot (copy of a state).
+    is_split: Whether several shared states (outer parameters, outer optimizer
+      and the codec's common state) tied for the most frequent one among the
+      senders (`votes`). All senders must then begin again from the newest
+      snapshot (copy of a state).
     begins_interval: Whether a snapshot of the state before this event is due.
       Then a new interval begins: events that will be deleted together.
     num_slices: Number of slices, S, into which the messages are cut, so that
@@ -131,10 +132,12 @@ def make_manifest(
 
   A message is left out if its sender's shared state is refused (`states`), if
   its values are not finite, or if its norm is too large. A message with a large
-  norm gets a lower weight (the module's docstring has the formula).
+  norm gets a lower weight (the module's docstring has the formula). The caller
+  sets the fields `begins_interval`, `num_slices` and `layout`.
 
   Args:
-    sent: The messages by replica, in the order in which replicas joined.
+    sent: The messages of the turn, one of each replica, by the replica's name,
+      in the order in which replicas joined.
     before: The field `Manifest.before`.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_norm_ratio: A message is left out if its norm is more than this many
@@ -209,11 +212,12 @@ def usual_norm(
   - one: the running median; None if `accepted` has fewer than six values;
   - none: None.
 
-  The running median is that of the last six values of `accepted` (of an even
-  number, the higher of the two middle values), or of all if there are fewer.
+  The running median is the median of the last six values of `accepted`, or of
+  all its values if there are fewer. Of an even number of values, it is the
+  higher of the two middle ones.
 
   Args:
-    norms: Norms of the messages of a turn.
+    norms: Norms of the messages of a turn: one message of each replica.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
   """
   counted = [norm for norm in norms if math.isfinite(norm) and norm > 0]
@@ -237,7 +241,8 @@ def too_large(
   """Returns which messages are left out because of their norms, and why.
 
   Args:
-    norms: Norms of the messages of a turn, by replica.
+    norms: Norms of the messages of a turn (one message of each replica), by
+      replica.
     accepted: Median norms of earlier turns (`Memory.norms`), the oldest first.
     max_ratio: A message is left out if its norm is more than this many times
       the usual norm (`usual_norm`), or not finite.

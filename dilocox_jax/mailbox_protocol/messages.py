@@ -94,7 +94,8 @@ def seat_path(index: int) -> str:
 def messages_folder(event: int, turn: int) -> str:
   """Returns the folder of a turn's messages, e.g. "event/0000000012/0".
 
-  `event` is the number of an exchange, and `turn` that of a message in it.
+  `event` is the number of an exchange. `turn` is the number of a replica's
+  message within the exchange, from 0.
   """
   return f"{EVENTS}/{event:010d}/{turn}"
 
@@ -110,8 +111,8 @@ def message_path(event: int, turn: int, replica: str) -> str:
 def proposal_path(event: int, turn: int) -> str:
   """Returns the path of a proposed manifest, e.g. "proposal/0000000012.0".
 
-  It lists the messages to average in a turn (one message of each replica) of an
-  event (exchange).
+  A manifest lists the messages to average in a turn (one message of each
+  replica) of an event (exchange).
   """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
@@ -119,8 +120,8 @@ def proposal_path(event: int, turn: int) -> str:
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0".
 
-  It lists the messages to average in a turn (one message of each replica) of an
-  event (exchange).
+  A manifest lists the messages to average in a turn (one message of each
+  replica) of an event (exchange).
   """
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
@@ -128,8 +129,8 @@ def manifest_path(event: int, turn: int) -> str:
 def shares_folder(event: int, turn: int) -> str:
   """Returns the folder of a turn's shares, e.g. "share/0000000012/0".
 
-  A share is the mean of one slice of all messages in a turn of an event
-  (exchange).
+  A share is the mean of one slice of all messages in a turn. In a turn of an
+  event (exchange), each replica sends one message.
   """
   return f"{SHARES}/{event:010d}/{turn}"
 
@@ -137,8 +138,8 @@ def shares_folder(event: int, turn: int) -> str:
 def share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a turn's share, e.g. "share/0000000012/0/5".
 
-  This share is the mean of slice 5 of all messages in turn 0 of event
-  (exchange) 12.
+  In a turn of an event (exchange), each replica sends one message. This share
+  is the mean of slice 5 of all messages in turn 0 of event 12.
   """
   return f"{shares_folder(event, turn)}/{number}"
 
@@ -146,8 +147,9 @@ def share_path(event: int, turn: int, number: int) -> str:
 def residual_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a residual, e.g. "share/0000000012/0/5.rest".
 
-  It is what encoding lost in share 5: the mean of slice 5 of all messages in
-  turn 0 of event (exchange) 12.
+  In a turn of an event (exchange), each replica sends one message. Share 5 is
+  the mean of slice 5 of all messages in turn 0 of event 12. The residual is
+  what encoding lost in this share.
   """
   return f"{share_path(event, turn, number)}.rest"
 
@@ -155,8 +157,9 @@ def residual_path(event: int, turn: int, number: int) -> str:
 def wrong_share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of the object which says that a share is wrong.
 
-  A share is the mean of one slice of all messages in a turn of an event. The
-  object exists only if a replica has found the share to be wrong.
+  A share is the mean of one slice of all messages in a turn. In a turn of an
+  event (exchange), each replica sends one message. The object exists only if a
+  replica has found the share to be wrong.
   """
   return f"{share_path(event, turn, number)}.wrong"
 
@@ -173,8 +176,8 @@ def snapshot_path(event: int, part: str) -> str:
 def gone_paths(start: int) -> tuple[str, str]:
   """Returns the paths of the two objects that mark an interval as deleted.
 
-  An interval is the events (exchanges) from one snapshot to the next one, and
-  `start` the first of them.
+  An interval is the events (exchanges) from one snapshot (copy of the shared
+  state) to the next one. `start` is the first of them.
   """
   return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 
@@ -231,7 +234,10 @@ def _kind_text(kind: np.dtype, shape: tuple[int, ...]) -> str:
 
 
 def raw_bytes(array: np.ndarray) -> memoryview:
-  """Returns the bytes of an array's values, little-endian and in C order."""
+  """Returns the bytes of an array's values, little-endian and in C order.
+
+  The result may share its memory with the array.
+  """
   little = array.astype(array.dtype.newbyteorder("<"), copy=False)
   return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 
@@ -239,7 +245,8 @@ def raw_bytes(array: np.ndarray) -> memoryview:
 def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
   """Returns the arrays whose raw bytes follow each other in `content`.
 
-  `kinds` has the type and shape of each array.
+  `kinds` has the type and shape of each array. The arrays may share their
+  memory with `content`, and may be read-only.
   """
   arrays = []
   start = 0
@@ -261,7 +268,7 @@ class Message(NamedTuple):
       finite.
     arrays: The arrays that are averaged; [] if only one slice was read.
     state: Name and fingerprint (a few random sums) of the sender's shared
-      state: outer parameters and outer optimizer.
+      state: outer parameters, outer optimizer and the codec's common state.
     norm: Euclidean norm of the decoded values, as the sender declares it if
       messages are cut into slices. None: it is computed from `arrays`.
     is_whole: Whether `data` is the whole object.
@@ -297,17 +304,19 @@ class Inbox:
     kind: Number of the fragment that is exchanged.
     num_blocks: Number of blocks in the fingerprint (random sums of the sender's
       state) of every message of this turn; 0 if messages have none.
-    is_past: Whether the turn was settled before the snapshot with which this
+    is_past: Whether the turn's event is before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
       grace time (`MailboxRules.grace_s`).
-    there: Names of the replicas whose messages are probably in the store. To
-      read a message removes the name, until `look` lists the store again.
+    there: Names of the replicas whose messages are probably in the store. When
+      a message is read, its sender's name is removed. `look` lists the store
+      again.
     held: The messages that this replica has, by name of their sender.
     taken: Contents of the seats that were taken since the event before, by
       replicas that join or come back: the replica's "name", and the event
       "since" which it takes part.
-    num_looks: How often this replica has looked whether the turn is settled.
+    num_looks: How often this replica has looked for the messages or the
+      manifest (list of averaged messages) of this turn.
     seats_read_s: Time of the last look for new seats in this turn, by the clock
       of the store (seconds); None: there was none yet.
     num_slices: Number of slices into which messages are cut, S, so that each
@@ -362,7 +371,7 @@ class Inbox:
       replica: Name of this replica, the sender.
       weight: Weight of the message in the mean.
       arrays: The arrays that are averaged. Do not change them in place before
-        the next event is settled.
+        the next exchange has ended.
       state: The sender's shared state. Its fingerprint has `num_blocks` blocks.
 
     Returns:
@@ -421,9 +430,9 @@ class Inbox:
     return self.signer.verify(path, stored) is not None
 
   def look(self) -> None:
-    """Lists the turn's folder, and sets `there` to those who have sent.
+    """Lists the turn's folder, and sets `there` to the senders' names.
 
-    An object of another size than a message is passed over.
+    An object whose size is not that of a message is passed over.
     """
     folder = messages_folder(self.event, self.turn)
     self.there = {
@@ -478,7 +487,9 @@ class Inbox:
     content = self.signer.verify(path, data)
     if data is None or content is None or len(data) != self.num_bytes:
       return
-    layout, name, weight, base, exact_digest = _HEADER.unpack_from(content)
+    layout, state_name, weight, base, exact_digest = _HEADER.unpack_from(
+      content
+    )
     if layout == self._layout and 0 <= weight < math.inf:
       rows = rows_in(content[_HEADER.size : self._arrays_start])
       self.held[replica] = Message(
@@ -486,7 +497,8 @@ class Inbox:
         weight=weight,
         arrays=arrays_in(content[self._arrays_start :], self._kinds),
         state=SharedState(
-          name=name.hex() if any(name) else "",  # Zeros: no manifest yet.
+          # Zeros: the sender has followed no manifest yet.
+          name=state_name.hex() if any(state_name) else "",
           base=base,
           fingerprint=Fingerprint(rows, exact_digest),
         ),

@@ -35,17 +35,18 @@ _OVERWRITES = (
 def prove(store: Any, name: str) -> None:
   """Tests that a store creates an object only if it is missing.
 
-  The test is repeated up to two times if it fails. Several processes may test
-  at the same time.
+  A test creates an object, creates it a second time, and reads it. It succeeds
+  if the store refuses the second creation, and then returns the content of the
+  first one. A test that fails is repeated up to two times. Several processes
+  may test at the same time.
 
   Args:
-    store: The folder or bucket, as a `RetryingStore`.
+    store: The folder or bucket, as a `RetryingStore` with `is_entering`.
     name: Name of the replica that enters.
 
   Raises:
-    UnfitStoreError: If all three tests fail: the second creation changed the
-      object or kept ending in an error, or the store did not give back the
-      object as it was written.
+    UnfitStoreError: If all three tests fail, or if the store does not exist or
+      denies access.
   """
   fault = ""
   for _ in range(_TRIES):
@@ -103,7 +104,7 @@ def _fault_of_second_creation(store: Any, path: str) -> str:
         return _OVERWRITES
       errors.append(error)
       if len(errors) < _MOST_ERRORS:
-        raise
+        raise  # `retry` waits, and calls this function again.
       return f"cannot say that an object exists ({error})"
     return _OVERWRITES if is_created else ""
 

@@ -63,16 +63,20 @@ class ReplicaProcesses(Protocol):
   ) -> Any:
     """Calls a function in process 0, and returns its result in every process.
 
-    All processes must call this method in the same order.
+    All processes must make their calls of this method in the same order.
 
     Args:
-      ask: Function without arguments, which calls the mailbox.
-      shared: Returns arrays of which process 0 may read the other processes'
-        parts while `ask` runs (`collected`); None: it reads none.
+      ask: Function without arguments, which calls the mailbox. Its result must
+        be one that `encode_answer` accepts. Outside process 0, tuples without
+        names have become lists.
+      shared: Function that returns arrays, which are divided among the devices
+        of all processes. While `ask` runs, process 0 may read the parts that
+        the other processes hold (`collected`). None: it reads none.
 
     Raises:
-      Exception: Any error of `ask`, in every process. Outside process 0, an
-        error of an unknown type becomes a RuntimeError.
+      Exception: Any error of `ask`, in every process. Outside process 0 its
+        type is `ReplicaStaleError`, `StoppedError`, `ValueError` or `OSError`;
+        an error of any other type is a RuntimeError there.
     """
 
   def collected(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -138,6 +142,7 @@ def encode_answer(answer: Any) -> tuple[Any, list[np.ndarray]]:
       fields = [encode(field) for field in value]
       return {_RECORD: name, _FIELDS: fields}
     if isinstance(value, dict):
+      # Under a key of its own, so that no key in it is mistaken for `_ARRAY`.
       return {_MAPPING: {key: encode(item) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
       return [encode(item) for item in value]
@@ -168,7 +173,8 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
 def encode_error(error: Exception) -> tuple[str, str]:
   """Returns the name of an error's type and its message, for `decode_error`.
 
-  A subclass of a type in `_ERRORS` counts as that type.
+  For a subclass of `ReplicaStaleError`, `StoppedError`, `ValueError` or
+  `OSError`, the name is that of this type.
   """
   for name, kind in _ERRORS.items():
     if isinstance(error, kind):
@@ -179,7 +185,8 @@ def encode_error(error: Exception) -> tuple[str, str]:
 def decode_error(name: str, text: str) -> Exception:
   """Returns an error of process 0, for another process to raise.
 
-  An unknown name of a type becomes a RuntimeError.
+  It is a RuntimeError if `name` is not "ReplicaStaleError", "StoppedError",
+  "ValueError" or "OSError".
   """
   if name in _ERRORS:
     return _ERRORS[name](text)

@@ -79,9 +79,9 @@ class MailboxRules:
       other, this holds only for the first messages.
     grace_s: Seconds that a replica waits for the messages of the others, from
       when it has sent its own.
-    snapshot_every: A snapshot (copy of the shared state) is due when, since the
-      last one, so many events have passed and each replica has sent as many
-      bytes as a snapshot has; sooner if `store_bytes` is low.
+    snapshot_every: Number of events after which the next snapshot (copy of the
+      shared state) is due. It is due later if a replica has not yet sent as
+      many bytes as a snapshot has. It is due sooner if `store_bytes` is low.
     store_bytes: Largest number of bytes of all objects in the store; None: a
       limit that follows from the size of a snapshot and the number of replicas,
       at least 1 GB (`mailbox_protocol.store_size`).
@@ -91,9 +91,9 @@ class MailboxRules:
     full_weight_ratio: A message loses weight in the mean if its norm is more
       than this many times the usual norm.
     shares: When each replica averages one slice of all messages, instead of all
-      slices. "auto": if at least four replicas are expected to send, with
-      codecs of floats or "int" of 4 or 8 bits. "on": if at least two are, with
-      any codec that sends every value. "off": never.
+      slices. "off": never. "on": if at least two replicas are expected to send,
+      and the codec sends every value. "auto": if at least four replicas are
+      expected to send, and the codec sends floats or is "int" with 4 or 8 bits.
   """
 
   replicas: int = limited(2, at_least=1)
@@ -133,8 +133,8 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
   """Returns the secret in a file, without the spaces around it.
 
   Raises:
-    ValueError: If the file cannot be read, its mode lets other users read or
-      write it, or it has fewer than 64 characters. The message is one line.
+    ValueError: If the file cannot be read, if its mode gives other users any
+      right, or if it has fewer than 64 characters. The message is one line.
   """
   try:
     with open(path, "rb") as file:
@@ -228,12 +228,14 @@ def join_run(
       " that run, or another place for a new run"
     )
   record = known[0]
+  # If `run.json` and its copy are of two runs, only one of the runs is in use.
   if any(other["id"] != record["id"] for other in known):
     record = _record_in_use(store, secret, known, where)
   objects = {path: signer.sign_json(path, record) for path in (RUN_COPY, RUN)}
   for path, data in objects.items():
     if records[path] == record:
       continue
+    # The object is missing, damaged or of the other run: write it again.
     is_created = stored[path] is None and store.create(path, data)
     if not is_created:
       store.put(path, data)
@@ -258,6 +260,7 @@ def _begin_run(
       " put one of them back, or take another place for a new run"
     )
   record = {**terms, "id": secrets.token_hex(16)}
+  # `join_run` then writes `run.json` from the copy that is in the store.
   store.create(RUN_COPY, signer.sign_json(RUN_COPY, record))
   return _read_run(store)
 
@@ -280,6 +283,7 @@ def _record_in_use(
     RunMismatchError: If none or several of the runs have manifests there.
   """
   paths = list(store.sizes(MANIFESTS))
+  # One manifest is enough. The newest three are tried, in case one is damaged.
   in_use = []
   for record in records:
     signer = Signer(secret, str(record["id"]))
@@ -312,6 +316,7 @@ def _compare_terms(
       " dilocox_jax with that version, or begin a new run in another place"
     )
   theirs = flat({key: value for key, value in record.items() if key != "id"})
+  # As `run.json` would have them: tuples become lists, for example.
   ours = flat(json.loads(json.dumps(terms)))
   for field in dict.fromkeys([*ours, *theirs]):
     if ours.get(field) != theirs.get(field):
@@ -382,7 +387,7 @@ class Roster:
     return len(self.seats) + self.later
 
   def names(self) -> list[str]:
-    """Returns the names of all replicas that ever joined, in that order."""
+    """Returns the names of all replicas, in the order in which they joined."""
     return list(self.seats)
 
   def expected(self) -> list[str]:
@@ -398,9 +403,10 @@ class Roster:
     """Returns a copy to which newcomers and returning replicas are added.
 
     Args:
-      event: Number of the event (exchange) that is settled next. A replica
-        whose seat names this event or an earlier one is expected from now on,
-        unless it has missed the event that its seat names, or a later one.
+      event: Number of the next event (exchange). A replica whose seat names
+        this event or an earlier one is expected from now on. Exception: it
+        stays away if it has already missed the event that its seat names, or a
+        later one.
       taken: Contents of the new seats, from number `num_seats` on: the
         replica's "name", and the event "since" which it takes part.
     """
@@ -413,6 +419,7 @@ class Roster:
       if name in seats:
         later += 1
       else:
+        # A newcomer is away until the event that its seat names.
         seats.append(name)
         away[name] = _BEFORE_FIRST_EVENT
       since[name] = int(seat["since"])
@@ -465,11 +472,11 @@ class Seats:
     self.index: int | None = None
 
   def read(self, number: int) -> dict[str, Any] | None:
-    """Reads the seat with a number (the entry of a replica that takes part).
+    """Reads seat `number`, the entry of a replica that takes part.
 
     Returns:
-      The replica's "name", and the event "since" which it takes part; None if
-      the seat is free or damaged.
+      The replica's "name", and the event (exchange) "since" which it takes
+      part; None if the seat is free or damaged.
     """
     path = seat_path(number)
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
@@ -488,8 +495,9 @@ class Seats:
   def announce(self, event: int, roster: Roster) -> None:
     """Takes a seat, so that the others expect this replica from `event` on.
 
-    If its last seat was for this event, too, nothing happens. `roster` has the
-    replicas that take part after the event before.
+    `event` is the number of an exchange. Nothing happens if the seat that this
+    replica took last was for the same event. `roster` has the replicas that
+    take part after the event before.
     """
     if self._since == event:
       return
@@ -516,7 +524,7 @@ class Seats:
         path = seat_path(number)
         data = self._signer.sign_json(path, self._record())
         if not self._store.create(path, data) and self.read(number) is None:
-          self._store.put(path, data)
+          self._store.put(path, data)  # The object there is damaged.
 
   def _record(self) -> dict[str, Any]:
     """Returns the content of this replica's seat: its name and first event."""
@@ -539,7 +547,8 @@ class Seats:
     """Takes the first free seat for this replica, and returns its number.
 
     After a restart, this replica takes its earlier seat again if that is the
-    next one after those that `roster` counts (but not if it counts none).
+    next one after the seats that `roster` counts. If `roster` counts no seat,
+    this replica takes a new one.
     """
     number = roster.num_seats
     if not number:  # No event is settled, but others may have taken seats.
@@ -553,6 +562,8 @@ class Seats:
         return number
       stored = self._store.get(path, JSON_BYTES)
       if stored == data:
+        # This replica wrote it before a restart, or the answer to its request
+        # was lost.
         return number
       holder = self._signer.verify_json(path, stored)
       if holder is not None and holder["name"] != self._name:

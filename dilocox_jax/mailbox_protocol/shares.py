@@ -107,7 +107,8 @@ class Residual(NamedTuple):
 
   Attributes:
     event: Number of the event (exchange) in which the share was made.
-    values: Values of each table, float32 [R, width] for R rows in the slice.
+    values: What was lost, float32 [R, width] for each table of the message. A
+      table is a group of rows of one width, and R of its rows are in the slice.
   """
 
   event: int
@@ -136,10 +137,11 @@ class Share(NamedTuple):
 class Shares:
   """Makes and reads shares: the means of single slices of a turn's messages.
 
-  Usually each replica makes one share, and reads the others. A replica makes
-  none in a turn that was settled before the snapshot with which it began
-  (`Inbox.is_past`). Some methods return functions that make requests, so that
-  the caller can make the requests at the same time.
+  In a turn of an event (exchange), each replica sends one message. Usually each
+  replica makes one share, and reads the others. A replica makes none for an
+  event before the snapshot with which it began (`Inbox.is_past`). Some methods
+  return functions that make requests, so that the caller can make the requests
+  at the same time.
 
   Attributes:
     store: The folder or bucket, as a `RetryingStore`.
@@ -147,9 +149,11 @@ class Shares:
     inbox: The messages of the turn that this replica has so far.
     agreed: The manifest of the turn, which lists at least one message.
     name: Name of this replica.
-    remembered: Residuals of shares that this replica has made, by (kind, turn,
-      number of slices, number of the share).
-    residual_event: The event whose residuals are added to this mean; -1: none.
+    remembered: Residuals (losses of encoding) of shares that this replica has
+      made, by (number of the fragment, turn, number of slices, number of the
+      share).
+    residual_event: The event (exchange) whose residuals are added to this mean;
+      -1: none.
     held: The shares that this replica has, by number.
   """
 
@@ -201,8 +205,8 @@ class Shares:
     """Returns functions that read a slice of the first listed message.
 
     A replica whose message is not listed needs this slice: it compares its
-    state with the fingerprint (a few random sums) there. For others, or if the
-    slice was read before, the list is empty.
+    state with the fingerprint (a few random sums) there. The list is empty for
+    all other replicas, and if the slice was read before.
     """
     if self.name in self.agreed.names:
       return []
@@ -212,9 +216,10 @@ class Shares:
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call first in a try to get all shares.
 
-    For each share that this replica must make, they read the missing slices or,
-    if none is missing, make the share. They also write residuals (losses of
-    encoding). Call the functions of `last_calls` after them.
+    For each share that this replica must make, they read the slices that are
+    missing. If no slice is missing, they make the share. They also write
+    residuals (losses of encoding). Call the functions of `last_calls` after
+    them.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -235,8 +240,9 @@ class Shares:
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
     """Returns the functions to call last in a try to get all shares.
 
-    They make this replica's shares if all slices were read (else they read the
-    missing slices), write residuals, and read the shares of others.
+    For each share that this replica must make, they make the share if all its
+    slices were read. Else they read the missing slices. They also write
+    residuals (losses of encoding), and read the shares of other replicas.
 
     Args:
       is_late: Whether the grace time (`MailboxRules.grace_s`) is over. Then
@@ -279,8 +285,9 @@ class Shares:
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices which a share still needs.
 
-    If this replica has a slice of a message that is not the listed one of its
-    sender, the slice is forgotten first, so it is read again.
+    The manifest lists one message of each sender. If this replica has read a
+    slice of another message of a sender, this slice is forgotten first, so that
+    it is read again.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -296,8 +303,8 @@ class Shares:
     """Computes a share, and writes it to the store.
 
     The share is also added to `held`. If another replica has written a valid
-    share before, that one counts. If the norm of the computed share is too
-    large, it is neither written nor added.
+    share before, the share of that replica counts, and is added. If the norm of
+    the computed share is too large, it is neither written nor added.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -311,6 +318,7 @@ class Shares:
       self.read(number)
       stored = self.held.get(number)
       if stored is not None:
+        # If the stored share is equal, this replica knows its residual, too.
         if _is_same(stored.tables, share.tables):
           self._keep(number, share)
         return
@@ -358,8 +366,8 @@ class Shares:
   def read(self, number: int) -> None:
     """Reads a share, and adds it to `held` if it is valid.
 
-    A valid share is signed, was made for the manifest `agreed`, and has no
-    larger norm than the largest message.
+    A valid share is signed, was made for the manifest `agreed` (the list of the
+    averaged messages), and has no larger norm than the largest message.
     """
     path = share_path(self.inbox.event, self.inbox.turn, number)
     size = HEADER_BYTES + self.inbox.cuts.num_bytes(number)
@@ -408,9 +416,11 @@ class Shares:
     return arrays
 
   def objects(self) -> dict[str, Data]:
-    """Returns this replica's shares and whole listed messages, by path.
+    """Returns the shares and listed messages that this replica has, by path.
 
-    A waiting replica writes these objects again if they have vanished.
+    They are the signed objects, as in the store. A message is left out if this
+    replica has only slices of it. A waiting replica writes these objects again
+    if they have vanished.
     """
     event = self.inbox.event
     turn = self.inbox.turn
@@ -456,15 +466,16 @@ class Shares:
     """Computes a share again, and returns how the share in `held` differs.
 
     Returns:
-      The difference, such as "by 1.0e-03 of its norm". "" if the shares are
-      equal up to rounding, or if the slices, or the residual that was added to
-      their mean, cannot be read.
+      The difference, such as "by 1.0e-03 of its norm". The result is "" if the
+      shares are equal up to rounding. It is also "" if something that is needed
+      cannot be read: a slice, or the residual (loss of encoding an earlier
+      share) that was added to the mean.
     """
     self.store.at_once(self.reads_of_slices(number))
     share = self.held[number]
     residual = self._residual_before(number) if share.has_residual else None
-    is_known = residual is not None or not share.has_residual
-    if not (self.has_slices(number) and is_known):
+    is_residual_known = residual is not None or not share.has_residual
+    if not (self.has_slices(number) and is_residual_known):
       return ""
     again = self._made(number, residual)
     expected = self.inbox.tables.decode(again.tables)
@@ -525,6 +536,8 @@ class Shares:
 def event_bytes(inbox: Inbox, num_messages: int) -> int:
   """Returns the bytes that a turn's messages, shares and residuals take.
 
+  Shares are the means of single slices of the messages, and residuals are what
+  encoding the shares lost. There are none if messages are not cut into slices.
   `inbox` gives their sizes; `num_messages` is the number of messages.
   """
   size = num_messages * inbox.num_bytes

@@ -80,15 +80,19 @@ def head_bytes(num_bytes: int) -> int:
 
 
 def signed_bytes(num_bytes: int) -> int:
-  """Returns the size of a signed object: codes, and `num_bytes` of content."""
+  """Returns the size in bytes of a signed object.
+
+  It has authentication codes, and then `num_bytes` bytes of content.
+  """
   return head_bytes(num_bytes) + num_bytes
 
 
 def content_bytes(num_signed: int) -> int:
-  """Returns the size of a signed object's content: inverts `signed_bytes`.
+  """Returns the size in bytes of a signed object's content.
 
-  If no object has the size `num_signed`, `signed_bytes` of the result differs,
-  or the result is negative.
+  `num_signed` is the size of the object. So the function inverts
+  `signed_bytes`. If no signed object can have this size, the result is
+  negative, or `signed_bytes` of the result is not `num_signed`.
   """
   without_tag = max(num_signed - TAG_BYTES, 0)
   blocks = max(1, -(-without_tag // (BLOCK_BYTES + TAG_BYTES)))
@@ -209,6 +213,8 @@ class Signer:
     """
     key = self._key_of_sections(path, len(sections))
     size = sum(num_bytes_of(list(section)) for section in sections)
+    # Each section is hashed with its number. For few bytes, threads cost more
+    # time than they save.
     if size < _LEAST_BLOCKS_A_THREAD * BLOCK_BYTES:
       hashes = [_tag(key, *each) for each in enumerate(sections)]
     else:
@@ -234,17 +240,20 @@ class Signer:
 
     Returns:
       The content of the section, without a copy. None if the section is
-      missing, or not signed for this run, path and number.
+      missing, or not signed for this run, path, number and `num_sections`.
     """
     if data is None or len(data) < SECTION_HEAD_BYTES:
       return None
     view = memoryview(data)
+    digest = view[:TAG_BYTES]
+    seal = view[TAG_BYTES:SECTION_HEAD_BYTES]
+    content = view[SECTION_HEAD_BYTES:]
     key = self._key_of_sections(path, num_sections)
-    content_hash = _tag(key, number, [view[SECTION_HEAD_BYTES:]])
-    seal = _tag(key, _FIRST_SEAL + number, [view[:TAG_BYTES], content_hash])
-    if not hmac.compare_digest(view[TAG_BYTES:SECTION_HEAD_BYTES], seal):
+    content_hash = _tag(key, number, [content])
+    expected = _tag(key, _FIRST_SEAL + number, [digest, content_hash])
+    if not hmac.compare_digest(seal, expected):
       return None
-    return view[SECTION_HEAD_BYTES:]
+    return content
 
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
     """Returns an object of signed JSON, to write at a path.
@@ -266,8 +275,8 @@ class Signer:
       data: The bytes that were read there; None: the object is missing.
 
     Returns:
-      The value; None if the object is missing, larger than `INDEX_BYTES`, or
-      not signed for this run and path.
+      The value; None if the object is missing, larger than 16 MiB
+      (`INDEX_BYTES`), or not signed for this run and path.
     """
     if data is None or len(data) > INDEX_BYTES:
       return None
@@ -346,16 +355,17 @@ def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
   num_threads = min(
     len(blocks) // _LEAST_BLOCKS_A_THREAD, os.cpu_count() or 1, _MOST_THREADS
   )
-  share = -(-len(blocks) // max(num_threads, 1))  # Blocks of each thread.
+  blocks_per_thread = -(-len(blocks) // max(num_threads, 1))
 
   def tags_from(start: int) -> bytes:
     return b"".join(
       _tag(key, first + number, blocks[number])
-      for number in range(start, min(start + share, len(blocks)))
+      for number in range(start, min(start + blocks_per_thread, len(blocks)))
     )
 
   # Hashing a large buffer releases the interpreter's lock.
   others = [
-    in_thread(tags_from, start) for start in range(share, len(blocks), share)
+    in_thread(tags_from, start)
+    for start in range(blocks_per_thread, len(blocks), blocks_per_thread)
   ]
   return b"".join([tags_from(0), *(other.result() for other in others)])

@@ -52,9 +52,10 @@ _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the bytes of a message in slices, from those of its arrays.
+  """Returns how many bytes a message has that is cut into slices.
 
-  The random sums of the sender's state (fingerprint) are not counted.
+  The arrays of the message have `num_array_bytes` bytes. The random sums of the
+  sender's state (fingerprint) are not counted.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 
@@ -208,8 +209,9 @@ class SlicedInbox(Inbox):
     """Reads a section (one slice and the header) of a replica's message.
 
     A valid slice is added to `sections`. If `held` has no message of this
-    sender, the message is added there, without arrays. The two may differ in
-    digest, if the sender has replaced its message meanwhile.
+    sender, the message is added there, without arrays. If the sender replaces
+    its message meanwhile, the slice and the message in `held` have different
+    digests.
     """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(

@@ -103,7 +103,9 @@ class Snapshots:
     self._token = secrets.token_bytes(16)
 
   def claim(self, event: int) -> bool:
-    """Tries to become the replica that writes the snapshot before an event.
+    """Tries to become the replica that writes the snapshot before an exchange.
+
+    `event` is the number of the exchange.
 
     Returns:
       Whether this replica writes the snapshot. False: another replica does.
@@ -156,8 +158,8 @@ class Snapshots:
   def listed(self) -> list[int]:
     """Returns the event of each snapshot that has an index, oldest first.
 
-    The snapshot has the state before this event. The index, which is written
-    last, is not read, so the snapshot may turn out to be damaged.
+    The snapshot has the state before this event (exchange). The index, which is
+    written last, is not read. So the snapshot may turn out to be damaged.
     """
     events = {
       event_of(path)
@@ -233,9 +235,10 @@ class Snapshots:
   def _delete_before(self, event: int, starts: Sequence[int]) -> int:
     """Deletes the objects that nobody needs any more (`_stale`), and old marks.
 
-    Before that, it writes marks of the deleted intervals (events from one
-    snapshot to the next one, whose first events are `starts`). Returns the
-    bytes of all objects of events and snapshots that remain.
+    Before that, it writes marks of the deleted intervals. An interval is the
+    events from one snapshot to the next one. `starts` has the first event of
+    each interval. Returns the bytes of all objects of events and snapshots that
+    remain.
     """
     folders = (EVENTS, PROPOSALS, MANIFESTS, SHARES, SNAPSHOTS)
     listings = self._store.at_once(
@@ -281,15 +284,21 @@ class Snapshots:
   ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
-    They are the snapshots before the newest three complete ones, and the
-    intervals (events from one snapshot to the next) that end before the first
-    event whose result the oldest of these three does not have.
+    The newest three complete snapshots are kept. The newest of them is the one
+    before `event`. All older snapshots are stale.
+
+    The events that somebody needs begin with `Snapshot.first` of the oldest
+    snapshot that is kept. An interval is the events from one snapshot to the
+    next one. The objects of an interval are stale if it ends before the first
+    needed event. Nothing is stale if there are fewer than three complete
+    snapshots.
     """
     older = [
       (older_event, first)
       for older_event, first in self._whole(paths)
       if older_event < event
     ]
+    # The snapshot before `event` is kept, too.
     kept_older = older[: KEPT_SNAPSHOTS - 1]
     if len(kept_older) < KEPT_SNAPSHOTS - 1:
       return []

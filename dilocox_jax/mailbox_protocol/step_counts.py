@@ -37,6 +37,8 @@ class StepCounts:
   def restart(self, num_in_flight: Sequence[int]) -> None:
     """Sets all counts to 0, after the replica has taken over a snapshot.
 
+    A snapshot is a copy of the state that all replicas share.
+
     Args:
       num_in_flight: For each fragment, how many of its measurements in the
         snapshot were not applied yet. `take` returns 0 for them.

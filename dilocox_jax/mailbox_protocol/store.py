@@ -87,8 +87,9 @@ class Store:
     Args:
       where: A folder, or a URL such as `file:///mnt/share/run`,
         `s3://bucket/run` or `memory:///`.
-      **options: Settings of `obstore.store.from_url`, e.g. `endpoint`. The
-        library also reads the environment (`AWS_ACCESS_KEY_ID`, ...).
+      **options: Settings of `obstore.store.from_url` for a bucket, e.g.
+        `endpoint`. The library also reads the environment
+        (`AWS_ACCESS_KEY_ID`, ...). A folder ignores the options.
 
     Raises:
       ValueError: If the store cannot be opened. The message is one line.
@@ -207,8 +208,9 @@ class RetryingStore:
   """Wraps a store, and repeats every call until it succeeds.
 
   It has the methods of `Store`. A call is repeated after each
-  `StoreUnavailableError`. Meanwhile the log gets one line a minute with the
-  store's name and error, however many calls wait.
+  `StoreUnavailableError`. Exception: while a replica enters a run, a
+  `ClosedError` is raised as an `UnfitStoreError`. While calls wait, the log
+  gets one line a minute with the store's name and error.
 
   Attributes:
     store: The store that is wrapped.
@@ -245,7 +247,8 @@ class RetryingStore:
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Calls functions at the same time. Returns their results, in order.
 
-    Only calls of this object's methods within the functions are repeated.
+    A function that raises an error is not called again. But if it calls methods
+    of this object, these calls are repeated until they succeed.
     """
     return self.store.at_once(calls)
 
@@ -267,6 +270,7 @@ class RetryingStore:
       except StoreUnavailableError as error:
         if self._is_entering and isinstance(error, ClosedError):
           raise UnfitStoreError(f"{self.store.where}: {error}") from None
+        # A failure is no news if the store came back after the call began.
         if has_failed or not self._is_back_since(began_s):
           self._note_failure(error, is_first=not has_failed)
           has_failed = True

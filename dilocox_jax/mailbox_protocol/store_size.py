@@ -93,12 +93,14 @@ def store_limit(
   An interval is the events (exchanges) from one snapshot to the next one.
 
   Args:
-    store_bytes: The limit that the user set, in bytes. None: 5 snapshots and 6
-      intervals, an interval as large as M snapshots, and at least 1 GB.
+    store_bytes: The limit that the user set, in bytes. None: the limit is large
+      enough for 5 snapshots and 6 intervals, if an interval has as many bytes
+      as M snapshots. It is at least 1 GB.
     snapshot_bytes: Bytes of a snapshot of the shared state.
     num_replicas: Number of replicas, M.
   """
   if store_bytes is None:
+    # Enough for intervals that have as many bytes as M snapshots.
     store_bytes = max(
       least_store_bytes(snapshot_bytes, num_replicas * snapshot_bytes),
       LEAST_DEFAULT_BYTES,

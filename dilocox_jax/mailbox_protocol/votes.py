@@ -1,9 +1,9 @@
 """Decides whose messages count if the shared states of their senders differ.
 
-The shared state (outer parameters and outer optimizer) should be equal in all
-replicas. If it is not, the state that most senders have counts. Only the
-messages of these senders are averaged. The others must take the newest
-snapshot.
+The shared state (outer parameters, outer optimizer and the codec's common
+state) should be equal in all replicas. If it is not, the state that most
+senders have counts. Only the messages of these senders are averaged. The others
+must take the newest snapshot.
 
 If several states tie for the most frequent one, nobody knows which is right:
 they are *split*. No message counts then, and all senders take the newest
@@ -20,8 +20,8 @@ from dilocox_jax.mailbox_protocol.messages import Message
 class Vote(NamedTuple):
   """The messages that do not count because of their senders' shared states.
 
-  The shared state is the outer parameters and the outer optimizer. It should be
-  equal in all replicas.
+  The shared state is the outer parameters, the outer optimizer and the codec's
+  common state. It should be equal in all replicas.
 
   Attributes:
     left_out: For each replica whose message does not count, the reason, e.g.
@@ -54,9 +54,9 @@ def vote(
     event: Number of the event (exchange).
     num_kinds: Number of fragments. With `event` it sets how far equal states
       may differ by rounding.
-    breaks_ties: Whether, if several states tie for the most frequent one, the
-      state whose first sender joined earliest counts. False: no message counts
-      then.
+    breaks_ties: What to do if several states tie for the most frequent one.
+      True: the state whose first sender joined earliest counts. False: no
+      message counts.
   """
   left_out = {}
   comparable = {}

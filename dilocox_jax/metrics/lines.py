@@ -64,8 +64,8 @@ def plain(value: Any) -> Any:
       and None.
 
   Returns:
-    Nested dicts and lists of Python values. Floats that are not finite become
-    None.
+    Nested dicts and lists of Python values. Keys become strings. Floats that
+    are not finite become None. A value of any other type stays as it is.
   """
   if isinstance(value, Mapping):
     return {str(key): plain(item) for key, item in value.items()}
@@ -85,8 +85,8 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content. A string is written as UTF-8, with characters that UTF-8
-      cannot encode as escapes.
+    text: New content. A string is written as UTF-8. A character that UTF-8
+      cannot encode is written as an escape.
 
   Raises:
     RecordError: If the system refuses.
@@ -164,10 +164,10 @@ class JsonLines:
   def __init__(self, path: Directory, last_step: int = -1):
     """Opens a file, and cuts what a restored run will write again.
 
-    A last line without a newline is cut, and so are all rows after `last_step`:
-    with rows of the steps 30, 60 and 90 and a checkpoint of step 60, the row of
-    step 90. The row of kind "final" is always cut, because a run that continues
-    writes it again.
+    A last line without a newline is cut, and so are all rows after `last_step`.
+    Example: there are rows of the steps 30, 60 and 90, and `last_step` is 60.
+    Then the row of step 90 is cut. The row of kind "final" is always cut,
+    because a run that continues writes it again.
 
     Args:
       path: The file, in an existing directory. `append` creates it if missing.
@@ -185,6 +185,7 @@ class JsonLines:
       if row["step"] <= last_step and not is_final:
         remaining_lines.append(line)
     remaining = b"".join(remaining_lines)
+    # Write the file only if something is cut from it.
     if self.path.is_file() and self.path.stat().st_size != len(remaining):
       write_atomically(self.path, remaining)
 
@@ -192,8 +193,9 @@ class JsonLines:
     """Appends one row with one system call.
 
     Args:
-      row: Any mapping that `plain` accepts. `read_rows` returns finite floats
-        with the same bits.
+      row: Any mapping that `plain` accepts, with an integer "step": `read_rows`
+        refuses a file that has a row without it. `read_rows` returns finite
+        floats with the same bits.
 
     Raises:
       RecordError: If the system refuses. The file is then as before the call.
