@@ -67,9 +67,10 @@ _REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Train nothing.")
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the runs that are missing, and reports on all runs.
+  """Trains the runs of a sweep that have not ended, and reports on all runs.
 
-  With --report_only nothing is trained.
+  With --only, just the named runs are trained. With --report_only, nothing is
+  trained.
   """
   command_line.refuse_arguments(argv)
   parts_flag.register()
@@ -146,8 +147,8 @@ def _checked_runs(
     if not runs:
       raise ValueError("the sweep has no runs: set its `grid` or its `runs`")
     names = list(dict.fromkeys(run.name for run in runs))
-    for name in _ONLY.value:
-      known("run", name, names)
+    for chosen_name in _ONLY.value:
+      known("run", chosen_name, names)
     if not _REPORT_ONLY.value:
       from experiments.sweeps.training import check_names  # It loads JAX.
 

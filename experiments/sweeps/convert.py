@@ -81,9 +81,9 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  The evaluations are in NAME_curves.csv beside it, if this file exists.
-  NAME_curves.csv also has the evaluations of NAME_others.csv. Returns lines of
-  runs.csv and of evaluations.csv.
+  The evaluations are in NAME_curves.csv beside it, if this file exists. A sweep
+  NAME_others.csv has its evaluations in NAME_curves.csv as well. Returns lines
+  of runs.csv and of evaluations.csv.
   """
   study = path.stem
   sweep = _SWEEPS.get(study, {})
@@ -192,7 +192,11 @@ def convert(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Converts the files that the command line names."""
+  """Converts the files that the command line names, and writes --runs.
+
+  evaluations.csv is written beside --runs. Sweeps that the old files do not
+  have are kept.
+  """
   path = pathlib.Path(_RUNS.value)
   with command_line.usage_errors():
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))

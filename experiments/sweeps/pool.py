@@ -83,14 +83,19 @@ class Pool:
   def run(self, jobs: Sequence[Job], ended: Callable[[int, str], None]) -> None:
     """Runs jobs, and returns when all have ended or were stopped.
 
-    Jobs are stopped (SIGTERM) at the deadline, and if this call is interrupted
-    or `ended` raises an error.
+    Jobs are stopped (SIGTERM) at the deadline. They are also stopped if this
+    call is interrupted, if `ended` raises an error, or if a job cannot be
+    started. A pool can be used once: a second call would start no jobs.
 
     Args:
       jobs: The jobs, in the order in which they start.
       ended: Called in this thread for each job that has ended, with its index
         in `jobs` and the reason why it failed ("" if it did not fail). It is
         not called for jobs that were stopped or never started.
+
+    Raises:
+      OSError: If a command cannot be started, if a log cannot be opened, or if
+        a folder of a log is a link.
     """
     threads = concurrent.futures.ThreadPoolExecutor(self._processes)
     numbers = {}

@@ -161,8 +161,14 @@ def row_of(
 ) -> RunRow:
   """Returns the results in a run directory as a line of runs.csv.
 
-  `loaded_run` has the content of the directory. The last four arguments become
-  fields of the line (`RunRow`).
+  Args:
+    loaded_run: Content of the run directory.
+    run: The run with its config, as the sweep lists it.
+    study: Name of the sweep.
+    baseline: As in `RunRow`.
+    failure: As in `RunRow`. If it is not empty, all losses but `best_loss` are
+      NaN.
+    cores: As in `RunRow`.
   """
   record = loaded_run.record
   losses = [evaluation.outer_loss for evaluation in loaded_run.evaluations]
