@@ -1,11 +1,15 @@
 """Predicts throughputs of DiLoCoX (arXiv 2506.21263), and its speed-ups.
 
-Both models have the setting `RECIPE`. Two values are fitted on published
-numbers: for each model, the duration of a step, on the throughput of DiLoCoX
-(which its hidden exchange does not limit); and the duration of the codec, on
-the 107B row of DiLoCoX without overlap, the only row that uses it. All other
-times follow from the plan's bytes over 1 Gbit/s. The settings `PICKED` were
-picked because they come near the published 107B speed-up of 357.
+Both models have the setting `RECIPE`. Two durations are fitted on published
+numbers:
+
+- The duration of a step is fitted for each model, on the throughput of DiLoCoX.
+  Its exchanges are hidden, so they do not limit this throughput.
+- The duration of the codec is fitted on the 107B row of DiLoCoX without
+  overlap. No other row uses it.
+
+All other times follow from the plan's bytes over 1 Gbit/s. The settings
+`PICKED` were picked because they come near the published 107B speed-up of 357.
 """
 
 import dataclasses
@@ -229,7 +233,7 @@ def build_tables() -> list[Table]:
 
 
 def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
-  """Yields the predictions of one model: throughputs, then speed-ups.
+  """Yields the predictions of one model: throughputs, then the speed-up.
 
   For 107B, two more speed-ups follow, one for each setting in `PICKED`. `paper`
   has the setting `RECIPE`.

@@ -62,8 +62,8 @@ class LayerMethod:
   """When the update of each layer is sent, and with how many bits.
 
   Attributes:
-    schedule: When each fragment (a group of layers) is sent. If there are
-      several, fragment 0 has the weights outside the layers; sending it takes
+    schedule: When each fragment (a group of layers) is sent. Of several
+      fragments, the first has the weights outside the layers. Sending it takes
       no time, because a `LayerModel` has all its parameters in layers.
     bits: Bits of a parameter on the wire.
   """
@@ -198,7 +198,7 @@ def needed_bandwidth_bps(
   """Returns the least bandwidth at which a method reaches each of `TARGETS`.
 
   The bandwidths (bit/s) are values of `GRID_BPS`. The last value of the grid
-  must reach all targets.
+  must reach all targets; this is not checked.
   """
   run = simulate_layers(model, method, GRID_BPS)
   reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]

@@ -141,7 +141,8 @@ def least(
   Args:
     reaches: Function (value) -> whether the value is enough. If a value is
       enough, all larger values must be enough, too.
-    low: Lower end of the search, above 0. It should not be enough.
+    low: Lower end of the search, above 0. If it is enough, the result is about
+      `low`.
     high: Upper end of the search.
     precision: Largest error that is allowed, as a fraction of the value.
   """

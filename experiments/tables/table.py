@@ -150,9 +150,10 @@ class Prediction:
 
   @property
   def error(self) -> str:
-    """The error as text: "exact" or e.g. "-1 steps" on a grid, else "+10.9%".
+    """The error as text, e.g. "+10.9%".
 
-    The text is empty if there is neither a grid nor a published number.
+    If the paper takes its values from a grid, the text is "exact" or e.g.
+    "-1 steps". It is empty if there is neither a grid nor a published number.
     """
     if self.grid_steps == 0:
       return "exact"
@@ -228,6 +229,9 @@ def beside(
     kind: As in `Prediction`.
     basis: As in `Prediction`.
     grid_steps: As in `Prediction`.
+
+  Raises:
+    KeyError: If the paper has no such published number.
   """
   figure = figures[name]
   return Prediction(
@@ -305,7 +309,7 @@ def write_tables(
   `report.md`.
 
   Raises:
-    RecordError: If the disk is full or refuses to write.
+    RecordError: If a file cannot be written.
   """
   for table in tables:
     rows = csv_table([row.data() for row in table.rows])
@@ -334,10 +338,10 @@ _FOOTNOTE = (
 def summary(tables: Sequence[Table]) -> Iterator[str]:
   """Yields the lines of a short table of predictions for the terminal.
 
-  It has a line for each published number or range that `summary.csv`, beside
-  this module, lists. One more line counts the cells of Table 4 of Streaming
-  DiLoCo that are predicted exactly. Lines about tables that `tables` lacks are
-  left out.
+  The file `summary.csv` beside this module lists published numbers and ranges.
+  Each of them gets a line. One more line counts the cells of Table 4 of
+  Streaming DiLoCo that are predicted exactly. Lines about tables that `tables`
+  lacks are left out.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS

@@ -4,7 +4,7 @@ OpenDiLoCo (arXiv 2407.07852): nothing is fitted. The slowest link sets the pace
 of the ring.
 
 INTELLECT-1 (arXiv 2412.01152): the paper states no bandwidth, so the rate of
-the slowest link is fitted, for each of three settings.
+the links is fitted: on the lowest utilization, and for each of three settings.
 
 Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Each peer uploads its
 payload once, to object storage, and reads the payloads of the others there.
@@ -125,10 +125,11 @@ def open_diloco() -> list[Table]:
 def intellect_1() -> list[Table]:
   """Builds the table of INTELLECT-1: its utilizations and all-reduces.
 
-  All simulated rows are of a ring with the largest number of nodes that took
-  part at once. The rate of its links is fitted on the lowest utilization (the
-  preset "intellect_1"), and on the all-reduce of each of `_SETTINGS`. The last
-  two rows use no fit.
+  The simulated rows are of a ring with the largest number of nodes that took
+  part at once. The rate of its links is fitted four times: on the lowest
+  utilization (the cluster preset "intellect_1" has this rate), and on the time
+  of an all-reduce in the USA, in the USA and Europe, and globally. The last two
+  rows use no fit.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures
