@@ -325,8 +325,8 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
 def without_cudnn(config: RunConfig) -> RunConfig:
   """Returns a config whose attention can be compiled without a GPU.
 
-  Attention "auto" becomes "blockwise", which also does not keep the weights of
-  all positions. Other choices stay.
+  Attention "auto" becomes "blockwise", which needs about as much memory as
+  cuDNN's attention. Other choices stay.
 
   Raises:
     ValueError: If the config asks for cuDNN's attention.

@@ -183,6 +183,10 @@ def run_cases(
 
   Each collective is measured `repeats` times. The simulator predicts its time
   with `transport`. `folder` is for intermediate files.
+
+  Raises:
+    UsageError: If this machine or user may not throttle links.
+    StoppedError: If a process fails.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -210,9 +214,10 @@ def run_cases(
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
   """Times collectives at several rates, and over links that are not throttled.
 
-  Yields a row for each number of processes in `counts`, rate and collective. A
-  row has the time over throttled links and that over open links. The
-  predictions use `GLOO` as it is, without a calibration on this machine.
+  Yields a row for each number of processes in `counts`, each rate and each
+  collective. A row has the time over throttled links, and the time over links
+  that are not throttled. The predictions use `GLOO` as it is, without a
+  calibration on this machine.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
@@ -352,7 +357,7 @@ def _train(
 
 
 def measured_step(run: LoadedRun) -> tuple[float, float]:
-  """Returns a run's time of a step, and its bytes beside the predicted ones.
+  """Returns the time of a run's step, and the run's bytes over those predicted.
 
   The first three segments are left out, because programs were compiled in them.
   A segment is a round, or several data-parallel steps.
