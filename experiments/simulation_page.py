@@ -50,7 +50,7 @@ def _speed(speed: float) -> str:
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
-  """Returns the costs of a run that both the terminal and the page show."""
+  """Returns the costs of a run, as rows for both the terminal and the page."""
   base_speed = _speed(plan.allreduce_tokens_per_s)
   speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {base_speed})"
   speed = _speed(plan.tokens_per_s)
@@ -92,7 +92,10 @@ def _memory(plan: MethodPlan) -> str:
 
 
 def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
-  """Prints the costs of a run; writes the page and `simulation.json`."""
+  """Prints the costs of a run; writes the page and `simulation.json`.
+
+  The files go to `workdir`. Configs of an earlier simulation there are removed.
+  """
   _remove_earlier(workdir)
   setup = plan.setup
   whole_run = simulate_run(
@@ -167,6 +170,7 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
   )
   # A message goes in four pieces, each sent on when it has arrived. So a delay
   # of up to three quarters of the time of a full buffer leaves no line idle.
+  # The messages are those to the next replica (1) of a ring.
   bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
   buffer_bytes = bytes_under_way * 4 / 3
   is_nccl = costs.transport.pieces > 1 and not config.uses_mailbox
@@ -195,7 +199,8 @@ def report_methods(
 ) -> None:
   """Prints the costs of all methods; writes the page, and configs to train.
 
-  A config is written for each method whose run fits into the devices.
+  A config is written for each method whose run fits into the devices. Numbers
+  and configs of an earlier simulation in `workdir` are removed.
 
   Args:
     plans: A planned run for each method, the best first

@@ -131,7 +131,8 @@ def run_log() -> "RunLog | None":
   """Returns the log that --log asks for; None if the flag is not given.
 
   Raises:
-    UsageError: If there is no such log, or its package is not installed.
+    UsageError: If there is no such log, if one of its settings is wrong, or if
+      its package is not installed.
   """
   if _LOG.value is None:
     return None
@@ -156,8 +157,9 @@ def mailbox_address(
     The address of the mailbox; None if none of the flags is given.
 
   Raises:
-    UsageError: If the flags do not go together, if the replica's name is wrong,
-      or if, without --distributed, the secret cannot be read.
+    UsageError: If only some of the flags are given, if --cluster is given too,
+      or if the replica's name is wrong. Without --distributed also if the file
+      of the secret cannot be read.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
   present = [flag for flag in needed_flags if flag.value]

@@ -26,17 +26,21 @@ def add_sample(
   seed: int = 0,
   text: "Corpus | None" = None,
 ) -> str:
-  """Continues a text with the model of a run; adds the result to its report.
+  """Continues a text with the model of a run, for the report of the run.
+
+  The result is written to the run directory, in place of an earlier sample.
+  Then the report of the run is written again, with the new sample.
 
   Args:
     workdir: The run directory.
-    num_tokens: Number of tokens to draw.
+    num_tokens: Number of tokens to draw, 0 or more.
     prompt: Text to continue; None: the first 64 tokens of the validation text.
     temperature: Divisor of the logits; 0 takes the likeliest token.
     top_p: Nucleus sampling: only the likeliest tokens with this total
       probability are drawn, 0 to 1.
     seed: Seed of the draws.
-    text: The `Corpus` of the run; None reads it again.
+    text: The `Corpus` on which the run was trained. None: the text that the
+      run's config names is read. A run whose data were passed in needs `text`.
 
   Returns:
     The prompt and its continuation.
@@ -45,6 +49,7 @@ def add_sample(
     ValueError: If the run, its text or an argument does not allow a sample. The
       message says why.
     RefusedError: If there is no checkpoint.
+    RecordError: If the report cannot be written.
   """
   # These load JAX, which takes seconds.
   import numpy as np

@@ -23,10 +23,11 @@ _SAME_REQUEST_S = 1.0
 def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
   """Calls a function at the first SIGTERM or Ctrl-C inside the block.
 
-  The function gets the number of the signal, and is called in another thread. A
-  second signal, more than a second later, ends the process at once with exit
-  code 128 + its number. If this is not called in the main thread, signals act
-  as before.
+  The function gets the number of the signal, and is called in another thread.
+  Signals within the next second count as the same request. A signal after that
+  ends the process at once, with exit code 128 + the number of the signal.
+
+  Outside the main thread this does nothing: signals act as before.
   """
   if threading.current_thread() is not threading.main_thread():
     yield  # Only the main thread may handle signals.

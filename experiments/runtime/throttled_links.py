@@ -106,26 +106,31 @@ class ThrottledNetwork:
       self.throttle(node, link)
 
   def command(self, node: int, command: Sequence[str]) -> list[str]:
-    """Returns the command line that runs a command on a node."""
+    """Returns the command line that runs a command on a node.
+
+    The command is killed when the thread that started it ends.
+    """
     return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
-    """Sets the rates of a node's link, which may be in use.
+    """Sets the rates of a node's link to those of `link`.
 
-    The link's delay and loss, if `impair` has set them, end.
+    The node's link may be in use. Delay and loss that `impair` has added to it
+    are removed.
     """
     num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
       queue_bytes = max(4 * _LEAST_BURST_BYTES, round(bps / 8 * _QUEUE_S))
+      # Class ffff limits the whole link. Each queue is a class below it.
       lines = [
         f"class replace dev {device} parent 1: classid 1:ffff htb "
         f"rate {round(bps)}bit burst {burst}b cburst {burst}b"
       ]
       for queue in range(1, num_others + 1):
         # A queue that was idle may send its `burst` before the others. A burst
-        # of one turn lets a small message, such as a notice, pass at once, and
-        # gives no queue a longer lead.
+        # of one turn lets a small message pass at once, and gives no queue a
+        # longer lead.
         lines += [
           f"class replace dev {device} parent 1:ffff classid 1:{queue:x} htb "
           f"rate {round(bps / num_others)}bit ceil {round(bps)}bit "
@@ -177,8 +182,8 @@ class ThrottledNetwork:
   def _connect(self, node: int) -> None:
     """Makes a node (a network namespace), and connects it with the switch.
 
-    Filters at both ends of the link give the packets of each other node a queue
-    of their own. `throttle` makes these queues.
+    Filters at both ends of the link sort packets into queues: one queue for
+    each of the other nodes. `throttle` makes these queues.
     """
     address = self.addresses[node]
     port = f"port{node}"
