@@ -10,7 +10,8 @@ grid of fields, or a list of runs with names, fields and seeds
 Slurm (--slurm). A finished run is a line of WORKDIR/runs.csv, and its
 evaluations are lines of WORKDIR/evaluations.csv. The same command again keeps
 finished runs, continues interrupted runs and repeats failed runs. If the
-repository has the rows of a sweep, the sweep begins with these rows:
+repository has finished runs of a sweep (field `rows`), the sweep begins with
+these runs:
 
   python -m experiments.sweep --workdir=runs/convergence_small \
     --config=experiments/configs/convergence.py:small --report_only
