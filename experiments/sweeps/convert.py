@@ -175,6 +175,7 @@ def convert(
 
   Raises:
     ValueError: If a file has none of the columns by which its kind is known.
+    OSError: If a file cannot be read.
   """
   for path in paths:
     with path.open(newline="") as file:
@@ -198,7 +199,7 @@ def main(argv: Sequence[str]) -> None:
   have are kept.
   """
   path = pathlib.Path(_RUNS.value)
-  with command_line.usage_errors():
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))
   new_runs = tables.runs_table(
     [line for lines, _ in converted for line in lines]
