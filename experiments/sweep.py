@@ -68,7 +68,7 @@ _REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Train nothing.")
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the runs of a sweep that have not ended, and reports on all runs.
+  """Trains the runs of a sweep that are not finished, and reports on all runs.
 
   With --only, just the named runs are trained. With --report_only, nothing is
   trained.
@@ -233,8 +233,8 @@ def _write_page(
 def _check_field(path: str) -> None:
   """Raises ValueError if no sweep can have the field `path` (dotted name).
 
-  A name that begins with `base` or `grid` is checked as a whole, and of any
-  other name the first part.
+  A name that begins with `base` or `grid` is checked as a whole. Of any other
+  name only the first part is checked.
   """
   from experiments.sweeps import runs  # Only a mistake needs it this early.
 

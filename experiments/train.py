@@ -175,7 +175,8 @@ def mailbox_address(
     raise UsageError(
       "--mailbox does not go with --cluster: its replicas meet on real links"
     )
-  # If the user has set another collective, `mailbox_config` refuses it.
+  # If the user has set another collective, the training refuses it later
+  # (`mailbox_config`).
   if config.exchange.collective == "auto":
     config.exchange.collective = "mailbox"
   from dilocox_jax.mailbox_protocol.roster import checked_name, read_secret

@@ -1,8 +1,8 @@
 """The first SIGTERM or Ctrl-C asks a run to save and stop; the second ends it.
 
 Python's signal handlers wait for the main thread, which may wait for the
-devices for minutes. So a thread of its own gets the numbers of the signals
-through a pipe (`signal.set_wakeup_fd`) and acts at once.
+devices for minutes. So another thread gets the numbers of the signals through a
+pipe (`signal.set_wakeup_fd`) and acts at once.
 """
 
 import contextlib
@@ -23,9 +23,12 @@ _SAME_REQUEST_S = 1.0
 def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
   """Calls a function at the first SIGTERM or Ctrl-C inside the block.
 
-  The function gets the number of the signal, and is called in another thread.
-  Signals within the next second count as the same request. A signal after that
-  ends the process at once, with exit code 128 + the number of the signal.
+  The function gets the number of the signal. It is called in another thread,
+  and later signals are handled only after it has returned. Signals within the
+  next second count as the same request. A signal after that ends the process
+  with exit code 128 + the number of the signal.
+
+  At the end of the block, the signal handlers from before it are restored.
 
   Outside the main thread this does nothing: signals act as before.
   """

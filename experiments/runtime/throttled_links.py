@@ -55,6 +55,7 @@ def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
 
   Delays and losses begin only with `ThrottledNetwork.impair`, so that the rates
   can be checked before. There must be at least two links, one for each node.
+  Their rates must be finite.
 
   Raises:
     UsageError: If this machine or user may not make network namespaces, or
@@ -76,8 +77,8 @@ class ThrottledNetwork:
   """Network namespaces of this machine that are joined by throttled links.
 
   Attributes:
-    links: The link of every node.
-    addresses: Address of every node, in order.
+    links: The link with which each node was made, in order.
+    addresses: Address of each node, in order.
   """
 
   def __init__(self, links: Sequence[Link], stack: contextlib.ExitStack):
@@ -141,7 +142,7 @@ class ThrottledNetwork:
       self._tc(space, lines)
 
   def impair(self) -> None:
-    """Adds the delays and losses of all links.
+    """Adds the delay and the loss of each link in `links`.
 
     A later `throttle` of a link removes its delay and loss.
     """
@@ -151,9 +152,10 @@ class ThrottledNetwork:
         words += f" delay {delay_s * 1e6:.0f}us" if delay_s else ""
         words += f" loss {link.loss:.6%}" if link.loss else ""
         if delay_s or link.loss:
+          # netem takes the place of each queue's bfifo (`throttle`).
           lines = [
-            f"qdisc replace dev {device} parent 1:{queue + 1:x} {words}"
-            for queue in range(len(self.links) - 1)
+            f"qdisc replace dev {device} parent 1:{queue:x} {words}"
+            for queue in range(1, len(self.links))
           ]
           self._tc(space, lines)
 
@@ -208,19 +210,20 @@ class ThrottledNetwork:
       self._run(space, command)
     # With one queue for all nodes an all-reduce took 6 to 20 % longer
     # (measured): small messages of one node waited behind the data of another.
-    # Queue 1, 2, ... of each end carries the packets to (on the node) or from
-    # (on the switch) one other node.
+    # So each end has a queue for each other node. On the node's end, the queue
+    # has the packets to that other node, and on the switch's end the packets
+    # from it.
     peers = [peer for peer in self.addresses if peer != address]
     sides = (address, INTERFACE, "dst"), (_SWITCH, port, "src")
     for space, device, side in sides:
-      size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
-      self._run(space, size)
-      pairs = [
+      limit_packets = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
+      self._run(space, limit_packets)
+      filters = [
         f"filter add dev {device} protocol ip parent 1: prio 1 u32 "
         f"match ip {side} {peer} flowid 1:{queue:x}"
         for queue, peer in enumerate(peers, 1)
       ]
-      self._tc(space, [f"qdisc add dev {device} root handle 1: htb", *pairs])
+      self._tc(space, [f"qdisc add dev {device} root handle 1: htb", *filters])
 
   def _hold(self, name: str, unshare: Sequence[str]) -> None:
     """Starts a sleeping process that holds a new network namespace open.

@@ -36,10 +36,10 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the end of the last segment up to inner step `step` (seconds).
+    """Returns when the last segment that is complete at a step ended (seconds).
 
-    A segment is a round, or several data-parallel steps. The result is 0 if no
-    segment has ended by then.
+    `step` is a number of inner steps. A segment is a round, or several
+    data-parallel steps. The result is 0 if no segment is complete yet.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -62,7 +62,8 @@ class SweepClock:
   cluster: str
   step_s: float | None = None
   changed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # The numbers of steps, H and tau of the committed sweeps were chosen so.
+  # With this transport the numbers of steps, H and tau of the committed sweeps
+  # were chosen.
   transport: Transport = Transport(rtts_per_message=1.0)
 
   def timed(self, config: RunConfig) -> RunConfig:
@@ -121,6 +122,9 @@ class SweepClock:
     """Returns the time of an inner step of `timed(config)` (seconds).
 
     If replicas differ in speed, it is the time of the fastest.
+
+    Raises:
+      ValueError: As in `times`.
     """
     return float(min(self._setup(config).work.step_s))
 

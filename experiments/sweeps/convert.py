@@ -105,12 +105,14 @@ def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
     }
     new_lines.append(cells)
   points_by_run: dict[str, list[Cells]] = {}
-  # The runs that chose the settings have their curves beside the chosen ones.
+  # NAME_others.csv has the runs by which settings were chosen. Their curves are
+  # in one file with the curves of the chosen settings.
   curves = path.with_name(f"{study.removesuffix('_others')}_curves.csv")
   for point in _old_lines(curves) if curves.exists() else ():
     name = run_by_key.get((point.pop("digest"), point.pop("corpus")))
     if name:
       points_by_run.setdefault(name, []).append(point | {"run": name})
+  # The evaluations get the order of the runs.
   points = [
     point
     for cells in new_lines

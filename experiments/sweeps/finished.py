@@ -75,6 +75,7 @@ class Rows:
     }
     self._evaluations: dict[str, list[EvaluationRow]] = {}
     own_evaluations = evaluations[is_own_evaluation]
+    # Only a loss may be empty (NaN).
     if own_evaluations.drop(columns="loss").isna().any(axis=None):
       raise RecordError(
         f"{evaluations_path(self.source)} is damaged: a line of {study} has an"
@@ -91,7 +92,7 @@ class Rows:
 
   @property
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and overrides of each finished run, the `rows` of `runs.runs_of`.
+    """Name and overrides of each finished run, as `runs.runs_of` takes them.
 
     The overrides are the values that make the config, by dotted name. A config
     that was trained on several texts is listed once, with the name in its last
@@ -118,9 +119,9 @@ class Rows:
     """Returns the line of each run, all of them on one version of the text.
 
     Losses on two versions of a text, e.g. of Python's library, do not compare.
-    So the version with the most lines is chosen. If two versions have equally
-    many lines, the version of the later line is chosen. If configs name several
-    texts, a version of each text is chosen.
+    So the version with the most lines of these runs is chosen. If two versions
+    have equally many, the version that runs.csv has in a later line is chosen.
+    If configs name several texts, a version of each text is chosen.
 
     Returns:
       An entry for each run; None for a run without a line on the version.

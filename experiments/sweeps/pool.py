@@ -28,7 +28,7 @@ _STOPPED = "stopped"
 
 
 class Job(NamedTuple):
-  """A command that a process of its own runs.
+  """A command to run as a process.
 
   Attributes:
     name: Name for messages, such as "diloco 2x4, seed 0".
@@ -98,14 +98,14 @@ class Pool:
         a folder of a log is a link.
     """
     threads = concurrent.futures.ThreadPoolExecutor(self._processes)
-    numbers = {}
-    for number, job in enumerate(jobs):
-      numbers[threads.submit(self._run, job)] = number
+    index_by_future = {}
+    for index, job in enumerate(jobs):
+      index_by_future[threads.submit(self._run, job)] = index
     try:
-      for done in concurrent.futures.as_completed(numbers):
-        reason = done.result()
+      for future in concurrent.futures.as_completed(index_by_future):
+        reason = future.result()
         if reason != _STOPPED:
-          ended(numbers[done], reason)
+          ended(index_by_future[future], reason)
     finally:
       self._stop.set()
       threads.shutdown(cancel_futures=True)

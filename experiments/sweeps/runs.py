@@ -177,7 +177,7 @@ def runs_of(
   Args:
     sweep: Mapping with some of `FIELDS`:
 
-      - `base` is a whole config.
+      - `base` is a config. Fields that it lacks have their defaults.
       - `grid` maps fields (dotted or nested) to lists of values. Every
         combination of these values becomes a setting.
       - `runs` is a list of settings: mappings of fields (dotted or nested) to
@@ -187,7 +187,8 @@ def runs_of(
       - `baseline` must be the name of a run, if there is a `grid` or `runs`.
 
     rows: Name and overrides of finished runs (`Rows.settings`). If the sweep
-      has neither `grid` nor `runs`, these are its runs.
+      has neither `grid` nor `runs`, these are its runs. Then `base` and `seeds`
+      are not used.
 
   Raises:
     ValueError: If a field is wrong or a config is not possible. The message is
@@ -253,9 +254,9 @@ def _with_schedule(config: RunConfig) -> RunConfig:
 def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
   """Returns the name of the runs with which the runs `name` are compared.
 
-  The field `baselines` of the sweep has this name for some runs. All other runs
-  are compared with the field `baseline`. The result is "" if the sweep names
-  none. It may be `name` itself.
+  The field `baselines` of the sweep maps names of runs to their baselines. A
+  name that it lacks has the baseline in the field `baseline`. The result is ""
+  if the sweep names no baseline. It may be `name` itself.
   """
   baselines = sweep.get("baselines") or {}
   return baselines.get(name, sweep.get("baseline", ""))

@@ -68,6 +68,7 @@ def read_runs(path: pathlib.Path) -> pd.DataFrame:
       columns or two lines of one run.
   """
   runs = _read(path, RUN_TYPES, "runs")
+  # Reports the first line that repeats a run, if there is one.
   for _, line in runs[runs["run"].duplicated()].iterrows():
     raise RecordError(
       f"{path} is damaged: it has two lines of {line['setting']!r}, seed"
@@ -90,6 +91,9 @@ def runs_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
   A line has cells by column: values, or the texts of values. A cell that is
   missing, None or "" is empty.
+
+  Raises:
+    ValueError: If a text does not fit the type of its column.
   """
   return _table(lines, RUN_TYPES)
 

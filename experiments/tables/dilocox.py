@@ -147,6 +147,8 @@ class PaperRuns:
     """
     sync = {"sync_interval": self.interval}
     if not is_hidden:
+      # The method diloco waits for its exchanges. The other fields keep the
+      # values of the recipe of dilocox (`config_of`).
       sync |= {"method": "diloco", "rule": None}
     exchange = {"codec": codec.format(self.rank)}
     if not codec:
@@ -216,6 +218,7 @@ def build_tables() -> list[Table]:
   with_half_factors = large.dilocox(
     is_hidden=False, codec="low_rank(rank={})+float16"
   )
+  # The notes of the table (notes.md) have these names in braces.
   numbers = {
     "exchange_s": large.interval * large.dilocox().exchange_s,
     "compute_s": large.interval * large.step_s,
@@ -246,6 +249,7 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
     tokens_per_s = paper.tokens_per_s(pace)
     if name in figures:
       return beside(figures, name, tokens_per_s, kind=kind, basis=basis)
+    # The paper has no such number, so there is only a prediction.
     return Prediction(
       name=name,
       predicted=tokens_per_s,

@@ -167,14 +167,16 @@ class Prediction:
   def cells(self) -> tuple[str, ...]:
     """Returns the texts of the row for the table on the page.
 
-    They are name, published value, predicted value, error, kind and basis.
-    Without a published number, the published value and the error are empty.
+    They are name, published value, predicted value, error, kind and basis. The
+    number of the paper's table is left out of the name. Without a published
+    number, the published value and the error are empty.
     """
     predicted = _short(self.predicted)
     figure = self.published
     if figure is None:
       with_unit = f"{predicted} {self.unit}"
       return self.name, "", with_unit, "", self.kind, self.basis
+    # The title of the page's section says which table of the paper it is.
     name = re.sub(r"^table \d+, ", "", figure.name)
     published = f"{figure.value:g} {figure.unit}"
     if not figure.is_verified:
@@ -272,8 +274,8 @@ class Table:
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
     """Yields the lines of the table's section on the page.
 
-    Meanwhile the table's pictures are written into `out_dir`, the directory of
-    the page.
+    As the lines are read, the table's pictures are written into `out_dir`, the
+    directory of the page.
     """
     title, *paragraphs = _notes()[self.name]
     if self.header:
@@ -305,8 +307,8 @@ def write_tables(
 ) -> pathlib.Path:
   """Writes tables to `report.md`, with pictures and a CSV file for each table.
 
-  The directory must exist. The page shows `command`. Returns the path of
-  `report.md`.
+  The directory must exist. The page shows `command`, the command line that made
+  it. Returns the path of `report.md`.
 
   Raises:
     RecordError: If a file cannot be written.

@@ -114,6 +114,9 @@ def open_diloco() -> list[Table]:
     ),
   ]
   compute_s = run.step_s * run.interval
+  # The notes of the table (notes.md) have these names in braces. "slower" is
+  # the utilization with the published time of the all-reduce, which is longer
+  # than the simulated time.
   numbers = {
     "share": run_pace.utilization,
     "slower": compute_s / (compute_s + figures["all-reduce"].value),
@@ -229,6 +232,7 @@ def intellect_1() -> list[Table]:
       basis="the highest times the ratio of both utilizations",
     )
   )
+  # The notes of the table (notes.md) have "rates" in braces.
   rates = ", ".join(
     f"{mbps:.0f} ({setting})" for setting, mbps in rates_mbps.items()
   )
@@ -306,6 +310,7 @@ def covenant_72b() -> list[Table]:
   ]
   num_others = run.num_replicas - 1
   download_s = num_others * payload_bytes * 8 / (down_bps * GOODPUT)
+  # The notes of the table (notes.md) have these names in braces.
   numbers = {
     "half": half_upload,
     "ring": ring,

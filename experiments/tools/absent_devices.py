@@ -261,7 +261,7 @@ def _cuda_plugin() -> pathlib.Path | None:
 
 
 def _gpu_description(gpu: Gpu) -> str:
-  """Writes the properties of a GPU as a `stream_executor.GpuTargetConfigProto`.
+  """Returns a GPU's properties as text, a `GpuTargetConfigProto` of XLA.
 
   Properties that all of `GPUS` share are written in the text itself.
   """

@@ -36,7 +36,11 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs all steps of the check, and prints each measurement on a line."""
+  """Runs all steps of the check, and prints each measurement on a line.
+
+  The program fails at the end if a step has raised an error. An error of a
+  comparison above its bound is no failure: its line has "ok False".
+  """
   command_line.refuse_arguments(argv)
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))

@@ -129,6 +129,7 @@ def _method_error(name: str) -> float:
     # The gradient, w - target, has no matrix product, so nothing is rounded to
     # TF32.
     updates, state = inner.update(w - target, state)
+    # In place of the loss and the gradient norm, which are not read here.
     return optax.apply_updates(w, updates), state, (0.0, 0.0)
 
   outer = optax.sgd(0.7, 0.6, nesterov=True)
@@ -152,6 +153,7 @@ def _trained_in_numpy(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   schedule = method.schedule
   names = [str(p) for p in range(schedule.num_fragments)]
 
+  # Divides an array into one block of rows for each fragment, by name.
   def cut(rows: np.ndarray) -> dict[str, np.ndarray]:
     return dict(
       zip(names, np.split(rows.astype(np.float64), len(names)), strict=True)

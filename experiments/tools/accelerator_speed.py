@@ -130,7 +130,7 @@ def inner_steps(sizes: Sizes) -> Figures:
 def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
   """Measures PyTorch on the same models, and yields a result for each.
 
-  `ours` has this project's tokens a second, by the name of the model. Raises
+  `ours` has this project's tokens a second for each model, by name. Raises
   ValueError if PyTorch is not installed.
   """
   for name in sizes.models:

@@ -280,6 +280,7 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     ValueError: If the compiler is missing or knows no such slice, if the run
       does not use all devices or is too short, or if the program cannot be
       compiled without a GPU or does not fit into a device.
+    jax.errors.JaxRuntimeError: If the compiler fails for another reason.
   """
   absent = absent_devices(topology, num_slices)
   devices = absent.devices
@@ -400,7 +401,8 @@ def write_compiled(
 ) -> pathlib.Path:
   """Writes the page `report.md` and the data `compiled.json` into a directory.
 
-  The page shows `command`. Returns the path of the page.
+  The page shows `command`, the command line that made it. Returns the path of
+  the page.
   """
   values: dict[str, Any] = dataclasses.asdict(compiled)
   write_json(workdir / "compiled.json", values | {"fits": compiled.fits})

@@ -217,7 +217,11 @@ def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
   Yields a row for each number of processes in `counts`, each rate and each
   collective. A row has the time over throttled links, and the time over links
   that are not throttled. The predictions use `GLOO` as it is, without a
-  calibration on this machine.
+  calibration on this machine. `folder` is for intermediate files.
+
+  Raises:
+    UsageError: If this machine or user may not throttle links.
+    StoppedError: If a process fails.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
@@ -243,6 +247,7 @@ def _measured(
     node's process (seconds).
 
   Raises:
+    UsageError: If this machine or user may not throttle links.
     StoppedError: If a process fails.
   """
   request_path = folder / "asked.json"
@@ -279,9 +284,16 @@ def calibrated(
 ) -> Transport:
   """Measures how slow gloo is on this machine, among two and four processes.
 
+  Each collective is measured `repeats` times. `folder` is for intermediate
+  files.
+
   Returns:
     Gloo with a factor for every kind of collective and number of processes: the
     measured time divided by the time that the simulator gives without factors.
+
+  Raises:
+    UsageError: If this machine or user may not throttle links.
+    StoppedError: If a process fails.
   """
   # No case that is predicted with these factors has these sizes and rates.
   sizes = dict.fromkeys(_KINDS, (3,))
@@ -305,6 +317,9 @@ def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
   There is a row for each rate and setting, with the measured time and the time
   that the simulator predicts with `transport`. Both times include exchanges.
   The runs are in `folder`.
+
+  Raises:
+    StoppedError: If a run fails.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):

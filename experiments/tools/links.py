@@ -93,7 +93,8 @@ def _report_cases(cases: str, workdir: pathlib.Path) -> None:
     # Training may fail, and takes minutes. So these rows are written before.
     lines = links_page.report(rows, workdir)
   if cases in ("all", "methods"):
-    # A run that is finished is not trained again.
+    # A new folder, because runs that were finished in an old one would not be
+    # trained again.
     runs_folder = tempfile.mkdtemp(prefix="runs_", dir=workdir)
     rows += link_runs.run_methods(transport, pathlib.Path(runs_folder))
     lines = links_page.report(rows, workdir)

@@ -124,7 +124,7 @@ class LossRun:
       # The pseudo-gradient, plus what earlier messages have lost.
       corrected = (outer - params + residual).reshape(-1, _WIDTH)
       encoded = codec.encode(corrected)
-      exchanged = mailbox.exchange(event, 0, encoded, tables=tables)
+      exchanged = mailbox.exchange(event, turn=0, arrays=encoded, tables=tables)
       sent = codec.decode(encoded, _WIDTH)
       # With shares the result has the mean, otherwise all messages.
       if exchanged.mean is not None:
