@@ -5,7 +5,7 @@ r"""Trains many runs from one config, and compares their results.
     --config.base.total_steps=200
 
 This example trains twenty runs in ten minutes on two CPU cores. A sweep is a
-grid of fields, or a list of runs with names, fields and seeds
+grid of fields, a list of runs with names, fields and seeds, or both
 (docs/commands.md). Each run is a process of its own, on this machine or on
 Slurm (--slurm). A finished run is a line of WORKDIR/runs.csv, and its
 evaluations are lines of WORKDIR/evaluations.csv. The same command again keeps

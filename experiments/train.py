@@ -3,10 +3,11 @@ r"""Trains one run, described by a config file, in a work directory.
   python -m experiments.train --workdir=runs/dilocox \
     --config.sync.method=dilocox --config.sync.sync_interval=50
 
-After the first SIGTERM or Ctrl-C the run finishes the segment under way, saves
-and stops. A second signal ends the program at once. The same command again
-continues the run. When the run has ended, the work directory holds config,
-versions, metrics.jsonl, figures and report.md.
+After the first SIGTERM or Ctrl-C the run finishes the segment under way (a
+round, or several data-parallel steps), saves and stops. A second signal ends
+the program at once. The same command again continues the run. When the run has
+ended, the work directory holds config, versions, metrics.jsonl, figures and
+report.md.
 
 With --distributed the program is one of several processes of the run: start the
 same command on every machine of a cluster. For several processes on this

@@ -95,7 +95,10 @@ def add_sample(
 
 
 def print_sample(sample: str) -> None:
-  """Prints a sample, with escapes for characters that act on the terminal."""
+  """Prints a sample, with escapes for characters that act on the terminal.
+
+  Tabs and line ends are printed as they are.
+  """
   for line in sample.splitlines():
     print("\t".join(map(printable, line.split("\t"))))
 

@@ -51,7 +51,7 @@ signal.pause()
 
 @contextlib.contextmanager
 def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
-  """Makes a network of throttled links, which ends with the context.
+  """Makes a network of throttled links. It ends when the `with` block ends.
 
   Delays and losses begin only with `ThrottledNetwork.impair`, so that the rates
   can be checked before. There must be at least two links, one for each node.
@@ -117,10 +117,12 @@ class ThrottledNetwork:
     """Sets the rates of a node's link to those of `link`.
 
     The node's link may be in use. Delay and loss that `impair` has added to it
-    are removed.
+    are removed. The attribute `links` stays as it is.
     """
     num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):
+      # `burst` bytes may leave an idle link at once. A queue drops the packets
+      # that would make it longer than `queue_bytes`.
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
       queue_bytes = max(4 * _LEAST_BURST_BYTES, round(bps / 8 * _QUEUE_S))
       # Class ffff limits the whole link. Each queue is a class below it.

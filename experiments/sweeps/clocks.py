@@ -108,6 +108,7 @@ class SweepClock:
     setup = self._setup(config)
     costs = LinkCosts(setup.link_costs.cluster, self.transport)
     clock = AnalyticClock(costs, setup.work)
+    # The clock goes on from segment to segment.
     at_s = {
       segment.stop: clock.walk(setup.script.segment(segment)).now_s
       for segment in setup.plan.segments()
@@ -136,7 +137,7 @@ class SweepClock:
 
 
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:
-  """Returns the clock that an entry of `clocks` in a sweep's config describes.
+  """Returns the clock (a simulated cluster) of an entry in a sweep's `clocks`.
 
   The entry has `name` and `cluster`, and may have `step_s`. All other keys are
   fields of a run's config (dotted or nested). Their values replace those of the

@@ -5,12 +5,13 @@ r"""Converts the CSV files of earlier versions to runs.csv and evaluations.csv.
     runs/old/docs/results/{ablate,convergence,replicas}_*.csv
 
 Earlier versions had two files for every sweep, and kept the config of a run as
-JSON. They can be taken from the history of the repository, as above. A study is
-named after its file. Studies that runs.csv has already are replaced, and other
-studies are kept, so the command may be repeated.
+JSON. They can be taken from the history of the repository, as above. A study (a
+sweep in runs.csv) is named after its file. Studies that runs.csv has already
+are replaced, and other studies are kept, so the command may be repeated.
 
-Three kinds of files are read: those of sweeps with their curves beside them,
-the three files ablate_*.csv, whose configs are not known, and replicas_gpu.csv.
+Three kinds of files are read: files of sweeps, the three files ablate_*.csv,
+and replicas_gpu.csv. The evaluations of a sweep are in another file beside it
+(curves). The configs of ablate_*.csv are not known.
 """
 
 import csv
@@ -88,6 +89,8 @@ def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   study = path.stem
   sweep = _SWEEPS.get(study, {})
   new_lines = []
+  # New names of the runs. The file of curves names a run by the old digest of
+  # its config and by its text.
   run_by_key = {}
   for line in _old_lines(path):
     (run,) = runs_of({}, [(line["name"], json.loads(line["overrides"]))])

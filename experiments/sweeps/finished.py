@@ -120,8 +120,8 @@ class Rows:
 
     Losses on two versions of a text, e.g. of Python's library, do not compare.
     So the version with the most lines of these runs is chosen. If two versions
-    have equally many, the version that runs.csv has in a later line is chosen.
-    If configs name several texts, a version of each text is chosen.
+    have equally many lines, the version with the later last line in runs.csv is
+    chosen. If configs name several texts, a version of each text is chosen.
 
     Returns:
       An entry for each run; None for a run without a line on the version.

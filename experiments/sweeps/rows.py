@@ -40,8 +40,8 @@ class RunRow:
       keeps an average; NaN if unknown.
     judge_loss_newest: Loss on the judge text of the newest outer parameters of
       a run that keeps an average; NaN if unknown.
-    replica_mean_loss: Validation loss after the flush of the mean of the
-      replicas' parameters.
+    replica_mean_loss: Validation loss of the mean of the replicas' parameters,
+      after the flush.
     best_loss: Lowest validation loss over all evaluations, for the same
       parameters as `loss`; NaN if there was no evaluation.
     baseline: Name of the setting with which the run is compared; empty if there

@@ -140,11 +140,12 @@ def _is_ignored(path: str) -> bool:
 
 
 def text_of(config: RunConfig) -> tuple[DataConfig, int]:
-  """Returns what decides which text a run reads: section `data`, and a seed.
+  """Returns the settings of a run's text: the section `data`, and a seed.
 
-  Two runs read the same text if the results are equal. So what does not matter
-  is the same in every result: the sizes of batches and sequences are 1, and the
-  seed is 0. Only for a synthetic text, the seed is that of the config.
+  Two runs read the same text if the results are equal. So values that do not
+  change the text are the same in every result: the sizes of batches and
+  sequences are 1. The seed is that of the config for a synthetic text, and 0
+  for any other text.
   """
   data = dataclasses.replace(config.data, batch_size=1, sequence_length=1)
   seed = config.seed if data.source == "synthetic" else 0

@@ -1,7 +1,7 @@
 """Predicts throughputs of DiLoCoX (arXiv 2506.21263), and its speed-ups.
 
-Both models have the setting `RECIPE`. Two durations are fitted on published
-numbers:
+The paper leaves some choices open, such as the number of clusters. They are the
+same for both models (`RECIPE`). Two durations are fitted on published numbers:
 
 - The duration of a step is fitted for each model, on the throughput of DiLoCoX.
   Its exchanges are hidden, so they do not limit this throughput.
@@ -109,6 +109,7 @@ class PaperRuns:
     """
     num_clusters = self.setting.num_clusters
     gbps = self._figures["bandwidth between clusters"].value
+    # The links are taken to have no delay, and to carry payload at this rate.
     cluster = equal_links(num_clusters, gbps * 1e9, rtt_s=0.0, efficiency=1.0)
     config = config_of(
       method,
@@ -120,7 +121,10 @@ class PaperRuns:
     return pace(traffic, cluster, step_s=self.step_s, codec_s=codec_s)
 
   def tokens_per_s(self, pace: SteadyState) -> float:
-    """Returns the throughput of all clusters together (tokens/s)."""
+    """Returns the throughput of all clusters together (tokens/s).
+
+    `pace` is a simulated run, as the other methods return it.
+    """
     return self.setting.tokens / pace.step_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as the tables.

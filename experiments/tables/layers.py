@@ -196,10 +196,10 @@ def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
 def needed_bandwidth_bps(
   model: LayerModel, method: LayerMethod
 ) -> Float[np.ndarray, " targets"]:
-  """Returns the least bandwidth at which a method reaches each of `TARGETS`.
+  """Returns the least bandwidth for each compute utilization in `TARGETS`.
 
-  The bandwidths (bit/s) are values of `GRID_BPS`. The last value of the grid
-  must reach all targets; this is not checked.
+  The bandwidths (bit/s) are values of the grid `GRID_BPS`. The largest value of
+  the grid must reach all targets; this is not checked.
   """
   run = simulate_layers(model, method, GRID_BPS)
   reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]
@@ -208,5 +208,8 @@ def needed_bandwidth_bps(
 
 
 def grid_index(bandwidth_bps: float) -> int:
-  """Returns the index of the nearest bandwidth of `GRID_BPS`, by ratio."""
+  """Returns the index of the nearest bandwidth in the grid `GRID_BPS`.
+
+  The nearest bandwidth is the one with the ratio nearest to 1.
+  """
   return int(np.argmin(np.abs(np.log(GRID_BPS / bandwidth_bps))))

@@ -19,7 +19,7 @@ def run_step(
   rows: list[dict[str, Any]],
   path: pathlib.Path,
 ) -> None:
-  """Runs a step of a check. Each result is written and printed when it comes.
+  """Runs a step of a check, and writes and prints each result immediately.
 
   A result is a *figure*: a dict. If the step raises an error, the error becomes
   its last figure.

@@ -171,7 +171,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
       torch.nn.utils.clip_grad_norm_(list(params.values()), 1.0)
       optimizer.step()
       optimizer.zero_grad()
-    value.item()
+    value.item()  # Waits for the device.
 
   steps()  # Compiles.
   step_s = statistics.median(timing.seconds(steps) for _ in range(repeats))

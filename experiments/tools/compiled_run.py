@@ -162,6 +162,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   interval = schedule.sync_interval
   # In this round, results of earlier rounds arrive, as in most rounds.
   start = schedule.steady_step + interval
+  # The schedule begins after `local_start` data-parallel steps.
   needed_steps = plan.local_start + start + interval
   if needed_steps > plan.total_steps:
     raise ValueError(
@@ -295,7 +296,9 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     " num_tensor_shards x num_stages must be all of them, e.g."
     " --config.mesh.num_stages=2 --config.mesh.num_data_shards=2 for v5e:2x2",
   )
-  # The run reads the memory of its devices. These devices cannot be asked.
+  # A run with pipeline stages chooses `mesh.gather` by the memory of its
+  # devices. Absent devices cannot be asked for their memory, so it is chosen
+  # here.
   gather = chosen_gather(config, absent.memory_bytes, absent.platform)
   if config.mesh.num_stages > 1:
     mesh = dataclasses.replace(config.mesh, gather=gather)

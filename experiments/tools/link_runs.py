@@ -133,8 +133,8 @@ class Row:
       simulator (seconds).
     measured_s: The same time as measured (seconds).
     bytes_ratio: Bytes that the kernel counted divided by the predicted bytes.
-    cpu_s: CPU time of all processes together, which is that of the last one
-      times their number (seconds); None for a method.
+    cpu_s: CPU time of all processes together (seconds): the time of the last
+      process times the number of processes. None for a method.
     open_s: Time of the collective over links that are not throttled (seconds);
       None if it was not measured.
   """
@@ -372,7 +372,7 @@ def _train(
 
 
 def measured_step(run: LoadedRun) -> tuple[float, float]:
-  """Returns the time of a run's step, and the run's bytes over those predicted.
+  """Returns a run's time of a step, and its ratio of sent to predicted bytes.
 
   The first three segments are left out, because programs were compiled in them.
   A segment is a round, or several data-parallel steps.

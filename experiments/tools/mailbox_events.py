@@ -282,7 +282,7 @@ def processes_cost(exchanges: Exchanges) -> Cost:
   """Measures what an exchange costs, with a process for each replica.
 
   Raises:
-    ValueError: If a process fails. It has printed its error.
+    ValueError: If a process fails. The process has printed its error.
   """
   with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY) as folder:
     processes = []
@@ -292,6 +292,7 @@ def processes_cost(exchanges: Exchanges) -> Cost:
         "number": number,
         "exchanges": dataclasses.asdict(exchanges),
       }
+      # The end of this module runs the replica, and prints its cost as JSON.
       command = [sys.executable, "-m", __name__, json.dumps(arguments)]
       processes.append(
         subprocess.Popen(
