@@ -24,13 +24,13 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
   """Calls a function at the first SIGTERM or Ctrl-C inside the block.
 
   The function gets the number of the signal. It is called in another thread,
-  and later signals are handled only after it has returned. Signals within the
+  and must return at once, because later signals wait for it. Signals within the
   next second count as the same request. A signal after that ends the process
   with exit code 128 + the number of the signal.
 
-  At the end of the block, the signal handlers from before it are restored.
+  When the block ends, signals act as before.
 
-  Outside the main thread this does nothing: signals act as before.
+  Outside the main thread this does nothing.
   """
   if threading.current_thread() is not threading.main_thread():
     yield  # Only the main thread may handle signals.

@@ -108,7 +108,7 @@ class SweepClock:
     setup = self._setup(config)
     costs = LinkCosts(setup.link_costs.cluster, self.transport)
     clock = AnalyticClock(costs, setup.work)
-    # The clock goes on from segment to segment.
+    # The clock goes on from segment to segment, so times are from the start.
     at_s = {
       segment.stop: clock.walk(setup.script.segment(segment)).now_s
       for segment in setup.plan.segments()
