@@ -5,19 +5,24 @@ r"""Computes what a run would cost on given links, without running it.
     --config.data.batch_size=8 --config.inner.accumulate_steps=4 \
     --cluster=dilocox_1.3b --step_s=1.4
 
-DiLoCoX of 1.3 billion parameters fits into its devices, and is some 32 times as
-fast as AllReduce (its paper has 32). A cluster is a preset (--cluster=help) or
-a JSON file such as experiments/clusters/example.json. This compares all
-methods, and writes a config that `train` takes for each that fits:
+In this example the model of 1.3 billion parameters fits into the devices, and
+DiLoCoX is about 32 times as fast as AllReduce, as in its paper. A cluster is a
+preset (--cluster=help) or a JSON file such as
+experiments/clusters/example.json.
+
+The next command compares all methods. For each method that fits into the
+devices it writes a config, which `experiments.train` reads:
 
   python -m experiments.simulate --workdir=runs/methods --methods=all \
     --config.model.preset=llama_1_1b --config.data.batch_size=256 \
     --config.data.sequence_length=1024 --cluster=200mbit --memory='80 GB'
 
-Methods are ranked by the upper end of the range in which their loss at equal
-time is expected. The gaps follow from what AllReduce gains when its batch
-doubles. Without --losses this is extrapolated from the size of the model;
-`experiments.gap` measures it.
+Methods that leave enough memory free come before all others. Apart from that,
+methods are ranked by the loss that they may reach after equal time: the upper
+end of its expected range. The gap between this loss and AllReduce's depends on
+s, the share by which AllReduce's loss falls when its batch doubles. Without
+--losses, s is extrapolated from the size of the model; `experiments.gap`
+measures s.
 """
 
 import math
@@ -88,7 +93,12 @@ _TOKENS = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Simulates the run of --config or every method, and prints the costs."""
+  """Simulates the runs that --methods asks for, and prints their costs.
+
+  They are the run of --config (own), a run of every method (all), or runs whose
+  rounds grow (growing). With own and all, a report is written to --workdir.
+  With --cluster=help only the presets of clusters are printed.
+  """
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
     losses_flag.LOSSES,
@@ -165,6 +175,8 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
 
+  # The share by which AllReduce's loss falls when its batch doubles; None if
+  # --losses is not given.
   gain = losses_flag.gain()
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     plans, refused = method_plans.compare_methods(

@@ -50,16 +50,17 @@ def _speed(speed: float) -> str:
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
-  """Returns the costs of a run that both the terminal and the page show."""
-  base_speed = _speed(plan.allreduce_tokens_per_s)
-  speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {base_speed})"
+  """Returns the costs of a run, as rows for both the terminal and the page."""
+  allreduce_speed = _speed(plan.allreduce_tokens_per_s)
+  speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {allreduce_speed})"
   speed = _speed(plan.tokens_per_s)
   num_replicas = plan.config.mesh.num_replicas
   share = units.human_share(plan.rounds.utilization)
   interval = plan.config.sync.named.schedule.sync_interval
   period = f"{interval} steps" if interval > 1 else "step"
-  a_period = units.human_bytes(plan.rounds.sent_bytes * interval)
-  a_day = units.human_bytes(plan.bytes_per_day)
+  # `plan.rounds` has averages per inner step.
+  period_bytes = units.human_bytes(plan.rounds.sent_bytes * interval)
+  day_bytes = units.human_bytes(plan.bytes_per_day)
   return [
     ("speed-up over AllReduce", speed_up, "simulated"),
     (
@@ -70,7 +71,7 @@ def _answer(plan: MethodPlan) -> list[Row]:
     ("time in inner steps", share, "simulated"),
     (
       "sent by a replica",
-      f"{a_period} every {period}, {a_day} a day",
+      f"{period_bytes} every {period}, {day_bytes} a day",
       "derived",
     ),
     ("memory of a device", _memory(plan), "estimated"),
@@ -92,7 +93,10 @@ def _memory(plan: MethodPlan) -> str:
 
 
 def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
-  """Prints the costs of a run; writes the page and `simulation.json`."""
+  """Prints the costs of a run; writes the page and `simulation.json`.
+
+  The files go to `workdir`. Configs of an earlier simulation there are removed.
+  """
   _remove_earlier(workdir)
   setup = plan.setup
   whole_run = simulate_run(
@@ -130,7 +134,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
 
 def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
   """Yields the costs of a planned run that only the page shows."""
-  rounds = plan.rounds
+  rounds = plan.rounds  # Averages per inner step.
   interval = plan.config.sync.named.schedule.sync_interval
   times_s = {
     "exchanges of a round": rounds.exchange_s * interval,
@@ -140,6 +144,7 @@ def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
     "its waiting for exchanges": np.mean(whole_run.exposed_s),
     "its exchanges behind steps": np.mean(whole_run.hidden_s),
   }
+  # H inner steps take at least as long as the exchanges of a round.
   hiding_interval = f"{rounds.hiding_interval(interval):,}"
   yield "seconds a step", f"{rounds.step_s:.4g}", "simulated"
   yield "least H whose steps take as long", hiding_interval, "simulated"
@@ -167,6 +172,7 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
   )
   # A message goes in four pieces, each sent on when it has arrived. So a delay
   # of up to three quarters of the time of a full buffer leaves no line idle.
+  # The messages are those to the next replica (1) of a ring.
   bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
   buffer_bytes = bytes_under_way * 4 / 3
   is_nccl = costs.transport.pieces > 1 and not config.uses_mailbox
@@ -195,7 +201,8 @@ def report_methods(
 ) -> None:
   """Prints the costs of all methods; writes the page, and configs to train.
 
-  A config is written for each method whose run fits into the devices.
+  A config is written for each method whose run fits into the devices. Numbers
+  and configs of an earlier simulation in `workdir` are removed.
 
   Args:
     plans: A planned run for each method, the best first
@@ -273,12 +280,12 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
   )
   if is_gain_known:
     source = "from --losses"
-  share = "not known"
+  gain_text = "not known"
   # All plans with an expected gap have the same s.
   expected = next((plan.expected for plan in plans if plan.expected), None)
   if expected is not None:
     gain = expected.gain
-    share = (
+    gain_text = (
       f"{100 * gain.value:.2g} % ({100 * gain.low:.2g} to"
       f" {100 * gain.high:.2g})"
     )
@@ -287,7 +294,7 @@ def _ranked_by(plans: Sequence[MethodPlan], is_gain_known: bool) -> str:
     " end of the expected gap, and what fewer steps in this time cost (half as"
     " many: 7 % more loss, derived), at the speed of the fastest. The gaps"
     " follow from s, by how much AllReduce's loss falls when its batch doubles:"
-    f" {share} ({source})."
+    f" {gain_text} ({source})."
   )
 
 
@@ -436,7 +443,8 @@ def _start(plan: MethodPlan, config: str) -> str:
   """Returns a text with the command that trains a planned run, explained."""
   cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
-  numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
+  # E.g. "0 at Paris, 1 at Tokyo".
+  replicas = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
   if plan.config.uses_mailbox:
     place = "PLACE a folder or bucket"
     needed_file = "run.secret (docs/mailbox/how_to.md)"
@@ -452,7 +460,7 @@ def _start(plan: MethodPlan, config: str) -> str:
   num_devices = plan.config.division.num_devices
   time = units.human_time(num_steps * plan.rounds.step_s)
   text = (
-    f"{plan.name}, {num_steps:,} steps (--tokens) in {time}: N is {numbers}, "
+    f"{plan.name}, {num_steps:,} steps (--tokens) in {time}: N is {replicas}, "
     f"{place}, and every process sees {num_devices} devices and {needed_file}. "
     "Choose the text (data.glob) and a learning rate."
   )
@@ -491,6 +499,7 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
   }
   if is_short:
     del row["tokens a_second"]  # The speed-up says as much.
+  # A header may not break into two lines where it has an underscore.
   row = {
     name.replace("_", "\N{NO-BREAK SPACE}"): cell for name, cell in row.items()
   }
@@ -512,7 +521,7 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
 
 
 def _expected_gap(plan: MethodPlan, is_short: bool) -> str:
-  """Returns the gap that the law expects, e.g. "+1.9 % (-0.4 to +4.8)".
+  """Returns the expected gap to AllReduce's loss: "+1.9 % (-0.4 to +4.8)".
 
   The text is "baseline" for AllReduce. For other methods that average
   gradients, it is the measured gap, or "not known". The range is left out if

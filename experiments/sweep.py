@@ -5,12 +5,13 @@ r"""Trains many runs from one config, and compares their results.
     --config.base.total_steps=200
 
 This example trains twenty runs in ten minutes on two CPU cores. A sweep is a
-grid of fields, or a list of runs with names, fields and seeds
+grid of fields, a list of runs with names, fields and seeds, or both
 (docs/commands.md). Each run is a process of its own, on this machine or on
 Slurm (--slurm). A finished run is a line of WORKDIR/runs.csv, and its
 evaluations are lines of WORKDIR/evaluations.csv. The same command again keeps
 finished runs, continues interrupted runs and repeats failed runs. If the
-repository has the rows of a sweep, the sweep begins with these rows:
+repository has finished runs of a sweep (field `rows`), the sweep begins with
+these runs:
 
   python -m experiments.sweep --workdir=runs/convergence_small \
     --config=experiments/configs/convergence.py:small --report_only
@@ -67,9 +68,10 @@ _REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Train nothing.")
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the runs that are missing, and reports on all runs.
+  """Trains the runs of a sweep that are not finished, and reports on all runs.
 
-  With --report_only nothing is trained.
+  With --only, just the named runs are trained. With --report_only, nothing is
+  trained.
   """
   command_line.refuse_arguments(argv)
   parts_flag.register()
@@ -146,8 +148,8 @@ def _checked_runs(
     if not runs:
       raise ValueError("the sweep has no runs: set its `grid` or its `runs`")
     names = list(dict.fromkeys(run.name for run in runs))
-    for name in _ONLY.value:
-      known("run", name, names)
+    for chosen_name in _ONLY.value:
+      known("run", chosen_name, names)
     if not _REPORT_ONLY.value:
       from experiments.sweeps.training import check_names  # It loads JAX.
 
@@ -231,8 +233,8 @@ def _write_page(
 def _check_field(path: str) -> None:
   """Raises ValueError if no sweep can have the field `path` (dotted name).
 
-  A name that begins with `base` or `grid` is checked as a whole, and of any
-  other name the first part.
+  A name that begins with `base` or `grid` is checked as a whole. Of any other
+  name only the first part is checked.
   """
   from experiments.sweeps import runs  # Only a mistake needs it this early.
 

@@ -3,10 +3,11 @@ r"""Trains one run, described by a config file, in a work directory.
   python -m experiments.train --workdir=runs/dilocox \
     --config.sync.method=dilocox --config.sync.sync_interval=50
 
-After the first SIGTERM or Ctrl-C the run finishes the segment under way, saves
-and stops. A second signal ends the program at once. The same command again
-continues the run. When the run has ended, the work directory holds config,
-versions, metrics.jsonl, figures and report.md.
+After the first SIGTERM or Ctrl-C the run finishes the segment under way (a
+round, or several data-parallel steps), saves and stops. A second signal ends
+the program at once. The same command again continues the run. When the run has
+ended, the work directory holds config, versions, metrics.jsonl, figures and
+report.md.
 
 With --distributed the program is one of several processes of the run: start the
 same command on every machine of a cluster. For several processes on this
@@ -131,7 +132,8 @@ def run_log() -> "RunLog | None":
   """Returns the log that --log asks for; None if the flag is not given.
 
   Raises:
-    UsageError: If there is no such log, or its package is not installed.
+    UsageError: If there is no such log, if one of its settings is wrong, or if
+      its package is not installed.
   """
   if _LOG.value is None:
     return None
@@ -156,8 +158,9 @@ def mailbox_address(
     The address of the mailbox; None if none of the flags is given.
 
   Raises:
-    UsageError: If the flags do not go together, if the replica's name is wrong,
-      or if, without --distributed, the secret cannot be read.
+    UsageError: If only some of the flags are given, if --cluster is given too,
+      or if the replica's name is wrong. Without --distributed also if the file
+      of the secret cannot be read.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
   present = [flag for flag in needed_flags if flag.value]
@@ -173,7 +176,8 @@ def mailbox_address(
     raise UsageError(
       "--mailbox does not go with --cluster: its replicas meet on real links"
     )
-  # If the user has set another collective, `mailbox_config` refuses it.
+  # If the user has set another collective, the training refuses it later
+  # (`mailbox_config`).
   if config.exchange.collective == "auto":
     config.exchange.collective = "mailbox"
   from dilocox_jax.mailbox_protocol.roster import checked_name, read_secret

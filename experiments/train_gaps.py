@@ -4,8 +4,8 @@ r"""Trains the runs from which the law of the gap is fitted.
 
 The program goes through a list of settings (experiments/gaps/design.py) and
 trains the runs that each setting still needs. It first trains learning rates
-around the best ones so far, on three seeds, until the best rate is neither the
-lowest nor the highest that was tried. Then it trains the best rates on three
+around the best ones so far, on three seeds. This ends when a lower and a higher
+rate than the best one have been tried. Then it trains the best rates on three
 other seeds. Several runs of one setting are trained together, as one JAX
 program of some minutes. Each finished run is a line of --rows. So the same
 command goes on after any interruption, and loses one JAX program at most.

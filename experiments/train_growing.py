@@ -4,10 +4,11 @@ r"""Trains small runs that compare growing rounds at equal bytes.
 
 It trains the settings of experiments/gaps/growing.py: rounds of one length,
 rounds that grow, a data-parallel start, a decaying outer rate and schedule-free
-outer steps. All of them send equally many bytes. The rates of each setting are
-chosen on --seeds, and the best rates are then trained on --result_seeds. Each
-finished run is a line of --rows, so the same command goes on after an
-interruption. At the end a table of the results is printed.
+outer steps. All of these send equally many bytes. AllReduce is trained as well,
+for comparison. The rates of each setting are chosen on --seeds, and the best
+rates are then trained on --result_seeds. Each finished run is a line of --rows,
+so the same command goes on after an interruption. At the end a table of the
+results is printed.
 """
 
 import math

@@ -26,17 +26,21 @@ def add_sample(
   seed: int = 0,
   text: "Corpus | None" = None,
 ) -> str:
-  """Continues a text with the model of a run; adds the result to its report.
+  """Continues a text with the model of a run, for the report of the run.
+
+  The result is written to the run directory, in place of an earlier sample.
+  Then the report of the run is written again, with the new sample.
 
   Args:
     workdir: The run directory.
-    num_tokens: Number of tokens to draw.
+    num_tokens: Number of tokens to draw, 0 or more.
     prompt: Text to continue; None: the first 64 tokens of the validation text.
     temperature: Divisor of the logits; 0 takes the likeliest token.
     top_p: Nucleus sampling: only the likeliest tokens with this total
       probability are drawn, 0 to 1.
-    seed: Seed of the draws.
-    text: The `Corpus` of the run; None reads it again.
+    seed: Seed of the draws, 0 to 2**32 - 1.
+    text: The `Corpus` on which the run was trained. None: the text that the
+      run's config names is read. A run whose data were passed in needs `text`.
 
   Returns:
     The prompt and its continuation.
@@ -44,7 +48,9 @@ def add_sample(
   Raises:
     ValueError: If the run, its text or an argument does not allow a sample. The
       message says why.
-    RefusedError: If there is no checkpoint.
+    RefusedError: If there is no checkpoint, or if `train` got an object other
+      than the text, such as a model.
+    RecordError: If the report cannot be written.
   """
   # These load JAX, which takes seconds.
   import numpy as np
@@ -58,15 +64,16 @@ def add_sample(
   if prompt is not None:
     of_type("prompt", prompt, str)
   run = load(workdir)
-  is_read_again = text is None
+  is_passed = text is not None
   text = _text_of(run) if text is None else text
   tokenizer = text.tokenizer
   if tokenizer is None:
     raise ValueError("the text has no tokenizer: there is nothing to continue")
-  # Bytes are the same tokens whatever the text is.
-  follows_from_text = bool(tokenizer.digest) or not is_read_again
+  # Tokens that are bytes (a tokenizer without a digest) mean the same in every
+  # text. So a text of bytes that is read again may have changed since the run.
+  must_be_unchanged = bool(tokenizer.digest) or is_passed
   require(
-    not follows_from_text or text.digest == run.metrics.record["corpus_digest"],
+    not must_be_unchanged or text.digest == run.metrics.record["corpus_digest"],
     "the text or its tokenizer is not that of the run, whose tokens may mean "
     "something else: restore the files that it was trained on",
   )
@@ -88,7 +95,10 @@ def add_sample(
 
 
 def print_sample(sample: str) -> None:
-  """Prints a sample, with escapes for characters that act on the terminal."""
+  """Prints a sample, with escapes for characters that act on the terminal.
+
+  Tabs and line ends are printed as they are.
+  """
   for line in sample.splitlines():
     print("\t".join(map(printable, line.split("\t"))))
 

@@ -1,8 +1,8 @@
 """The first SIGTERM or Ctrl-C asks a run to save and stop; the second ends it.
 
 Python's signal handlers wait for the main thread, which may wait for the
-devices for minutes. So a thread of its own gets the numbers of the signals
-through a pipe (`signal.set_wakeup_fd`) and acts at once.
+devices for minutes. So another thread gets the numbers of the signals through a
+pipe (`signal.set_wakeup_fd`) and acts at once.
 """
 
 import contextlib
@@ -23,10 +23,14 @@ _SAME_REQUEST_S = 1.0
 def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
   """Calls a function at the first SIGTERM or Ctrl-C inside the block.
 
-  The function gets the number of the signal, and is called in another thread. A
-  second signal, more than a second later, ends the process at once with exit
-  code 128 + its number. If this is not called in the main thread, signals act
-  as before.
+  The function gets the number of the signal. It is called in another thread,
+  and must return at once, because later signals wait for it. Signals within the
+  next second count as the same request. A signal after that ends the process
+  with exit code 128 + the number of the signal.
+
+  When the block ends, signals act as before.
+
+  Outside the main thread this does nothing.
   """
   if threading.current_thread() is not threading.main_thread():
     yield  # Only the main thread may handle signals.

@@ -51,10 +51,11 @@ signal.pause()
 
 @contextlib.contextmanager
 def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
-  """Makes a network of throttled links, which ends with the context.
+  """Makes a network of throttled links. It ends when the `with` block ends.
 
   Delays and losses begin only with `ThrottledNetwork.impair`, so that the rates
   can be checked before. There must be at least two links, one for each node.
+  Their rates must be finite.
 
   Raises:
     UsageError: If this machine or user may not make network namespaces, or
@@ -76,8 +77,8 @@ class ThrottledNetwork:
   """Network namespaces of this machine that are joined by throttled links.
 
   Attributes:
-    links: The link of every node.
-    addresses: Address of every node, in order.
+    links: The link with which each node was made, in order.
+    addresses: Address of each node, in order.
   """
 
   def __init__(self, links: Sequence[Link], stack: contextlib.ExitStack):
@@ -106,26 +107,33 @@ class ThrottledNetwork:
       self.throttle(node, link)
 
   def command(self, node: int, command: Sequence[str]) -> list[str]:
-    """Returns the command line that runs a command on a node."""
+    """Returns the command line that runs a command on a node.
+
+    The command is killed when the thread that started it ends.
+    """
     return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
-    """Sets the rates of a node's link, which may be in use.
+    """Sets the rates of a node's link to those of `link`.
 
-    The link's delay and loss, if `impair` has set them, end.
+    The node's link may be in use. Delay and loss that `impair` has added to it
+    are removed. The attribute `links` stays as it is.
     """
     num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):
+      # `burst` bytes may leave an idle link at once. A queue drops the packets
+      # that would make it longer than `queue_bytes`.
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
       queue_bytes = max(4 * _LEAST_BURST_BYTES, round(bps / 8 * _QUEUE_S))
+      # Class ffff limits the whole link. Each queue is a class below it.
       lines = [
         f"class replace dev {device} parent 1: classid 1:ffff htb "
         f"rate {round(bps)}bit burst {burst}b cburst {burst}b"
       ]
       for queue in range(1, num_others + 1):
         # A queue that was idle may send its `burst` before the others. A burst
-        # of one turn lets a small message, such as a notice, pass at once, and
-        # gives no queue a longer lead.
+        # of one turn lets a small message pass at once, and gives no queue a
+        # longer lead.
         lines += [
           f"class replace dev {device} parent 1:ffff classid 1:{queue:x} htb "
           f"rate {round(bps / num_others)}bit ceil {round(bps)}bit "
@@ -136,7 +144,7 @@ class ThrottledNetwork:
       self._tc(space, lines)
 
   def impair(self) -> None:
-    """Adds the delays and losses of all links.
+    """Adds the delay and the loss of each link in `links`.
 
     A later `throttle` of a link removes its delay and loss.
     """
@@ -146,9 +154,10 @@ class ThrottledNetwork:
         words += f" delay {delay_s * 1e6:.0f}us" if delay_s else ""
         words += f" loss {link.loss:.6%}" if link.loss else ""
         if delay_s or link.loss:
+          # netem takes the place of each queue's bfifo (`throttle`).
           lines = [
-            f"qdisc replace dev {device} parent 1:{queue + 1:x} {words}"
-            for queue in range(len(self.links) - 1)
+            f"qdisc replace dev {device} parent 1:{queue:x} {words}"
+            for queue in range(1, len(self.links))
           ]
           self._tc(space, lines)
 
@@ -177,8 +186,8 @@ class ThrottledNetwork:
   def _connect(self, node: int) -> None:
     """Makes a node (a network namespace), and connects it with the switch.
 
-    Filters at both ends of the link give the packets of each other node a queue
-    of their own. `throttle` makes these queues.
+    Filters at both ends of the link sort packets into queues: one queue for
+    each of the other nodes. `throttle` makes these queues.
     """
     address = self.addresses[node]
     port = f"port{node}"
@@ -203,19 +212,20 @@ class ThrottledNetwork:
       self._run(space, command)
     # With one queue for all nodes an all-reduce took 6 to 20 % longer
     # (measured): small messages of one node waited behind the data of another.
-    # Queue 1, 2, ... of each end carries the packets to (on the node) or from
-    # (on the switch) one other node.
+    # So each end has a queue for each other node. On the node's end, the queue
+    # has the packets to that other node, and on the switch's end the packets
+    # from it.
     peers = [peer for peer in self.addresses if peer != address]
     sides = (address, INTERFACE, "dst"), (_SWITCH, port, "src")
     for space, device, side in sides:
-      size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
-      self._run(space, size)
-      pairs = [
+      limit_packets = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
+      self._run(space, limit_packets)
+      filters = [
         f"filter add dev {device} protocol ip parent 1: prio 1 u32 "
         f"match ip {side} {peer} flowid 1:{queue:x}"
         for queue, peer in enumerate(peers, 1)
       ]
-      self._tc(space, [f"qdisc add dev {device} root handle 1: htb", *pairs])
+      self._tc(space, [f"qdisc add dev {device} root handle 1: htb", *filters])
 
   def _hold(self, name: str, unshare: Sequence[str]) -> None:
     """Starts a sleeping process that holds a new network namespace open.

@@ -32,6 +32,7 @@ def writable(workdir: str | None, program: str) -> pathlib.Path:
     raise UsageError("--workdir is missing: say where the results should go")
   try:
     path = work_directory.claim(workdir, program)
+    # An old directory may be read-only, and then this raises OSError.
     with tempfile.TemporaryFile(dir=path):
       return path
   except RefusedError as error:

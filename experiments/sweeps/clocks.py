@@ -36,10 +36,10 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the end of the last segment up to inner step `step` (seconds).
+    """Returns when the last segment that is complete at a step ended (seconds).
 
-    A segment is a round, or several data-parallel steps. The result is 0 if no
-    segment has ended by then.
+    `step` is a number of inner steps. A segment is a round, or several
+    data-parallel steps. The result is 0 if no segment is complete yet.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -47,10 +47,10 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class SweepClock:
-  """A simulated cluster that times runs, with some config fields replaced.
+  """A simulated cluster that times runs, with some of their fields replaced.
 
   Attributes:
-    cluster: Name of a preset, or path of a file, of the cluster.
+    cluster: Name of a cluster preset, or path of a cluster file.
     step_s: Seconds of an inner step; None: derived from the operations of the
       timed model and the devices of the cluster.
     changed: Values by dotted name that replace those of the trained run's
@@ -62,19 +62,28 @@ class SweepClock:
   cluster: str
   step_s: float | None = None
   changed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # The numbers of steps, H and tau of the committed sweeps were chosen so.
+  # With this transport the numbers of steps, H and tau of the committed sweeps
+  # were chosen.
   transport: Transport = Transport(rtts_per_message=1.0)
 
   def timed(self, config: RunConfig) -> RunConfig:
     """Returns the config of the run that is timed in place of a trained run.
 
-    The codec in `changed` replaces that of the trained run only if both consist
-    of the same parts.
+    It is the config of the trained run with the values in `changed`. There are
+    two special cases:
+
+    - With a `model.preset` in `changed`, the other fields of the trained model
+      go back to their defaults.
+    - A codec in `changed` is used only if it consists of the same parts as the
+      codec of the trained run.
 
     Example: `changed` has the model `qwen_107b` and the codec
     "low_rank(rank=2048)+int(bits=4)". A run with
-    "low_rank(rank=16)+int(bits=4)" is timed with both, a run with "int(bits=1)"
-    as `qwen_107b` with "int(bits=1)".
+    "low_rank(rank=16)+int(bits=4)" is timed with this model and this codec. A
+    run with "int(bits=1)" is timed with this model and "int(bits=1)".
+
+    Raises:
+      ValueError: If the config is not possible. The message is one line.
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
@@ -90,14 +99,16 @@ class SweepClock:
     return from_mapping(values | changed)
 
   def times(self, config: RunConfig) -> Times:
-    """Simulates the times of `timed(config)`.
+    """Simulates the run `timed(config)`, and returns its times.
 
     Raises:
-      ValueError: If the run does not fit the cluster. The message is one line.
+      ValueError: If the config is not possible, if there is no such cluster, or
+        if the run does not fit the cluster. The message is one line.
     """
     setup = self._setup(config)
     costs = LinkCosts(setup.link_costs.cluster, self.transport)
     clock = AnalyticClock(costs, setup.work)
+    # The clock goes on from segment to segment, so times are from the start.
     at_s = {
       segment.stop: clock.walk(setup.script.segment(segment)).now_s
       for segment in setup.plan.segments()
@@ -112,6 +123,9 @@ class SweepClock:
     """Returns the time of an inner step of `timed(config)` (seconds).
 
     If replicas differ in speed, it is the time of the fastest.
+
+    Raises:
+      ValueError: As in `times`.
     """
     return float(min(self._setup(config).work.step_s))
 
@@ -123,14 +137,15 @@ class SweepClock:
 
 
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:
-  """Returns what an entry of `clocks` in a sweep's config describes.
+  """Returns the clock (a simulated cluster) of an entry in a sweep's `clocks`.
 
-  The entry has `name`, `cluster`, and perhaps `step_s`. All other keys are
-  fields of a run's config (dotted or nested) that are changed for the
-  simulation, with their values.
+  The entry has `name` and `cluster`, and may have `step_s`. All other keys are
+  fields of a run's config (dotted or nested). Their values replace those of the
+  run in the simulation.
 
   Raises:
     ValueError: If a config has no field of such a name.
+    KeyError: If the entry has no `cluster`.
   """
   fields = {
     key: value

@@ -42,9 +42,10 @@ _COLUMNS = {field: column for column, field in FIELDS.items()}
 def cells_of(run: SweepRun) -> dict[str, Any]:
   """Returns the cells of a run's config, by column.
 
-  The columns are `FIELDS` and other fields that the run sets. `sync_interval`,
-  `num_fragments` and `overlap_steps` are those of the method's schedule, e.g.
-  1, 1 and 0 for AllReduce. `inner_momentum` is None if the config sets none.
+  The columns are all those with plain names (`FIELDS`), and a column for each
+  other field that the run sets. `sync_interval`, `num_fragments` and
+  `overlap_steps` are those of the method's schedule, e.g. 1, 1 and 0 for
+  AllReduce. `inner_momentum` is None if the config sets none.
   """
   values = flat(run.config.to_mapping())
   cells = {column: values[field] for column, field in FIELDS.items()}
@@ -63,6 +64,7 @@ def overrides_of(cells: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that make the config of a run, by dotted name.
 
   `cells` is a result of `cells_of`. The values are meant for `from_mapping`.
+  Cells that are None are left out.
   """
   method, settings_in_name = method_parts(cells["method"])
   overrides = {}
@@ -83,7 +85,8 @@ def value_of(column: str, text: str) -> Any:
   stands for the field's default.
 
   Raises:
-    ValueError: If there is no such field, or if the text does not fit its type.
+    ValueError: If there is no such field, if it is a section, or if the text
+      does not fit its type.
   """
   check_path(RunConfig, column)
   require(column in _kinds(), f"{shown(column)} is a section")
@@ -97,7 +100,7 @@ def value_of(column: str, text: str) -> Any:
 
 
 def kind_of(column: str) -> type:
-  """Returns the type of the cells of a column of `FIELDS`."""
+  """Returns the type of the cells of a column with a plain name (`FIELDS`)."""
   return _kinds()[FIELDS[column]]
 
 

@@ -5,12 +5,13 @@ r"""Converts the CSV files of earlier versions to runs.csv and evaluations.csv.
     runs/old/docs/results/{ablate,convergence,replicas}_*.csv
 
 Earlier versions had two files for every sweep, and kept the config of a run as
-JSON. They can be taken from the history of the repository, as above. A study is
-named after its file. Studies that runs.csv has already are replaced, and other
-studies are kept, so the command may be repeated.
+JSON. They can be taken from the history of the repository, as above. A study (a
+sweep in runs.csv) is named after its file. Studies that runs.csv has already
+are replaced, and other studies are kept, so the command may be repeated.
 
-Three kinds of files are read: those of sweeps with their curves beside them,
-the three files ablate_*.csv, whose configs are not known, and replicas_gpu.csv.
+Three kinds of files are read: files of sweeps, the three files ablate_*.csv,
+and replicas_gpu.csv. The evaluations of a sweep are in another file beside it
+(curves). The configs of ablate_*.csv are not known.
 """
 
 import csv
@@ -81,13 +82,15 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  The evaluations are in NAME_curves.csv beside it, if this file exists.
-  NAME_curves.csv also has the evaluations of NAME_others.csv. Returns lines of
-  runs.csv and of evaluations.csv.
+  The evaluations are in NAME_curves.csv beside it, if this file exists. A sweep
+  NAME_others.csv has its evaluations in NAME_curves.csv as well. Returns lines
+  of runs.csv and of evaluations.csv.
   """
   study = path.stem
   sweep = _SWEEPS.get(study, {})
   new_lines = []
+  # New names of the runs. The file of curves names a run by the old digest of
+  # its config and by its text.
   run_by_key = {}
   for line in _old_lines(path):
     (run,) = runs_of({}, [(line["name"], json.loads(line["overrides"]))])
@@ -105,12 +108,14 @@ def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
     }
     new_lines.append(cells)
   points_by_run: dict[str, list[Cells]] = {}
-  # The runs that chose the settings have their curves beside the chosen ones.
+  # NAME_others.csv has the runs by which settings were chosen. Their curves are
+  # in one file with the curves of the chosen settings.
   curves = path.with_name(f"{study.removesuffix('_others')}_curves.csv")
   for point in _old_lines(curves) if curves.exists() else ():
     name = run_by_key.get((point.pop("digest"), point.pop("corpus")))
     if name:
       points_by_run.setdefault(name, []).append(point | {"run": name})
+  # The evaluations get the order of the runs.
   points = [
     point
     for cells in new_lines
@@ -175,6 +180,7 @@ def convert(
 
   Raises:
     ValueError: If a file has none of the columns by which its kind is known.
+    OSError: If a file cannot be read.
   """
   for path in paths:
     with path.open(newline="") as file:
@@ -192,9 +198,13 @@ def convert(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Converts the files that the command line names."""
+  """Converts the files that the command line names, and writes --runs.
+
+  evaluations.csv is written beside --runs. Sweeps that the old files do not
+  have are kept.
+  """
   path = pathlib.Path(_RUNS.value)
-  with command_line.usage_errors():
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))
   new_runs = tables.runs_table(
     [line for lines, _ in converted for line in lines]

@@ -1,7 +1,7 @@
 """The finished runs of one sweep, in runs.csv and evaluations.csv.
 
-A run whose config has a line in runs.csv, on the text that this machine has, is
-not trained again.
+A run is not trained again if runs.csv has a line with its config and with the
+text that this machine has.
 """
 
 import collections
@@ -75,6 +75,7 @@ class Rows:
     }
     self._evaluations: dict[str, list[EvaluationRow]] = {}
     own_evaluations = evaluations[is_own_evaluation]
+    # Only a loss may be empty (NaN).
     if own_evaluations.drop(columns="loss").isna().any(axis=None):
       raise RecordError(
         f"{evaluations_path(self.source)} is damaged: a line of {study} has an"
@@ -91,10 +92,11 @@ class Rows:
 
   @property
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and overrides of each finished run, as `runs_of` takes them.
+    """Name and overrides of each finished run, as `runs.runs_of` takes them.
 
-    A config that was trained on several texts is listed once, with the name in
-    its last line.
+    The overrides are the values that make the config, by dotted name. A config
+    that was trained on several texts is listed once, with the name in its last
+    line.
     """
     by_config = {_without_text(row.run): row for row in self.runs.values()}
     return [
@@ -114,12 +116,15 @@ class Rows:
     return self.runs.get(run_id(self.study, run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
-    """Returns the line of each run on one version of the text, or else None.
+    """Returns the line of each run, all of them on one version of the text.
 
     Losses on two versions of a text, e.g. of Python's library, do not compare.
-    The version with the most lines is chosen; of two with equally many, the
-    version of the later line. If configs name several texts, a version of each
-    is chosen.
+    So the version with the most lines of these runs is chosen. If two versions
+    have equally many lines, the version with the later last line in runs.csv is
+    chosen. If configs name several texts, a version of each text is chosen.
+
+    Returns:
+      An entry for each run; None for a run without a line on the version.
     """
     corpora_by_config: dict[str, list[str]] = {}
     last_line: dict[str, int] = {}
@@ -156,6 +161,8 @@ class Rows:
 
   def add(self, row: RunRow, evaluations: Sequence[EvaluationRow]) -> None:
     """Adds a finished run, or replaces its line, and writes both files.
+
+    `evaluations` replace those that the run had.
 
     Raises:
       RecordError: If the files cannot be written.

@@ -37,7 +37,7 @@ def frame(
 
   Args:
     sweep: The sweep's config.
-    runs: The runs of the sweep.
+    runs: The runs of the sweep, at least one.
     lines: Line of each run in runs.csv; None for a run that has not ended.
     rows: Content of runs.csv and evaluations.csv.
     clocks: Simulated clusters by name.

@@ -28,7 +28,7 @@ _STOPPED = "stopped"
 
 
 class Job(NamedTuple):
-  """A command that a process of its own runs.
+  """A command to run as a process.
 
   Attributes:
     name: Name for messages, such as "diloco 2x4, seed 0".
@@ -83,24 +83,29 @@ class Pool:
   def run(self, jobs: Sequence[Job], ended: Callable[[int, str], None]) -> None:
     """Runs jobs, and returns when all have ended or were stopped.
 
-    Jobs are stopped (SIGTERM) at the deadline, and if this call is interrupted
-    or `ended` raises an error.
+    Jobs are stopped (SIGTERM) at the deadline. They are also stopped if this
+    call is interrupted, if `ended` raises an error, or if a job cannot be
+    started. A pool can be used once: a second call would start no jobs.
 
     Args:
       jobs: The jobs, in the order in which they start.
       ended: Called in this thread for each job that has ended, with its index
         in `jobs` and the reason why it failed ("" if it did not fail). It is
         not called for jobs that were stopped or never started.
+
+    Raises:
+      OSError: If a command cannot be started, if a log cannot be opened, or if
+        a folder of a log is a link.
     """
     threads = concurrent.futures.ThreadPoolExecutor(self._processes)
-    numbers = {}
-    for number, job in enumerate(jobs):
-      numbers[threads.submit(self._run, job)] = number
+    index_by_future = {}
+    for index, job in enumerate(jobs):
+      index_by_future[threads.submit(self._run, job)] = index
     try:
-      for done in concurrent.futures.as_completed(numbers):
-        reason = done.result()
+      for future in concurrent.futures.as_completed(index_by_future):
+        reason = future.result()
         if reason != _STOPPED:
-          ended(numbers[done], reason)
+          ended(index_by_future[future], reason)
     finally:
       self._stop.set()
       threads.shutdown(cancel_futures=True)

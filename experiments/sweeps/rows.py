@@ -40,8 +40,8 @@ class RunRow:
       keeps an average; NaN if unknown.
     judge_loss_newest: Loss on the judge text of the newest outer parameters of
       a run that keeps an average; NaN if unknown.
-    replica_mean_loss: Validation loss after the flush of the mean of the
-      replicas' parameters.
+    replica_mean_loss: Validation loss of the mean of the replicas' parameters,
+      after the flush.
     best_loss: Lowest validation loss over all evaluations, for the same
       parameters as `loss`; NaN if there was no evaluation.
     baseline: Name of the setting with which the run is compared; empty if there
@@ -161,8 +161,14 @@ def row_of(
 ) -> RunRow:
   """Returns the results in a run directory as a line of runs.csv.
 
-  `loaded_run` has the content of the directory. The last four arguments become
-  fields of the line (`RunRow`).
+  Args:
+    loaded_run: Content of the run directory.
+    run: The run with its config, as the sweep lists it.
+    study: Name of the sweep.
+    baseline: As in `RunRow`.
+    failure: As in `RunRow`. If it is not empty, all losses but `best_loss` are
+      NaN.
+    cores: As in `RunRow`.
   """
   record = loaded_run.record
   losses = [evaluation.outer_loss for evaluation in loaded_run.evaluations]

@@ -58,8 +58,8 @@ class SweepRun:
     name: Name of the setting: runs that differ only in the seed share it.
     config: The whole checked config, with its seed. It states `sync_interval`,
       `num_fragments` and `overlap_steps`, even at the method's usual values.
-      Those that the method does not take, or that only its name states, as in
-      "diloco(sync_interval=8)", are None.
+      Two kinds of these fields are None: fields that the method does not take,
+      and fields that its name states, as in "diloco(sync_interval=8)".
   """
 
   name: str
@@ -140,10 +140,12 @@ def _is_ignored(path: str) -> bool:
 
 
 def text_of(config: RunConfig) -> tuple[DataConfig, int]:
-  """Returns what decides which text a run reads: section `data`, and a seed.
+  """Returns the settings of a run's text: the section `data`, and a seed.
 
-  Two runs read the same text if the results are equal. So the sizes of batches
-  and sequences are set to 1, and the seed to 0 unless the text is synthetic.
+  Two runs read the same text if the results are equal. So values that do not
+  change the text are the same in every result: the sizes of batches and
+  sequences are 1. The seed is that of the config for a synthetic text, and 0
+  for any other text.
   """
   data = dataclasses.replace(config.data, batch_size=1, sequence_length=1)
   seed = config.seed if data.source == "synthetic" else 0
@@ -154,8 +156,9 @@ def check_field(path: str) -> None:
   """Raises ValueError unless the config of a sweep may have a field.
 
   `path` is the dotted name of the field, e.g. "base.sync.sync_interval". A name
-  that begins with `base` or `grid` is checked as a whole, and of any other name
-  the first part. The message names the field with the nearest name.
+  that begins with `base` or `grid` is checked as a whole. Of any other name
+  only the first part is checked. The message names the field with the nearest
+  name.
   """
   head, _, config_path = path.partition(".")
   known("field", head, FIELDS)
@@ -169,23 +172,24 @@ def runs_of(
   """Lists the runs of a sweep in the order in which they should start.
 
   A *setting* is a name with the values of some fields, and becomes a run for
-  each seed. Of runs whose configs differ in no field that changes a result, the
-  list has only the first.
+  each seed. Runs with the same `digest` would have the same result, so the list
+  has only the first of them.
 
   Args:
     sweep: Mapping with some of `FIELDS`:
 
-      - `base` is a whole config.
+      - `base` is a config. Fields that it lacks have their defaults.
       - `grid` maps fields (dotted or nested) to lists of values. Every
         combination of these values becomes a setting.
       - `runs` is a list of settings: mappings of fields (dotted or nested) to
         values. A setting may also have a `name` and a `seed`.
       - `seeds` are the seeds of all settings that have no `seed`. By default
-        they have the seed of `base`.
+        such a setting has the seed of `base`.
       - `baseline` must be the name of a run, if there is a `grid` or `runs`.
 
     rows: Name and overrides of finished runs (`Rows.settings`). If the sweep
-      has neither `grid` nor `runs`, these are its runs.
+      has neither `grid` nor `runs`, these are its runs. Then `base` and `seeds`
+      are not used.
 
   Raises:
     ValueError: If a field is wrong or a config is not possible. The message is
@@ -251,7 +255,9 @@ def _with_schedule(config: RunConfig) -> RunConfig:
 def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
   """Returns the name of the runs with which the runs `name` are compared.
 
-  The result is "" if the sweep names none. It may be `name` itself.
+  The field `baselines` of the sweep maps names of runs to their baselines. A
+  name that it lacks has the baseline in the field `baseline`. The result is ""
+  if the sweep names no baseline. It may be `name` itself.
   """
   baselines = sweep.get("baselines") or {}
   return baselines.get(name, sweep.get("baseline", ""))
@@ -265,7 +271,8 @@ def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
   has at its default is left out.
   """
   defaults = flat(RunConfig().to_mapping())
-  # The last value of a key stays, so in reverse order that of the first run.
+  # If names repeat, a dict keeps the last value. In reverse order that is the
+  # value of the first run.
   values_by_name = {
     run.name: flat(run.config.to_mapping()) for run in reversed(runs)
   }

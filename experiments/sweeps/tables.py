@@ -31,14 +31,19 @@ def gaps(runs: pd.DataFrame) -> pd.Series:
   """Returns the gap of each run to the run of its baseline with the same seed.
 
   The gap is the loss of the run divided by the loss of the baseline's run,
-  minus 1. The loss of either is that on the judge text (held-out files by which
-  nothing is chosen) if it has one, and else that on the validation text. The
-  gap is NaN if the sweep has no run of the baseline with the same seed, text
-  and number of tokens.
+  minus 1. The loss of a run is its loss on the judge text (held-out files by
+  which nothing is chosen). A run without this loss counts with its loss on the
+  validation text. The gap is NaN if the sweep has no run of the baseline with
+  the same seed, text and number of tokens.
+
+  `runs` is a table as `read_runs` returns it. The result has the same index.
   """
   is_judged = runs["judge_loss"].notna()
   losses = runs["judge_loss"].where(is_judged, runs["loss"])
   common = ["study", "seed", "corpus", "tokens"]
+  # A run's `baseline` is the `setting` of the runs with which it is compared.
+  # So in `bases` the column `baseline` has the setting of the line itself, and
+  # the merge pairs each run with a line that is equal in all common columns.
   bases = runs[common].assign(baseline=runs["setting"], base_loss=losses)
   # With two bases, the merge would make two lines of a run.
   bases = bases.drop_duplicates([*common, "baseline"])
@@ -63,6 +68,7 @@ def read_runs(path: pathlib.Path) -> pd.DataFrame:
       columns or two lines of one run.
   """
   runs = _read(path, RUN_TYPES, "runs")
+  # Reports the first line that repeats a run, if there is one.
   for _, line in runs[runs["run"].duplicated()].iterrows():
     raise RecordError(
       f"{path} is damaged: it has two lines of {line['setting']!r}, seed"
@@ -72,9 +78,10 @@ def read_runs(path: pathlib.Path) -> pd.DataFrame:
 
 
 def read_evaluations(path: pathlib.Path) -> pd.DataFrame:
-  """Reads the evaluations.csv beside a runs.csv, whose path is given.
+  """Reads the evaluations.csv beside a runs.csv.
 
-  Errors and missing files are as in `read_runs`.
+  `path` is the path of runs.csv. Errors and missing files are as in
+  `read_runs`.
   """
   return _read(evaluations_path(path), EVALUATION_TYPES, "evaluations")
 
@@ -84,6 +91,9 @@ def runs_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
   A line has cells by column: values, or the texts of values. A cell that is
   missing, None or "" is empty.
+
+  Raises:
+    ValueError: If a text does not fit the type of its column.
   """
   return _table(lines, RUN_TYPES)
 
@@ -165,7 +175,7 @@ def commit(path: str) -> None:
   """Copies the sweeps of a work directory to docs/results.
 
   There they replace the sweeps of the same names. `path` is the file runs.csv
-  in the work directory.
+  in the work directory. If there is no such file, no sweep is replaced.
 
   Raises:
     RecordError: If a file cannot be read or written, or is damaged.

@@ -59,8 +59,8 @@ def check_names(runs: Iterable[SweepRun]) -> None:
   The check of a config (`from_mapping`) does not find these mistakes.
 
   Raises:
-    ValueError: If an optimizer or a text does not exist. The message is one
-      line, which names the run and the section of the config.
+    ValueError: If an optimizer cannot be built or a text does not exist. The
+      message is one line, which names the run and the section of the config.
   """
   for run in runs:
     with in_front(f"run {run.name!r}: "):
@@ -132,6 +132,9 @@ class Training:
 
     Raises:
       BusyError: If another sweep trains in the same work directory.
+      UsageError: If `slurm` is given and this machine has no srun.
+      RefusedError: If a folder of the work directory is a link.
+      RecordError: If runs.csv or evaluations.csv cannot be written.
     """
     deadline_s = math.inf
     if max_minutes is not None:
@@ -150,9 +153,17 @@ class Training:
   ) -> None:
     """Trains the runs that have not ended yet, each once, in order.
 
-    A run that ends or diverges is added to `rows`, and a run that fails for
-    another reason to `failed`; each is printed. `num_processes` is the number
-    of runs that the pool trains at once.
+    A run that ends or diverges is added to `rows`. A run that fails for another
+    reason is added to `failed`. A line is printed for each of these runs.
+
+    Args:
+      runs: Runs of the sweep, ended or not.
+      pool: Runs the processes; it must be new.
+      num_processes: Number of runs that the pool trains at once.
+
+    Raises:
+      RefusedError: If a folder of the work directory is a link.
+      RecordError: If runs.csv or evaluations.csv cannot be written.
     """
     num_cores = max(1, usable_cores() // num_processes)
     missing_runs = [run for run in runs if self.row(run) is None]

@@ -1,11 +1,15 @@
 """Predicts throughputs of DiLoCoX (arXiv 2506.21263), and its speed-ups.
 
-Both models have the setting `RECIPE`. Two values are fitted on published
-numbers: for each model, the duration of a step, on the throughput of DiLoCoX
-(which its hidden exchange does not limit); and the duration of the codec, on
-the 107B row of DiLoCoX without overlap, the only row that uses it. All other
-times follow from the plan's bytes over 1 Gbit/s. The settings `PICKED` were
-picked because they come near the published 107B speed-up of 357.
+The paper leaves some choices open, such as the number of clusters. They are the
+same for both models (`RECIPE`). Two durations are fitted on published numbers:
+
+- The duration of a step is fitted for each model, on the throughput of DiLoCoX.
+  Its exchanges are hidden, so they do not limit this throughput.
+- The duration of the codec is fitted on the 107B row of DiLoCoX without
+  overlap. No other row uses it.
+
+All other times follow from the plan's bytes over 1 Gbit/s. The settings
+`PICKED` were picked because they come near the published 107B speed-up of 357.
 """
 
 import dataclasses
@@ -105,6 +109,7 @@ class PaperRuns:
     """
     num_clusters = self.setting.num_clusters
     gbps = self._figures["bandwidth between clusters"].value
+    # The links are taken to have no delay, and to carry payload at this rate.
     cluster = equal_links(num_clusters, gbps * 1e9, rtt_s=0.0, efficiency=1.0)
     config = config_of(
       method,
@@ -116,7 +121,10 @@ class PaperRuns:
     return pace(traffic, cluster, step_s=self.step_s, codec_s=codec_s)
 
   def tokens_per_s(self, pace: SteadyState) -> float:
-    """Returns the throughput of all clusters together (tokens/s)."""
+    """Returns the throughput of all clusters together (tokens/s).
+
+    `pace` is a simulated run, as the other methods return it.
+    """
     return self.setting.tokens / pace.step_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as the tables.
@@ -143,6 +151,8 @@ class PaperRuns:
     """
     sync = {"sync_interval": self.interval}
     if not is_hidden:
+      # The method diloco waits for its exchanges. The other fields keep the
+      # values of the recipe of dilocox (`config_of`).
       sync |= {"method": "diloco", "rule": None}
     exchange = {"codec": codec.format(self.rank)}
     if not codec:
@@ -212,6 +222,7 @@ def build_tables() -> list[Table]:
   with_half_factors = large.dilocox(
     is_hidden=False, codec="low_rank(rank={})+float16"
   )
+  # The notes of the table (notes.md) have these names in braces.
   numbers = {
     "exchange_s": large.interval * large.dilocox().exchange_s,
     "compute_s": large.interval * large.step_s,
@@ -229,7 +240,7 @@ def build_tables() -> list[Table]:
 
 
 def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
-  """Yields the predictions of one model: throughputs, then speed-ups.
+  """Yields the predictions of one model: throughputs, then the speed-up.
 
   For 107B, two more speed-ups follow, one for each setting in `PICKED`. `paper`
   has the setting `RECIPE`.
@@ -242,6 +253,7 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
     tokens_per_s = paper.tokens_per_s(pace)
     if name in figures:
       return beside(figures, name, tokens_per_s, kind=kind, basis=basis)
+    # The paper has no such number, so there is only a prediction.
     return Prediction(
       name=name,
       predicted=tokens_per_s,

@@ -62,8 +62,8 @@ class LayerMethod:
   """When the update of each layer is sent, and with how many bits.
 
   Attributes:
-    schedule: When each fragment (a group of layers) is sent. If there are
-      several, fragment 0 has the weights outside the layers; sending it takes
+    schedule: When each fragment (a group of layers) is sent. Of several
+      fragments, the first has the weights outside the layers. Sending it takes
       no time, because a `LayerModel` has all its parameters in layers.
     bits: Bits of a parameter on the wire.
   """
@@ -94,8 +94,9 @@ class LayerRun:
 def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   """Returns the methods of the five rows of Table 4, by name.
 
-  Data-parallel training sends each layer at every step, the other methods each
-  layer once in H = 100 steps. The streaming methods send three layers at once.
+  Data-parallel training sends each layer at every step. The other methods send
+  each layer once in H = 100 steps. The streaming methods send three layers at
+  once if the number of layers is a multiple of 3.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
@@ -195,10 +196,10 @@ def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
 def needed_bandwidth_bps(
   model: LayerModel, method: LayerMethod
 ) -> Float[np.ndarray, " targets"]:
-  """Returns the least bandwidth at which a method reaches each of `TARGETS`.
+  """Returns the least bandwidth for each compute utilization in `TARGETS`.
 
-  The bandwidths (bit/s) are values of `GRID_BPS`. The last value of the grid
-  must reach all targets.
+  The bandwidths (bit/s) are values of the grid `GRID_BPS`. The largest value of
+  the grid must reach all targets; this is not checked.
   """
   run = simulate_layers(model, method, GRID_BPS)
   reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]
@@ -207,5 +208,8 @@ def needed_bandwidth_bps(
 
 
 def grid_index(bandwidth_bps: float) -> int:
-  """Returns the index of the nearest bandwidth of `GRID_BPS`, by ratio."""
+  """Returns the index of the nearest bandwidth in the grid `GRID_BPS`.
+
+  The nearest bandwidth is the one with the ratio nearest to 1.
+  """
   return int(np.argmin(np.abs(np.log(GRID_BPS / bandwidth_bps))))

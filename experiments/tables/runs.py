@@ -92,6 +92,7 @@ def collective_s(
     collective: The collective, with the size of its operand.
   """
   no_work_s = np.zeros(cluster.num_replicas)
+  # A name of the exchange, which the launch and the wait share.
   key = ("collective", 0, 0, 0)
   ops = [Launch(key, (collective,)), Wait(key)]
   outcome = run_time(
@@ -123,6 +124,7 @@ def pace(
   steps_s = steps.stated_seconds(cluster, step_s)
   work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
   costs = LinkCosts(cluster, transport)
+  # The number of steps of the plan does not matter to `steady_state`.
   plan = RunPlan(traffic.method, interval, steps_per_dispatch=1)
   return steps.steady_state(costs, work, Script(traffic), plan)
 
@@ -141,7 +143,8 @@ def least(
   Args:
     reaches: Function (value) -> whether the value is enough. If a value is
       enough, all larger values must be enough, too.
-    low: Lower end of the search, above 0. It should not be enough.
+    low: Lower end of the search, above 0. If it is enough, the result is about
+      `low`.
     high: Upper end of the search.
     precision: Largest error that is allowed, as a fraction of the value.
   """

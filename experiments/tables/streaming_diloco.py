@@ -41,7 +41,10 @@ def build_tables() -> list[Table]:
 
 
 def model(figures: Figures, name: str) -> layers.LayerModel:
-  """Returns a model of Table 4, with the size and step time that it states."""
+  """Returns a model of Table 4, with the size and step time in the table.
+
+  `figures` has the published numbers of the paper. `name` is one of `MODELS`.
+  """
 
   def value(figure: str) -> float:
     return figures[f"table 4, {name}, {figure}"].value

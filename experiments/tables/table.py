@@ -150,9 +150,10 @@ class Prediction:
 
   @property
   def error(self) -> str:
-    """The error as text: "exact" or e.g. "-1 steps" on a grid, else "+10.9%".
+    """The error as text, e.g. "+10.9%".
 
-    The text is empty if there is neither a grid nor a published number.
+    If the paper takes its values from a grid, the text is "exact" or e.g.
+    "-1 steps". It is empty if there is neither a grid nor a published number.
     """
     if self.grid_steps == 0:
       return "exact"
@@ -166,14 +167,16 @@ class Prediction:
   def cells(self) -> tuple[str, ...]:
     """Returns the texts of the row for the table on the page.
 
-    They are name, published value, predicted value, error, kind and basis.
-    Without a published number, the published value and the error are empty.
+    They are name, published value, predicted value, error, kind and basis. The
+    number of the paper's table is left out of the name. Without a published
+    number, the published value and the error are empty.
     """
     predicted = _short(self.predicted)
     figure = self.published
     if figure is None:
       with_unit = f"{predicted} {self.unit}"
       return self.name, "", with_unit, "", self.kind, self.basis
+    # The title of the page's section says which table of the paper it is.
     name = re.sub(r"^table \d+, ", "", figure.name)
     published = f"{figure.value:g} {figure.unit}"
     if not figure.is_verified:
@@ -228,6 +231,9 @@ def beside(
     kind: As in `Prediction`.
     basis: As in `Prediction`.
     grid_steps: As in `Prediction`.
+
+  Raises:
+    KeyError: If the paper has no such published number.
   """
   figure = figures[name]
   return Prediction(
@@ -268,8 +274,8 @@ class Table:
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
     """Yields the lines of the table's section on the page.
 
-    Meanwhile the table's pictures are written into `out_dir`, the directory of
-    the page.
+    As the lines are read, the table's pictures are written into `out_dir`, the
+    directory of the page.
     """
     title, *paragraphs = _notes()[self.name]
     if self.header:
@@ -301,11 +307,11 @@ def write_tables(
 ) -> pathlib.Path:
   """Writes tables to `report.md`, with pictures and a CSV file for each table.
 
-  The directory must exist. The page shows `command`. Returns the path of
-  `report.md`.
+  The directory must exist. The page shows `command`, the command line that made
+  it. Returns the path of `report.md`.
 
   Raises:
-    RecordError: If the disk is full or refuses to write.
+    RecordError: If a file cannot be written.
   """
   for table in tables:
     rows = csv_table([row.data() for row in table.rows])
@@ -334,10 +340,10 @@ _FOOTNOTE = (
 def summary(tables: Sequence[Table]) -> Iterator[str]:
   """Yields the lines of a short table of predictions for the terminal.
 
-  It has a line for each published number or range that `summary.csv`, beside
-  this module, lists. One more line counts the cells of Table 4 of Streaming
-  DiLoCo that are predicted exactly. Lines about tables that `tables` lacks are
-  left out.
+  The file `summary.csv` beside this module lists published numbers and ranges.
+  Each of them gets a line. One more line counts the cells of Table 4 of
+  Streaming DiLoCo that are predicted exactly. Lines about tables that `tables`
+  lacks are left out.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS

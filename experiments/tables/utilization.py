@@ -4,7 +4,8 @@ OpenDiLoCo (arXiv 2407.07852): nothing is fitted. The slowest link sets the pace
 of the ring.
 
 INTELLECT-1 (arXiv 2412.01152): the paper states no bandwidth, so the rate of
-the slowest link is fitted, for each of three settings.
+the links is fitted. One rate is fitted on the lowest utilization, and one on
+the time of an all-reduce in each of three settings.
 
 Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Each peer uploads its
 payload once, to object storage, and reads the payloads of the others there.
@@ -114,6 +115,9 @@ def open_diloco() -> list[Table]:
     ),
   ]
   compute_s = run.step_s * run.interval
+  # The notes of the table (notes.md) have these names in braces. "slower" is
+  # the utilization with the published time of the all-reduce, which is longer
+  # than the simulated time.
   numbers = {
     "share": run_pace.utilization,
     "slower": compute_s / (compute_s + figures["all-reduce"].value),
@@ -125,10 +129,11 @@ def open_diloco() -> list[Table]:
 def intellect_1() -> list[Table]:
   """Builds the table of INTELLECT-1: its utilizations and all-reduces.
 
-  All simulated rows are of a ring with the largest number of nodes that took
-  part at once. The rate of its links is fitted on the lowest utilization (the
-  preset "intellect_1"), and on the all-reduce of each of `_SETTINGS`. The last
-  two rows use no fit.
+  The simulated rows are of a ring with the largest number of nodes that took
+  part at once. The rate of its links is fitted four times: on the lowest
+  utilization (the cluster preset "intellect_1" has this rate), and on the time
+  of an all-reduce in the USA, in the USA and Europe, and globally. The last two
+  rows use no fit.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures
@@ -228,6 +233,7 @@ def intellect_1() -> list[Table]:
       basis="the highest times the ratio of both utilizations",
     )
   )
+  # The notes of the table (notes.md) have "rates" in braces.
   rates = ", ".join(
     f"{mbps:.0f} ({setting})" for setting, mbps in rates_mbps.items()
   )
@@ -305,6 +311,7 @@ def covenant_72b() -> list[Table]:
   ]
   num_others = run.num_replicas - 1
   download_s = num_others * payload_bytes * 8 / (down_bps * GOODPUT)
+  # The notes of the table (notes.md) have these names in braces.
   numbers = {
     "half": half_upload,
     "ring": ring,

@@ -131,7 +131,8 @@ def is_gpu_compiler_installed() -> bool:
 def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
   """Returns devices to compile for, which this machine need not have.
 
-  A *slice* is a group of devices that are joined by fast links.
+  A *slice* is a group of devices that are joined by fast links. The function
+  sets environment variables that the compiler reads.
 
   Args:
     topology: Kind and size of a slice. TPUs: the edges of the slice, e.g.
@@ -198,6 +199,7 @@ def _gpus(topology: str, num_slices: int) -> AbsentDevices:
     " which makes an environment with it, or install 'jax[cuda12]' into your"
     " own",
   )
+  # Both were checked above; a type checker does not know that.
   assert match is not None
   assert plugin is not None
   kind, first, second = match.groups()
@@ -259,7 +261,7 @@ def _cuda_plugin() -> pathlib.Path | None:
 
 
 def _gpu_description(gpu: Gpu) -> str:
-  """Writes the properties of a GPU as a `stream_executor.GpuTargetConfigProto`.
+  """Returns a GPU's properties as text, a `GpuTargetConfigProto` of XLA.
 
   Properties that all of `GPUS` share are written in the text itself.
   """

@@ -36,7 +36,12 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs all steps of the check, and prints each measurement on a line."""
+  """Runs all steps of the check, and prints each measurement on a line.
+
+  The program fails at the end if a step has raised an error. It does not fail
+  if a result differs too much from the expected one: then the line has
+  "ok False".
+  """
   command_line.refuse_arguments(argv)
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))

@@ -19,7 +19,7 @@ import dilocox_jax as dx
 from dilocox_jax.models.fused_attention import named_attention
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.reference import methods as page
+from dilocox_jax.reference import methods as numpy_methods
 from dilocox_jax.reference import optimizers
 from dilocox_jax.trees import Array, Tree
 
@@ -129,6 +129,7 @@ def _method_error(name: str) -> float:
     # The gradient, w - target, has no matrix product, so nothing is rounded to
     # TF32.
     updates, state = inner.update(w - target, state)
+    # In place of the loss and the gradient norm, which are not read here.
     return optax.apply_updates(w, updates), state, (0.0, 0.0)
 
   outer = optax.sgd(0.7, 0.6, nesterov=True)
@@ -138,10 +139,12 @@ def _method_error(name: str) -> float:
     batches = jnp.asarray(targets[:, start : start + interval])
     state, _, _ = rounds.run(state, batches)
   flushed_state, *_ = rounds.flush(state)
-  return _error(flushed_state.replica.params, _on_page(method, targets))
+  return _error(
+    flushed_state.replica.params, _trained_in_numpy(method, targets)
+  )
 
 
-def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
+def _trained_in_numpy(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   """Trains with a method in numpy (`reference.methods`).
 
   The targets are [M, steps, rows, columns]. Returns the parameters of the M
@@ -150,6 +153,7 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   schedule = method.schedule
   names = [str(p) for p in range(schedule.num_fragments)]
 
+  # Divides an array into one block of rows for each fragment, by name.
   def cut(rows: np.ndarray) -> dict[str, np.ndarray]:
     return dict(
       zip(names, np.split(rows.astype(np.float64), len(names)), strict=True)
@@ -158,7 +162,7 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   def loss_and_gradient(w, target):
     return 0.0, {name: w[name] - target[name] for name in names}
 
-  result = page.train(
+  result = numpy_methods.train(
     loss_and_gradient,
     cut(np.zeros(targets.shape[2:])),
     [[cut(target) for target in row] for row in targets],

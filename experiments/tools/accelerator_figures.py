@@ -19,7 +19,7 @@ def run_step(
   rows: list[dict[str, Any]],
   path: pathlib.Path,
 ) -> None:
-  """Runs a step of a check, and writes and prints each of its results at once.
+  """Runs a step of a check, and writes and prints each result immediately.
 
   A result is a *figure*: a dict. If the step raises an error, the error becomes
   its last figure.
@@ -29,6 +29,9 @@ def run_step(
     step: Function that measures and yields the figures.
     rows: All figures so far. The function adds the figures of the step.
     path: JSON file to which all figures are written after each of them.
+
+  Raises:
+    RecordError: If the file cannot be written.
   """
   from dilocox_jax.metrics.lines import write_json
 
@@ -39,7 +42,7 @@ def run_step(
       row = next(figures, None)
     except Exception as error:  # noqa: BLE001 - other steps can still succeed.
       row = {"figure": name, "error": f"{type(error).__name__}: {error}"[:500]}
-      figures = iter(())
+      figures = iter(())  # No figure follows the error.
     if row is None:
       return
     rows.append(row | {"after_s": round(time.monotonic() - start, 1)})

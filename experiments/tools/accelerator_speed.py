@@ -87,7 +87,10 @@ TINY = Sizes(
 
 
 def config_of(sizes: Sizes, name: str) -> RunConfig:
-  """Returns the config with which a model's inner steps are measured."""
+  """Returns the config with which a model's inner steps are measured.
+
+  `name` is the name of the model in `sizes.models`.
+  """
   model, batch = sizes.models[name]
   return from_mapping(
     {
@@ -127,7 +130,8 @@ def inner_steps(sizes: Sizes) -> Figures:
 def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
   """Measures PyTorch on the same models, and yields a result for each.
 
-  `ours` has this project's tokens a second, by the name of the model.
+  `ours` has this project's tokens a second for each model, by name. Raises
+  ValueError if PyTorch is not installed.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
@@ -167,7 +171,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
       torch.nn.utils.clip_grad_norm_(list(params.values()), 1.0)
       optimizer.step()
       optimizer.zero_grad()
-    value.item()
+    value.item()  # Waits for the device.
 
   steps()  # Compiles.
   step_s = statistics.median(timing.seconds(steps) for _ in range(repeats))

@@ -41,7 +41,7 @@ def steps_program(programs: build.Programs) -> Any:
     A function (carry, batches) -> (next carry, metrics). A carry is the
     parameters and the inner optimizer state, leaves [M, ...]. Batches are
     tokens [M, steps, B, L + 1], and metrics have leaves [M, steps]. The
-    function reuses the memory of the carry.
+    function reuses the memory of its carry, which cannot be read afterwards.
   """
   step = inner_step(programs.steps.gradient, programs.steps.optimizer)
   replicas = programs.rounds.replicas
@@ -60,7 +60,10 @@ def steps_program(programs: build.Programs) -> Any:
 
 
 def first_carry(programs: build.Programs) -> Tree:
-  """Returns first parameters and inner optimizer states, [replicas, ...]."""
+  """Returns first parameters and inner optimizer states, [replicas, ...].
+
+  They are the first carry of `steps_program`. All replicas have the same.
+  """
   replicas = programs.rounds.replicas
   params = states.first_params(programs, 0)
 
@@ -73,7 +76,7 @@ def first_carry(programs: build.Programs) -> Tree:
 
 
 def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
-  """Puts random tokens on the devices, [replicas, num_steps, B, L + 1]."""
+  """Returns random tokens on the devices, [replicas, num_steps, B, L + 1]."""
   replicas = programs.rounds.replicas
   shape = (
     len(replicas.own),
@@ -112,8 +115,11 @@ def timed_steps(
 def measure_steps(config: RunConfig, repeats: int) -> dict:
   """Measures rates and memory of inner steps without any exchange.
 
-  The times are medians of `repeats` measurements of `STEPS` steps. Returns JSON
-  values by name.
+  The times are medians of `repeats` measurements of ten steps each.
+
+  Returns:
+    JSON values by name, such as "step_s", "tokens_per_s", "mfu" (share of the
+    device's peak) and "peak_bytes". None stands for an unknown value.
   """
   run, program = timed_steps(config, STEPS)
   run()  # Warms up.

@@ -11,9 +11,10 @@ An *event* is one exchange of all replicas through the store. `simulate` runs
 all replicas in one process, with a store whose requests take simulated time.
 `processes` runs each replica as a process, with a folder as the store whose
 requests are delayed. Both print the time, the requests and the bytes of an
-event. `sign` prints how many GB of a message one CPU second signs, and how many
-it checks. `loss` trains a small model twice for each seed: each replica
-computes the whole mean, or each computes a share of it. It prints both losses.
+event. `sign` prints how many GB are signed in one CPU second, and how many are
+checked. `loss` trains a small model twice for each seed: in one run each
+replica computes the whole mean, in the other each computes a share of it. Both
+losses are printed.
 """
 
 from collections.abc import Sequence

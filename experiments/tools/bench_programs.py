@@ -65,6 +65,7 @@ def _factorized(values: Array) -> TimedProgram:
   def encode(values: Array) -> Tree:
     messages = []
 
+    # In place of an exchange: the mean is the replica's own message.
     def reduce(leaves: list[Array]) -> Coroutine:
       message = codec.then.encode(leaves)
       messages.append(message)

@@ -79,15 +79,15 @@ def peer_loss(
     def product(name: str, x):
       return functional.linear(x, params[f"{path}/{name}/kernel"])
 
-    def heads(name: str):
+    def heads(name: str, y):
       y_BxLxNxK = product(name, y).unflatten(-1, (-1, width))
       return y_BxLxNxK.transpose(1, 2)
 
     y = norm(x, params[f"{path}/attention/norm/scale"])
     mixed = functional.scaled_dot_product_attention(
-      rotated(heads("attention/query")),
-      rotated(heads("attention/key")),
-      heads("attention/value"),
+      rotated(heads("attention/query", y)),
+      rotated(heads("attention/key", y)),
+      heads("attention/value", y),
       is_causal=True,
       enable_gqa=shape.kv_heads < shape.num_heads,
     )

@@ -162,6 +162,7 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   interval = schedule.sync_interval
   # In this round, results of earlier rounds arrive, as in most rounds.
   start = schedule.steady_step + interval
+  # The schedule begins after `local_start` data-parallel steps.
   needed_steps = plan.local_start + start + interval
   if needed_steps > plan.total_steps:
     raise ValueError(
@@ -280,6 +281,7 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     ValueError: If the compiler is missing or knows no such slice, if the run
       does not use all devices or is too short, or if the program cannot be
       compiled without a GPU or does not fit into a device.
+    jax.errors.JaxRuntimeError: If the compiler fails for another reason.
   """
   absent = absent_devices(topology, num_slices)
   devices = absent.devices
@@ -294,7 +296,9 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     " num_tensor_shards x num_stages must be all of them, e.g."
     " --config.mesh.num_stages=2 --config.mesh.num_data_shards=2 for v5e:2x2",
   )
-  # The run reads the memory of its devices. These devices cannot be asked.
+  # A run with pipeline stages chooses `mesh.gather` by the memory of its
+  # devices. Absent devices cannot be asked for their memory, so it is chosen
+  # here.
   gather = chosen_gather(config, absent.memory_bytes, absent.platform)
   if config.mesh.num_stages > 1:
     mesh = dataclasses.replace(config.mesh, gather=gather)
@@ -325,8 +329,8 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
 def without_cudnn(config: RunConfig) -> RunConfig:
   """Returns a config whose attention can be compiled without a GPU.
 
-  Attention "auto" becomes "blockwise", which also does not keep the weights of
-  all positions. Other choices stay.
+  Attention "auto" becomes "blockwise", which needs about as much memory as
+  cuDNN's attention. Other choices stay.
 
   Raises:
     ValueError: If the config asks for cuDNN's attention.
@@ -400,7 +404,8 @@ def write_compiled(
 ) -> pathlib.Path:
   """Writes the page `report.md` and the data `compiled.json` into a directory.
 
-  The page shows `command`. Returns the path of the page.
+  The page shows `command`, the command line that made it. Returns the path of
+  the page.
   """
   values: dict[str, Any] = dataclasses.asdict(compiled)
   write_json(workdir / "compiled.json", values | {"fits": compiled.fits})

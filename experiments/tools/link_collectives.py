@@ -131,7 +131,12 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
 
 
 def main(argv: Sequence[str]) -> None:
-  """Joins the other processes, measures, and ends when all have measured."""
+  """Times collectives as one of several processes, and ends the process.
+
+  `argv` has the path of the program and six arguments: COORDINATOR COUNT NUMBER
+  REPEATS REQUEST RESULT. The last process writes the results to the file
+  RESULT. The process ends when all processes have measured.
+  """
   _, coordinator, count, number, repeats, request_path, result_path = argv
   processes.start(coordinator, int(count), int(number))
   collectives = json.loads(pathlib.Path(request_path).read_text())

@@ -133,8 +133,8 @@ class Row:
       simulator (seconds).
     measured_s: The same time as measured (seconds).
     bytes_ratio: Bytes that the kernel counted divided by the predicted bytes.
-    cpu_s: CPU time of all processes together, which is that of the last one
-      times their number (seconds); None for a method.
+    cpu_s: CPU time of all processes together (seconds): the time of the last
+      process times the number of processes. None for a method.
     open_s: Time of the collective over links that are not throttled (seconds);
       None if it was not measured.
   """
@@ -183,6 +183,10 @@ def run_cases(
 
   Each collective is measured `repeats` times. The simulator predicts its time
   with `transport`. `folder` is for intermediate files.
+
+  Raises:
+    UsageError: If this machine or user may not throttle links.
+    StoppedError: If a process fails.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -210,9 +214,14 @@ def run_cases(
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
   """Times collectives at several rates, and over links that are not throttled.
 
-  Yields a row for each number of processes in `counts`, rate and collective. A
-  row has the time over throttled links and that over open links. The
-  predictions use `GLOO` as it is, without a calibration on this machine.
+  Yields a row for each number of processes in `counts`, each rate and each
+  collective. A row has the time over throttled links, and the time over links
+  that are not throttled. The predictions use `GLOO` as it is, without a
+  calibration on this machine. `folder` is for intermediate files.
+
+  Raises:
+    UsageError: If this machine or user may not throttle links.
+    StoppedError: If a process fails.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
@@ -238,6 +247,7 @@ def _measured(
     node's process (seconds).
 
   Raises:
+    UsageError: If this machine or user may not throttle links.
     StoppedError: If a process fails.
   """
   request_path = folder / "asked.json"
@@ -274,9 +284,16 @@ def calibrated(
 ) -> Transport:
   """Measures how slow gloo is on this machine, among two and four processes.
 
+  Each collective is measured `repeats` times. `folder` is for intermediate
+  files.
+
   Returns:
     Gloo with a factor for every kind of collective and number of processes: the
     measured time divided by the time that the simulator gives without factors.
+
+  Raises:
+    UsageError: If this machine or user may not throttle links.
+    StoppedError: If a process fails.
   """
   # No case that is predicted with these factors has these sizes and rates.
   sizes = dict.fromkeys(_KINDS, (3,))
@@ -300,6 +317,9 @@ def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
   There is a row for each rate and setting, with the measured time and the time
   that the simulator predicts with `transport`. Both times include exchanges.
   The runs are in `folder`.
+
+  Raises:
+    StoppedError: If a run fails.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
@@ -352,7 +372,7 @@ def _train(
 
 
 def measured_step(run: LoadedRun) -> tuple[float, float]:
-  """Returns a run's time of a step, and its bytes beside the predicted ones.
+  """Returns a run's time of a step, and its ratio of sent to predicted bytes.
 
   The first three segments are left out, because programs were compiled in them.
   A segment is a round, or several data-parallel steps.

@@ -17,9 +17,9 @@ over 200 and 50 Mbit/s. --cases=all does both.
 
 --cases=processes times collectives over 20 to 200 Mbit/s, among two, four and
 eight processes (or other numbers, --processes). These predictions need no
-calibration. The page marks rows in which the cores, and not the links, limit
-the speed. In such a row the collective takes more than a fifth of its time even
-if the links are not throttled.
+calibration. The page marks rows in which the links are not alone in limiting
+the speed, because the cores limit it as well. In such a row the collective
+takes more than a fifth of its time even if the links are not throttled.
 """
 
 import dataclasses
@@ -49,7 +49,11 @@ _PROCESSES = flags.DEFINE_multi_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Times the cases of --cases, writes page and JSON, and prints the page."""
+  """Times the cases of --cases, writes page and JSON, and prints the page.
+
+  With --cases=calibrate there is no page: only the calibration of gloo is
+  printed, and written to transport.json.
+  """
   command_line.refuse_arguments(argv)
   cases = _CASES.value
   command_line.refuse_unused(
@@ -89,7 +93,8 @@ def _report_cases(cases: str, workdir: pathlib.Path) -> None:
     # Training may fail, and takes minutes. So these rows are written before.
     lines = links_page.report(rows, workdir)
   if cases in ("all", "methods"):
-    # A run that is finished is not trained again.
+    # A new folder, because runs that were finished in an old one would not be
+    # trained again.
     runs_folder = tempfile.mkdtemp(prefix="runs_", dir=workdir)
     rows += link_runs.run_methods(transport, pathlib.Path(runs_folder))
     lines = links_page.report(rows, workdir)

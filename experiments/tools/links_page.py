@@ -1,4 +1,4 @@
-"""Writes the page with measured times over throttled links and predictions."""
+"""Writes the page that compares times over throttled links with predictions."""
 
 import dataclasses
 import pathlib

@@ -221,7 +221,7 @@ def _run_events(
     before_s = clock()
     before = mailbox.usage
     mailbox.announce(event)
-    mailbox.exchange(event, 0, arrays, tables=tables)
+    mailbox.exchange(event, turn=0, arrays=arrays, tables=tables)
     after = mailbox.usage
     bytes_down = after["bytes_down"] - before["bytes_down"]
     bytes_up = after["bytes_up"] - before["bytes_up"]
@@ -279,7 +279,11 @@ def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
 
 
 def processes_cost(exchanges: Exchanges) -> Cost:
-  """Measures what an exchange costs, with a process for each replica."""
+  """Measures what an exchange costs, with a process for each replica.
+
+  Raises:
+    ValueError: If a process fails. The process has printed its error.
+  """
   with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY) as folder:
     processes = []
     for number in range(exchanges.num_replicas):
@@ -288,6 +292,7 @@ def processes_cost(exchanges: Exchanges) -> Cost:
         "number": number,
         "exchanges": dataclasses.asdict(exchanges),
       }
+      # The end of this module runs the replica, and prints its cost as JSON.
       command = [sys.executable, "-m", __name__, json.dumps(arguments)]
       processes.append(
         subprocess.Popen(
@@ -310,9 +315,14 @@ def processes_cost(exchanges: Exchanges) -> Cost:
 
 
 def signing_rates(num_bytes: int, repeats: int = 5) -> tuple[float, float]:
-  """Returns the GB of a message that one CPU second signs, and checks.
+  """Measures how fast messages are signed, and how fast signatures are checked.
 
-  Both numbers are medians of several measurements.
+  Args:
+    num_bytes: Size of the message (bytes).
+    repeats: Number of measurements, of which the medians are returned.
+
+  Returns:
+    How many GB are signed in one CPU second, and how many are checked.
   """
   signer = Signer(_SECRET, "bench")
   values = np.arange(num_bytes // 4, dtype=np.float32)

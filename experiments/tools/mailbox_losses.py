@@ -3,7 +3,7 @@
 With shares each replica computes a part of the mean of all messages, and reads
 the other parts. Without shares each replica computes the whole mean.
 
-The model (about 37,000 parameters, in numpy) guesses the next character of
+The model (about 35,000 parameters, in numpy) guesses the next character of
 Python's own library from the eight before it. Each replica takes inner steps
 with Adam, and exchanges its pseudo-gradient by a codec with error feedback
 (DiLoCo). All replicas are threads that share a store in simulated time; no JAX
@@ -124,7 +124,7 @@ class LossRun:
       # The pseudo-gradient, plus what earlier messages have lost.
       corrected = (outer - params + residual).reshape(-1, _WIDTH)
       encoded = codec.encode(corrected)
-      exchanged = mailbox.exchange(event, 0, encoded, tables=tables)
+      exchanged = mailbox.exchange(event, turn=0, arrays=encoded, tables=tables)
       sent = codec.decode(encoded, _WIDTH)
       # With shares the result has the mean, otherwise all messages.
       if exchanged.mean is not None:

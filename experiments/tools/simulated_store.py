@@ -67,7 +67,7 @@ class SimulatedTime:
       heapq.heappush(self._waiting, (time_s, self._count, event))
       others_are_missing = is_new and len(self._waiting) < self._num_running
     if not others_are_missing:
-      self._wake_first()
+      self._wake_first()  # It may be this thread itself.
     event.wait()
 
   def _let_next_run(self) -> None:

@@ -45,8 +45,9 @@ def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
   """Runs two programs in turn, and computes the median of their ratios.
 
   Returns:
-    Median, least and largest ratio, the bound and whether the median is within
-    it, and the median times of both programs (seconds).
+    Values by name: "median", "min" and "max" of the ratios; "bound", and
+    "is_within_bound" (whether the median does not exceed the bound);
+    "measured_s" and "baseline_s", the median time of each program (seconds).
   """
   ratio.measured()  # Compiles.
   ratio.baseline()

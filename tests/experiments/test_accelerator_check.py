@@ -44,7 +44,9 @@ def test_what_fails_is_a_figure_too_and_the_others_follow(tmp_path):
 
 def test_another_result_is_an_error(monkeypatch):
   monkeypatch.setattr(exact, "_RATE", 0.1)
-  monkeypatch.setattr(exact, "_on_page", lambda method, targets: targets[:, 0])
+  monkeypatch.setattr(
+    exact, "_trained_in_numpy", lambda method, targets: targets[:, 0]
+  )
   assert next(exact.errors("plain", 128))[1] > 1e-2
 
 
