@@ -221,7 +221,12 @@ def report_methods(
     plan.name: _write_config(plan, workdir) for plan in plans if plan.fits
   }
   advice = _advice(plans)
-  assumptions = _assumptions(best)
+  assumptions = [
+    *_assumptions(best),
+    "If the config sets no H, each method has the H that is best on these"
+    f" links: at most {MOST_STEPS_PER_ROUND}, and with at least {LEAST_ROUNDS}"
+    " rounds in total_steps.",
+  ]
   ranked_by = _ranked_by(plans, is_gain_known)
   header, cells = header_and_cells([_row(plan) for plan in plans])
   lines = [
@@ -303,15 +308,14 @@ def _assumptions(plan: MethodPlan) -> list[str]:
   cluster = plan.setup.link_costs.cluster
   shares = sorted({site.achieved_fraction for site in cluster.sites})
   percent = " to ".join(f"{100 * share:.0f}" for share in shares)
+  codec_s = float(np.max(plan.setup.work.codec_s))
+  codec_time = units.human_time(codec_s) if codec_s else "no time"
   return [
-    f"Assumed: inner steps reach {percent} % of a device's peak "
-    "('achieved' in the cluster file; --step_s states a step instead).",
+    f"Assumed, unless --step_s states a step: inner steps reach {percent} % of a"
+    " device's peak ('achieved' in the cluster file).",
     "AllReduce sends gradients in float32, and speed-ups are over that. In "
     "bfloat16 it sends half of the bytes.",
-    "Codecs take no time (--codec_s).",
-    "If the config sets no H, each method has the H that is best on these"
-    f" links: at most {MOST_STEPS_PER_ROUND}, and with at least {LEAST_ROUNDS}"
-    " rounds in total_steps.",
+    f"Encoding and decoding an exchange takes {codec_time} (--codec_s).",
   ]
 
 
