@@ -311,8 +311,8 @@ def _assumptions(plan: MethodPlan) -> list[str]:
   codec_s = float(np.max(plan.setup.work.codec_s))
   codec_time = units.human_time(codec_s) if codec_s else "no time"
   return [
-    f"Assumed, unless --step_s states a step: inner steps reach {percent} % of a"
-    " device's peak ('achieved' in the cluster file).",
+    f"Assumed, unless --step_s states a step: inner steps reach {percent} % of"
+    " a device's peak ('achieved' in the cluster file).",
     "AllReduce sends gradients in float32, and speed-ups are over that. In "
     "bfloat16 it sends half of the bytes.",
     f"Encoding and decoding an exchange takes {codec_time} (--codec_s).",
