@@ -23,8 +23,8 @@ _ID = "dilocox_jax_run.txt"  # File in the folder with the id of the run.
 class WandbLog(RunLog):
   """Sends the numbers of rows as a history over the number of inner steps.
 
-  A run that continues is the same run in W&B if it had this log before. It
-  sends the points of all steps after its checkpoint again.
+  A run that continues from a checkpoint continues its run in W&B, if it had
+  this log before. It sends the points of all steps after the checkpoint again.
   """
 
   def __init__(self, project: str = "dilocox_jax"):
@@ -45,7 +45,8 @@ class WandbLog(RunLog):
 
     Raises:
       RefusedError: If `wandb` in the run directory is a link or no folder.
-      RecordError: One line, if W&B refuses, e.g. because nobody has logged in.
+      RecordError: One line, if W&B refuses, e.g. because nobody has logged in,
+        or if the run directory cannot be written.
     """
     folder = make_directory(check_subfolder(start.workdir, FOLDER))
     path = folder / _ID

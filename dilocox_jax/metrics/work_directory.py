@@ -131,7 +131,8 @@ def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
     The path of the last folder.
 
   Raises:
-    RefusedError: If something with one of the names is not a folder.
+    RefusedError: If one of the names belongs to a link or a file, or if the
+      system refuses.
   """
   path = workdir.joinpath(*names)
   with _refusing(path), contextlib.suppress(FileNotFoundError):
@@ -150,7 +151,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
   Raises:
     BusyError: If another run holds the lock.
-    RefusedError: If the directory does not belong to a run, or cannot be
+    RefusedError: If the directory has files that no run has made, or cannot be
       written.
   """
   with _refusing(workdir / LOCK):
@@ -179,7 +180,7 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
   Raises:
     BusyError: If another process holds the lock.
-    RefusedError: If the file cannot be created.
+    RefusedError: If the file cannot be created or opened.
   """
   with _refusing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,12 +196,14 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
 
 def _holders(path: pathlib.Path) -> str:
-  """Returns the other processes that have a file open: " (process 12)".
+  """Returns a text that lists the other processes that have a file open.
 
-  The result is "" if none is found, as always on systems other than Linux.
+  For example, the text is " (process 12)" or " (processes 12, 15)". It is "" if
+  none is found, and always on systems other than Linux.
   """
   full_path = str(path.resolve())
   numbers = set()
+  # Linux lists the open files of each process as links in /proc/NUMBER/fd.
   for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
     # Reading fails if the process has ended, or belongs to another user.
     with contextlib.suppress(OSError):
@@ -250,8 +253,8 @@ def _git(*arguments: str) -> str:
 def source_revision() -> str | None:
   """Returns the commit of this source.
 
-  It ends with "-dirty" if tracked files were edited. The result is None if the
-  source is no checkout, or if git is missing, fails or takes too long.
+  The result ends with "-dirty" if tracked files were edited. It is None if the
+  source is no Git checkout, or if Git is missing, fails or takes too long.
   """
   try:
     # An installed copy may lie inside the checkout of another project, for
