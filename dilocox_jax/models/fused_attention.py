@@ -1,8 +1,8 @@
 """Causal attention that never holds the weights [L, L] of a long sequence.
 
 The function `models.attention.attend` computes the same result as the functions
-here, but holds the weights. It is the fastest on a CPU. The functions here are
-for accelerators:
+here, but holds the weights. On a CPU `attend` is the fastest. The functions
+here are for accelerators:
 
 * "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document per
   sequence.
@@ -114,8 +114,9 @@ def blockwise_attention(
   products are masked. The weights in memory are [B, N, C, L]. The backward pass
   computes them again.
 
-  Source: Rabe and Staats 2021, arXiv 2112.05682, for the memory.
-  Differs: keys are not divided, so no running maximum is needed.
+  Source: Rabe and Staats 2021, arXiv 2112.05682: attention that holds only a
+  part of the weights.
+  Differs: keys are not divided into blocks, so no running maximum is needed.
 
   Args:
     query_BxLxNxK: Queries.
@@ -299,6 +300,7 @@ def splash_attention(
       )
       return jnp.swapaxes(mixed_NxLxK, 0, 1)
 
+    # The kernel does not divide the products by sqrt(K), so the queries are.
     return jax.vmap(attend_sequence)(
       query_BxLxNxK * width**-0.5, key_BxLxGxK, value_BxLxGxK, segments_BxL
     )

@@ -33,19 +33,19 @@ def generate(
   """Draws the tokens that follow a prompt.
 
   Args:
-    model: Model with a function `decode`.
+    model: Model whose `decode` is not None.
     params: Parameters of the model.
     prompt_BxL: Token ids of B texts with L tokens each, at least one token.
     num_tokens: Number of tokens to draw for each text, 0 or more.
     key: Random key; the same key gives the same tokens.
-    temperature: Divisor of the logits before the softmax; 0 always takes the
-      likeliest token.
+    temperature: Divisor of the logits before the softmax, 0 or more; 0 always
+      takes the likeliest token.
     top_p: Draw only among the likeliest tokens that together have this
-      probability (`draw_token`); 1: among all tokens.
+      probability (`draw_token`), from 0 to 1; 1: among all tokens.
 
   Returns:
-    The new tokens [B, num_tokens], int32. Where `draw_token` gives `NO_TOKEN`
-    (-1), the later tokens of this text are meaningless.
+    The new tokens [B, num_tokens], int32. If the model's logits are NaN, a
+    token is `NO_TOKEN` (-1), and the later tokens of this text are meaningless.
 
   Raises:
     ValueError: One line, if the model cannot decode or has too few positions,
@@ -156,9 +156,10 @@ def draw_token(
   Args:
     logits_BxV: Logits of any float type. A token with -inf is never drawn.
     key: Random key.
-    temperature: Divisor of the logits; 0 takes the likeliest token.
+    temperature: Divisor of the logits, 0 or more; 0 takes the likeliest token.
     top_p: Draw only among the smallest set of the likeliest tokens that has
-      this probability together, at least one. The lower id wins a tie.
+      this probability together, from 0 to 1. The set has at least one token.
+      Of two equal probabilities, that of the lower id comes first.
 
   Returns:
     The tokens [B], int32. A row with a NaN, or with only -inf, gives `NO_TOKEN`

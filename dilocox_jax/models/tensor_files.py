@@ -323,7 +323,7 @@ def divided_among_files(
 def write_index(
   folder: pathlib.Path, tensors_by_file: Mapping[str, list[TensorShape]]
 ) -> None:
-  """Writes the index, which names the file of each tensor."""
+  """Writes `model.safetensors.index.json`, which names each tensor's file."""
   weight_map = {}
   total_bytes = 0
   for file_name, tensors in tensors_by_file.items():

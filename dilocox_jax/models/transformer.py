@@ -97,7 +97,7 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
   def dot_general(
     path: str, x: Array, kernel: Array, *args: Any, **kwargs: Any
   ) -> Array:
-    del args, kwargs
+    del args, kwargs  # The dimensions to contract, and the precision.
     return multiply(path, x, kernel)
 
   for path, layer in nnx.iter_modules(module):
