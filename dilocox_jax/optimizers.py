@@ -29,14 +29,16 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
   """Registers an optimizer under a name, for `inner` and `outer` of a config.
 
   Args:
-    name: Name of the optimizer, which no optimizer of optax may have.
+    name: Name of the optimizer, a Python identifier. It must not be a name in
+      optax or optax.contrib.
     build: Function that returns an `optax.GradientTransformation`. It must have
-      an argument `learning_rate`, for a number or a schedule. Its other
-      arguments may be options of the config (`plan.choices.ALL_OPTIONS`).
+      an argument `learning_rate`, for a number or a schedule. If it also has
+      arguments b1, b2, weight_decay, momentum or nesterov, they get the options
+      of the config with these names.
 
   Raises:
-    ValueError: If the name is taken, also by optax, or if the function has no
-      argument `learning_rate`.
+    ValueError: If the name is taken (also by optax) or is no identifier, or if
+      the function has no argument `learning_rate`.
   """
   is_new = not hasattr(optax, name) and not hasattr(optax.contrib, name)
   require(is_new, f"optimizer {name!r} is optax's own: take another name")
@@ -78,11 +80,11 @@ def named_optimizer(
     needed: Names of options that must not be ignored, because the user has
       changed them. This function checks them only for optimizers that are not
       in `OPTIMIZER_OPTIONS`; for the others the config has checked them.
-    **options: Keyword arguments of the function. Arguments that the function
-      does not have are left out. A momentum of 0 means the function's default.
+    **options: Keyword arguments of the function. Options that the function
+      does not take are left out. A momentum of 0 means the function's default.
 
   Returns:
-    The optimizer, which may mix dtypes (`standard_promotion`).
+    The optimizer. It may mix dtypes (`standard_promotion`).
 
   Raises:
     ValueError: If there is no such optimizer, if it would ignore an option in
@@ -125,12 +127,12 @@ def named_optimizer(
 def standard_promotion(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets an optimizer mix dtypes although the program forbids it.
+  """Lets an optimizer mix dtypes, also if JAX's dtype promotion is strict.
 
-  Several optimizers of optax raise a float to the power of an integer count,
-  which strict dtype promotion refuses. The update of the returned optimizer
-  runs with JAX's standard promotion, and with "high" precision of matrix
-  products (TF32 on an NVIDIA GPU, three bfloat16 products on a TPU).
+  Several optimizers of optax raise a float to the power of an integer count.
+  Strict dtype promotion refuses this. The update of the returned optimizer runs
+  with JAX's standard promotion, and with "high" precision of matrix products
+  (TF32 on an NVIDIA GPU, three bfloat16 products on a TPU).
 
   Args:
     optimizer: The optimizer.
@@ -177,8 +179,8 @@ def learning_rate_schedule(
       schedule starts with a linear warm-up from 0.
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
-    total_steps: Inner steps of the run. The decay would end at the step of this
-      number; the last step has the number `total_steps` - 1.
+    total_steps: Inner steps of the run, counted from 0. The decay ends at step
+      `total_steps`, one step after the last step of the run.
     final_fraction: Ratio of the rate at the end of the decay to the peak.
       "constant" does not use it.
 
@@ -195,7 +197,7 @@ def learning_rate_schedule(
     schedules.append(
       optax.cosine_decay_schedule(peak, steps_after_warmup, final_fraction)
     )
-  else:
+  else:  # "constant", or the stable part of "wsd".
     schedules.append(optax.constant_schedule(peak))
   if name == "wsd":
     # The decay begins after the warm-up, and has at least one step.
@@ -226,8 +228,9 @@ def outer_rate_schedule(
     peak: Learning rate of the first outer step.
     round_starts: For each round of the run, the fraction (0 to 1) of all inner
       steps that come before it.
-    final_fraction: Ratio to the peak that the decay would reach at the end of
-      the last round.
+    final_fraction: Ratio to the peak that the decay reaches at the end of the
+      run. The last outer step does not reach it: it has the rate of the start
+      of the last round.
 
   Returns:
     Function from the number of outer steps taken before to the learning rate.
@@ -302,10 +305,11 @@ def block_matrices(params: Tree) -> Tree:
 
   Embedding, head and norms are left to Muon's own AdamW. Layers are below
   "blocks": either stacked in leaves [num_layers, ...], or one by one with the
-  keys "0", "1" and so on. Without "blocks", Muon updates all matrices but those
-  of an embedding or a head. A matrix is one of the latter if a name on its path
-  begins or ends with the word "embed", "embedding", "embeddings" or "head".
-  Examples are "embed_tokens" and "lm_head", but not "MultiHeadAttention_0".
+  keys "0", "1" and so on. Without "blocks", Muon updates all matrices except
+  those of an embedding or a head. A matrix belongs to an embedding or a head if
+  a name on its path begins or ends with the word "embed", "embedding",
+  "embeddings" or "head". Examples are "embed_tokens" and "lm_head", but not
+  "MultiHeadAttention_0".
 
   Source: Jordan et al., 2024, "Muon".
 
@@ -360,14 +364,14 @@ def _is_outside(name: str) -> bool:
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Advances the learning rate schedules in an optimizer's state.
+  """Returns an optimizer's state with advanced learning rate schedules.
 
-  Other counts in the state, e.g. Adam's, do not change.
+  Other counts in the state, e.g. Adam's, stay as they are.
 
   Args:
     state: State of an optimizer of optax. Its schedules are the nodes of type
       `optax.ScaleByScheduleState`.
-    num_steps: Number of inner steps by which the schedule advances.
+    num_steps: Number of inner steps by which the schedules advance.
   """
 
   def is_schedule(node: Any) -> bool:

@@ -174,10 +174,14 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 def check_outermost(optimizer: Tree) -> None:
   """Raises ValueError if a run would not find the average in a state.
 
-  That is so if the state, `optimizer`, is
+  The run looks for an `AverageState`. There are two mistakes:
 
-  - a schedule-free optimizer's, without the wrapper `schedule_free`, or
-  - no `AverageState` itself, but contains one, e.g. as a part of a chain.
+  - The optimizer is schedule-free, and is not wrapped in `schedule_free`.
+  - The state contains an `AverageState` but is not one itself. For example, the
+    average is kept by one part of a chain.
+
+  Args:
+    optimizer: State of an optimizer.
   """
   require(
     not isinstance(optimizer, ScheduleFreeState),

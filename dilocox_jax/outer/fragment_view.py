@@ -64,7 +64,7 @@ Fragmentation = Callable[[str], int] | Fragments
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FragmentView:
-  """Cuts fragments (parts of the parameters) out of trees, puts them back.
+  """Cuts fragments (parts of the parameters) out of trees and puts them back.
 
   A view is a pytree without leaves, so it can be a part of a transform's state.
 
@@ -101,8 +101,10 @@ class FragmentView:
   def groups(self) -> list[int]:
     """The group of each fragment, [P]; fragments of a group have equal shapes.
 
-    Groups are 0, 0, ..., 0 for slices; 0, 1, ..., 1 for layers, as fragment 0
-    is everything outside of "blocks"; and 0, 1, ..., P - 1 for whole leaves.
+    - Slices have the groups 0, 0, ..., 0.
+    - Layers have the groups 0, 1, ..., 1: fragment 0 is everything outside of
+      "blocks", and is a group of its own.
+    - Fragments of whole leaves have the groups 0, 1, ..., P - 1.
     """
     if self._slices:
       return [0] * self.count
@@ -117,9 +119,9 @@ class FragmentView:
       fragment: Number of the fragment, from 0.
 
     Returns:
-      The number of a slice (int32 scalar), or the numbers of a fragment's
-      layers, [K] int32, filled up with `num_layers`, the number of no layer.
-      None for all other fragments.
+      For a slice, its number (int32 scalar). For a fragment of layers, the
+      numbers of the layers, [K] int32; if it has fewer than K layers, the last
+      entry is `num_layers`, which is not a layer. None for all other fragments.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -137,14 +139,15 @@ class FragmentView:
       index: Result of `index` for the fragment; it may be traced.
 
     Returns:
-      A tree like `tree`. Leaves are slices, or have K layers, or are whole; an
-      `optax.MaskedNode` stands for leaves of other fragments.
+      A tree like `tree`. Each leaf is a slice, or has the K layers of the
+      fragment, or is whole. An `optax.MaskedNode` stands for each leaf of other
+      fragments.
     """
     if slices := self._slices:
 
       def take_slice(path, leaf: Array) -> Array:
-        # rows is [..., parts, P, rows of a part, ...]; axis + 1 is the axis P
-        # of the slices.
+        # `rows` is [..., parts, P, rows of a part, ...] (`Fragments.slices`).
+        # Axis `axis` is that of the parts, and the next one is that of slices.
         rows, axis = _in_slices(path, leaf, slices)
         rows = jax.lax.dynamic_index_in_dim(rows, index, axis + 1, False)
         return _joined(rows, axis, 2)
@@ -176,8 +179,8 @@ class FragmentView:
       def put_slice(path, new, old: Array) -> Array:
         if is_masked(old):  # `optax.masked` hides this leaf.
           return old
-        # rows is [..., parts, P, rows of a part, ...]; axis + 1 is the axis P
-        # of the slices.
+        # `rows` is [..., parts, P, rows of a part, ...] (`Fragments.slices`).
+        # Axis `axis` is that of the parts, and the next one is that of slices.
         rows, axis = _in_slices(path, old, slices)
         new = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
         put_in = jax.lax.dynamic_update_index_in_dim
@@ -230,10 +233,10 @@ class FragmentView:
     return whole
 
   def check(self, params: Tree) -> None:
-    """Raises ValueError if a tree cannot be trained, or not divided this way.
+    """Raises ValueError if a tree cannot be trained, or cannot be divided.
 
-    It raises, for example, if a leaf is no array of real floats, or if a
-    fragment of whole leaves has no leaf.
+    For example, a leaf is no array of real floats, or a fragment of whole
+    leaves has no leaf.
 
     Args:
       params: Parameters of one replica, or their shapes and types.
@@ -252,10 +255,13 @@ class FragmentView:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group (`groups`) of each leaf by path; {} if sliced or empty.
+    """Returns the group (`groups`) of each leaf by path.
+
+    The result is {} if every fragment is a slice of every leaf, because no leaf
+    belongs to one group then.
 
     Args:
-      shapes: Leaf shapes by path.
+      shapes: Leaf shapes by path. If there are none, the result is {}.
 
     Raises:
       ValueError: If `fragments` is a function that gives a leaf a number

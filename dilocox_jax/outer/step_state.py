@@ -78,10 +78,10 @@ def outer_params(state: Tree, params: Tree) -> Tree:
       state has one.
 
   Returns:
-    A tree like `params`, with a replica axis if they have one. Replicas have
-    equal values, unless the method gives each its own outer parameters, as the
-    rule "eager" and exchanges in pairs do. Leaves that the transform does not
-    train are copied from `params`.
+    A tree like `params`, with a replica axis if they have one. All replicas
+    have equal values, except with the rule "eager" or with exchanges in pairs:
+    then each replica has its own outer parameters. Leaves that the transform
+    does not train are taken from `params`.
 
   Raises:
     ValueError: If `state` contains no state of a transform of this package.
@@ -154,7 +154,7 @@ def on_trained_leaves(
   """Hides untrained leaves from a transform, as `optax.masked` does.
 
   Untrained leaves are integers, booleans, and those that `trainable` excludes.
-  They get updates of zeros.
+  Their updates are zeros.
 
   Args:
     transform: A transform for trees in which `optax.MaskedNode()` stands for
@@ -188,7 +188,7 @@ def on_trained_leaves(
 def trained(
   tree: Tree, params: Tree, trainable: Callable[[str], bool] | None = None
 ) -> Tree:
-  """Replaces the leaves that are not trained by `optax.MaskedNode()`.
+  """Returns a tree with `optax.MaskedNode()` for each leaf that is not trained.
 
   Args:
     tree: A tree like the parameters, such as their updates.

@@ -64,11 +64,14 @@ def pseudo_gradient_steps(
 
   Returns:
     A transform for the code of one replica, mapped over the axis
-    `outer.axis_name`. Its state is a `StepState`. Its update raises ValueError
-    if it does not get the parameters, or is not mapped.
+    `outer.axis_name`. Its state is a `StepState`. Its `init` raises ValueError
+    if the parameters cannot be divided as `view` says. Its `update` raises
+    ValueError if it does not get the parameters, or is not mapped.
 
   Raises:
-    ValueError: If `outer.event_tables.event_table` refuses the schedule.
+    ValueError: If the schedule does not suit a transform of single steps, for
+      example because it sends two fragments after one inner step
+      (`outer.event_tables.event_table`).
   """
   inner = optax.with_extra_args_support(inner)
   fragment_events = _FragmentEvents(outer, view)
@@ -196,7 +199,9 @@ class _FragmentEvents:
     if not self.schedule.is_whole_rounds:
       apply = functools.partial(self._apply, params)
       operand = self._switch(applied, apply, operand)
-    send = functools.partial(self._send, params, applied >= 0)
+    # The table applies a fragment only if the fragment was sent tau steps ago.
+    was_sent = applied >= 0
+    send = functools.partial(self._send, params, was_sent)
     return self._switch(self.sends.fragment_at(step), send, operand)
 
   def _switch(
@@ -205,8 +210,8 @@ class _FragmentEvents:
     """Sends or applies the fragment of a traced number, with `lax.switch`.
 
     If `number` is -1, nothing happens. `event` is a function (cut, moves, state
-    of the fragment) -> (new moves, new state). A cut is the fragment's group,
-    and its index in the group.
+    of the fragment) -> (new moves, new state) that sends or applies. A cut is
+    the fragment's group, and its index in the group.
     """
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
@@ -249,9 +254,10 @@ class _FragmentEvents:
   ) -> Changed:
     """Measures a pseudo-gradient; also applies a mean if H divides tau.
 
-    With tau = 0 the mean is that of the new pseudo-gradient, otherwise that of
-    the oldest one in flight, which is a placeholder of zeros if `was_sent` is
-    False. `moves` has the additions to `params` so far.
+    With tau = 0, this is the mean of the new pseudo-gradients. With tau = H, 2
+    H, ..., it is the mean of the oldest ones in flight. If `was_sent` is False,
+    the oldest one in flight is only a placeholder of zeros. `moves` has the
+    additions to `params` so far.
     """
     in_flight = state.in_flight
     num_arrived = 1
@@ -359,8 +365,8 @@ class _FragmentEvents:
     They are `moves` with new updates of this fragment. If `result` is not None,
     the fragment's correction, if any, is also new.
     """
-    # Updates may have a wider dtype than the parameters.
     old = self.view.extract(params, *cut)
+    # Updates may have a wider dtype than the parameters, and must keep it.
     like = self.view.extract(moves.updates, *cut)
     change = optax.tree.cast_like(optax.tree.sub(inner, old), like)
     correction = moves.correction

@@ -73,7 +73,7 @@ class Policy:
 
     They are five ranks with the same ratio between neighbors, down to an eighth
     of the first rank. They are rounded, at least 1, and equal ones count once.
-    Examples: 16, 10, 6, 3, 2 and 4, 3, 2, 1.
+    Examples: 16, 10, 6, 3, 2 and 4, 3, 2, 1. The first rank must not be 0.
     """
     lowest = max(1, self.first.rank // 8)
     rungs = {
@@ -87,9 +87,10 @@ class Policy:
   ) -> RoundSetting:
     """Returns the rank and the H of the next rounds.
 
-    The rank is the lowest one of the ladder that is at least the mean measured
-    rank divided by 0.9, else the largest one of the ladder. H differs from the
-    first H only in the mode "rank_and_interval".
+    The mean measured rank is divided by 0.9. The new rank is the lowest one of
+    the ladder that is not below the quotient. If there is none, it is the
+    largest one of the ladder. H differs from the first H only in the mode
+    "rank_and_interval".
 
     Args:
       measured: Energy ranks of averaged updates (`energy_rank`), one for each
@@ -125,6 +126,7 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Layers of zeros, and leaves that have only such layers, are left out.
   """
   spectra = {}
+  # A layer or a column is in use if it has an entry on the diagonal.
   for path, gram in grams.items():
     if np.ndim(gram) != 3:
       continue
