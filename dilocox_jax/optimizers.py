@@ -32,9 +32,10 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
     name: Name of the optimizer, a Python identifier. It must not be a name in
       optax or optax.contrib.
     build: Function that returns an `optax.GradientTransformation`. It must have
-      an argument `learning_rate`, for a number or a schedule. If it also has
-      arguments b1, b2, weight_decay, momentum or nesterov, they get the options
-      of the config with these names.
+      an argument `learning_rate`, for a number or a schedule. It may also have
+      arguments with the names of options of the config, which they get. `inner`
+      has the options b1, b2, weight_decay, momentum and nesterov. `outer` has
+      momentum and nesterov. A momentum of 0 is not passed.
 
   Raises:
     ValueError: If the name is taken (also by optax) or is no identifier, or if

@@ -325,6 +325,7 @@ def _earlier_starts(
     )
   except ValueError:
     return []  # A run without its old record can still continue.
+  # The record has the facts about the last start beside those about the run.
   last_start = {name: record.get(name) for name in start}
   earlier_starts = []
   for earlier_start in [*listed_starts, last_start]:

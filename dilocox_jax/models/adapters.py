@@ -44,7 +44,7 @@ _TENSORS = "adapter_model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
-  """How a model divides into trained and frozen leaves, and joins them again.
+  """How a model is divided into trained and frozen leaves, and joined again.
 
   Attributes:
     init: (key) -> first values of the trained leaves. For adapters, the key

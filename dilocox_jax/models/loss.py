@@ -159,6 +159,7 @@ def chunked_token_loss(
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def add_chunk(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
     rows, targets = chunk
+    # `_FILLER` is negative, so it cannot choose a logit.
     log_partition, target = scores(logits(rows), jnp.maximum(targets, 0))
     losses = log_partition - target + z_loss * jnp.square(log_partition)
     return total + jnp.sum(jnp.where(targets == _FILLER, 0, losses)), None

@@ -79,8 +79,8 @@ class StoredCheckpoint:
       index: Slice of every axis, with steps of 1.
 
     Raises:
-      ValueError: One line, if a value of the part is not finite. For a part of
-        the embedding also if the checkpoint has a tied head with other values.
+      ValueError: One line, if a value of the part is not finite, or if the part
+        belongs to the embedding and differs from the checkpoint's tied head.
     """
     leaf_shape = self.shape.parameter_shapes[path]
     ranges = [
@@ -110,7 +110,7 @@ class StoredCheckpoint:
       # Checkpoints have kernels [outputs, inputs], and the built-in decoder has
       # kernels [inputs, outputs].
       slices = slices[::-1]
-      part = part.T
+      part = part.T  # A view, so values are written into the caller's array.
     rows, *columns = slices
     if path == families.POSITIONS:
       offset = family.first_position

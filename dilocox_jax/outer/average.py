@@ -188,6 +188,7 @@ def check_outermost(optimizer: Tree) -> None:
     "a schedule-free optimizer evaluates its average and not its newest "
     "parameters: wrap it, dilocox_jax.schedule_free(optimizer)",
   )
+  # If the state itself is an `AverageState`, it is the only node.
   nodes = jax.tree.leaves(
     optimizer, is_leaf=lambda node: isinstance(node, AverageState)
   )

@@ -29,8 +29,9 @@ class EventTable:
   parameters. It is sent when its pseudo-gradient is measured.
 
   Attributes:
-    first: Number of the fragment after inner step 0, 1, ..., up to the step
-      after which all rounds are alike; -1: no fragment. int32 [steps + 1].
+    first: Number of the fragment after inner step 0, 1, 2, ... of the first
+      rounds, before the rounds that are all alike; -1: no fragment. int32
+      [steps of the first rounds + 1].
     repeated: Number of the fragment after step 1, 2, 3, ... of a round that
       repeats; -1: no fragment. int32 [H].
   """

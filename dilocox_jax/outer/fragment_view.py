@@ -70,9 +70,9 @@ class FragmentView:
 
   Attributes:
     count: Number of fragments, P.
-    fragments: Function from a leaf's path to the number of its fragment, or a
-      `Fragments` (slices, or layers). None: every fragment is some whole
-      leaves, and their total sizes are about equal.
+    fragments: Function from a leaf's path to the number of its fragment. Or a
+      `Fragments`, which divides the tree into slices or layers. None: every
+      fragment is some whole leaves, and their total sizes are about equal.
   """
 
   count: int
@@ -311,8 +311,9 @@ def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
   # Fragment 0 is everything outside of "blocks". All other fragments have equal
   # shapes, so fragment 1 stands for them.
   for number, place in ((0, "outside of"), (1, "below")):
-    values = fragments.shapes(number, shapes).values()
-    if not any(map(math.prod, values)):
+    fragment_shapes = fragments.shapes(number, shapes).values()
+    has_values = any(map(math.prod, fragment_shapes))
+    if not has_values:
       problems.append(
         f"no leaf {place} {BLOCKS!r} has a value for fragment {number}"
       )

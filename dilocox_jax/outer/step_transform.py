@@ -235,7 +235,7 @@ class _FragmentEvents:
     members = self.members[group]
     index = self._indices(members)
     state = fragments[group]
-    row = 0
+    row = 0  # Position of the fragment in the stacked state of its group.
     if len(members) > 1:
       row = jnp.clip(number - members[0], 0, len(members) - 1)
       take = jax.lax.dynamic_index_in_dim

@@ -34,8 +34,8 @@ _STAGE = (STAGE_AXIS,)
 _TENSOR = (TENSOR_AXIS,)
 _WHOLE = ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
-# All devices of a replica. Those of a stage have neighboring parts.
-_BY_LAYER = (STAGE_AXIS, DATA_AXIS, TENSOR_AXIS)
+# All devices of a replica. The devices of a stage have neighboring parts.
+_ALL_BY_STAGE = (STAGE_AXIS, DATA_AXIS, TENSOR_AXIS)
 
 # Vectors with fewer values are not divided (`Division.largest_dimension_spec`).
 # The time to collect their parts would cost more than the memory they take.
@@ -318,9 +318,9 @@ class Division:
     The first of these divisions for which all sizes are divisible is taken:
 
     1. Stages divide the layers, data shards the second dimension and tensor
-    shards the third.
+       shards the third.
     2. Stages divide the layers, and data shards and tensor shards together
-    divide the second dimension.
+       divide the second dimension.
     3. All devices together divide one dimension, the first possible one.
 
     Args:
@@ -330,14 +330,14 @@ class Division:
       The mesh axes of each dimension, or None if none of these divisions is
       possible.
     """
-    others = (_WHOLE,) * (len(shape) - 1)
+    others = (_WHOLE,) * (len(shape) - 1)  # All dimensions but one.
     specs: list[Spec] = []
     if len(others) > 1:
       specs.append((_STAGE, _DATA, _TENSOR, *others[2:]))
     if others:
       specs.append((_STAGE, (DATA_AXIS, TENSOR_AXIS), *others[1:]))
     for dimension in range(len(shape)):
-      specs.append((*others[:dimension], _BY_LAYER, *others[dimension:]))
+      specs.append((*others[:dimension], _ALL_BY_STAGE, *others[dimension:]))
     for spec in specs:
       if self.divides(spec, shape):
         return spec
