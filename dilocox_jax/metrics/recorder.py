@@ -288,6 +288,7 @@ class Recorder:
     self._log = log
     if workdir is not None:
       workdir = lines.make_directory(workdir)
+      # Rows of later steps are cut. With -1 these are all rows.
       last_step = -1 if resume_step is None else resume_step
       for name in (METRICS, TIMING):
         self._files[name] = lines.JsonLines(workdir / name, last_step)

@@ -230,8 +230,10 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
     with nnx.use_eager_sharding(False):
       module = make(nnx.Rngs(key))
     params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    # Some keys are integers, e.g. in a list of layers. They become texts here.
     return nested(leaves_by_path(params))
 
+  # `pure_params` has the keys of the module, integers included.
   loss_model = _bound_loss_model(
     loss, init, module=lambda params: bound(_with_leaves(pure_params, params))
   )

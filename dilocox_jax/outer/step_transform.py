@@ -271,6 +271,7 @@ class _FragmentEvents:
       in_flight = in_flight[1:]
       num_arrived = 0
       apply = lambda state, inner, fresh: (state, moves, None)  # noqa: E731
+    # `apply` returns `Moves` in place of the replica's new parameters.
     state, moves, _ = events.measure_apply_send(
       self.outer,
       state,
@@ -337,7 +338,7 @@ class _FragmentEvents:
         moves, state = operand
         apply_first = events.apply_nothing_yet(self.outer)
         state, new, _ = apply_first(state, inner, fresh)
-        if new is inner:
+        if new is inner:  # The rule does not apply at the first send.
           return operand
         return self._moved_to(new, params, moves, cut, None), state
 

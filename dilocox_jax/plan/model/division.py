@@ -205,6 +205,7 @@ class Division:
     `largest_dimension_spec` gives the spec.
     """
     keys = path.split("/")
+    # The path may have other keys in front of the parameter's keys.
     for first in range(len(keys)):
       parameter_spec = self._specs_by_path.get("/".join(keys[first:]))
       if parameter_spec is None:
