@@ -33,9 +33,10 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
       optax or optax.contrib.
     build: Function that returns an `optax.GradientTransformation`. It must have
       an argument `learning_rate`, for a number or a schedule. It may also have
-      arguments with the names of options of the config, which they get. `inner`
-      has the options b1, b2, weight_decay, momentum and nesterov. `outer` has
-      momentum and nesterov. A momentum of 0 is not passed.
+      arguments with the names of options of the config. It then gets the values
+      of these options. `inner` has the options b1, b2, weight_decay, momentum
+      and nesterov. `outer` has momentum and nesterov. A momentum of 0 is not
+      passed.
 
   Raises:
     ValueError: If the name is taken (also by optax) or is no identifier, or if
@@ -186,7 +187,7 @@ def learning_rate_schedule(
       "constant" does not use it.
 
   Returns:
-    Function from the number of an inner step, from 0, to the learning rate.
+    Function (number of the inner step, from 0) -> learning rate.
   """
   schedules = []
   boundaries = []  # Step at which each schedule after the first starts.
@@ -234,7 +235,7 @@ def outer_rate_schedule(
       of the last round.
 
   Returns:
-    Function from the number of outer steps taken before to the learning rate.
+    Function (number of earlier outer steps) -> learning rate of the next one.
     After the last round it returns the rate of the last round.
   """
   assert name == "cosine", name
@@ -278,8 +279,8 @@ def inner_optimizer(
   Raises:
     ValueError: As for `named_optimizer`.
   """
-  # `named_optimizer` passes these options only to Muon: no other optimizer has
-  # arguments of these names.
+  # `named_optimizer` passes these options only to Muon: no other optimizer of
+  # optax has arguments of these names.
   muon_options: dict[str, Any] = {
     "muon_weight_dimension_numbers": block_matrices,
     "consistent_rms": _MUON_UPDATE_RMS,
@@ -289,8 +290,10 @@ def inner_optimizer(
   # momentum.
   for option, value in options.items():
     muon_options[f"adam_{option}"] = value
+  # Muon calls its momentum `beta`. Other optimizers with a `beta`, e.g. signum,
+  # have no `momentum`, so they are refused if it is in `needed`.
   if options.get("momentum"):
-    muon_options["beta"] = options["momentum"]  # Name of the momentum in Muon.
+    muon_options["beta"] = options["momentum"]
   optimizer = named_optimizer(name, schedule, needed, **options, **muon_options)
   if name == "muon":
     # Newton-Schulz needs whole matrices, also if devices share the parameters.

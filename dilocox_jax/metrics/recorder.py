@@ -204,8 +204,9 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
   Raises:
     KeyError: If a field without a default is missing.
-    TypeError: If a value cannot be converted to the type of its field. A text
-      that is not a number raises ValueError.
+    TypeError, ValueError: If a value cannot be converted to the type of its
+      field. For example, None in an int field raises TypeError, and a text that
+      is not a number raises ValueError.
   """
   values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]

@@ -124,7 +124,9 @@ LOGS: Registry[Lazy] = Registry("log")
 
 
 def register_log(name: str, log: Lazy) -> None:
-  """Registers a log, so that `log` of a run and `--log` can name it.
+  """Registers a log under a name.
+
+  The argument `log` of `dilocox_jax.train` and the flag `--log` take the name.
 
   Args:
     name: The name, e.g. "tensorboard".
@@ -196,7 +198,8 @@ def named_logs(text: str) -> RunLog:
 def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
   """Builds a log; raises ValueError for an unknown name or setting."""
   message = f"log={name!r} must be one of {', '.join(LOGS)}"
-  # "did you mean ...", or "have: ...", which the message already says.
+  # The suggestion is "did you mean ...", or "have: ..." with all names. The
+  # message already lists all names, so it needs only the first kind.
   suggestion = did_you_mean(name, LOGS)
   if suggestion.startswith("did"):
     message += f": {suggestion}"

@@ -50,6 +50,8 @@ class WandbLog(RunLog):
     """
     folder = make_directory(check_subfolder(start.workdir, FOLDER))
     path = folder / _ID
+    # A new run in an old directory gets a new id. With the old id it would
+    # continue the history of another run.
     if start.resume_step is None or not path.exists():
       write_atomically(path, uuid.uuid4().hex)
     try:

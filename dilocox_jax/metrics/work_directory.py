@@ -56,8 +56,8 @@ def claim(path: Directory, program: str) -> pathlib.Path:
     The path of the directory.
 
   Raises:
-    RefusedError: If the directory has no stamp but has files that are not
-      hidden, if it has the stamp of another program, or if its path is not
+    RefusedError: If the directory has no readable stamp but has files that are
+      not hidden, if it has the stamp of another program, or if its path is not
       UTF-8. Nothing in it is changed then.
     OSError: If the system refuses.
   """
@@ -65,7 +65,8 @@ def claim(path: Directory, program: str) -> pathlib.Path:
   _check_name(path)
   path.mkdir(parents=True, exist_ok=True)
   # The files are listed before the stamp is read, because a process that claims
-  # the directory at the same time writes the stamp before other files.
+  # the directory at the same time writes the stamp before other files. So if a
+  # file of that process is in the list, its stamp is found below.
   names = [name for name in os.listdir(path) if not name.startswith(".")]
   owner = _owner(path / STAMP)
   if owner is None and names:

@@ -50,7 +50,8 @@ class Adaptation:
     init: (key) -> first values of the trained leaves. For adapters, the key
       draws `lora_a`, and `lora_b` is 0. Trained leaves of the model itself
       start from their values in the model, and the key is not used.
-    frozen: Frozen leaves, each an array or a `LazyArray`.
+    frozen: Frozen leaves. Each is an array, or a `LazyArray` whose values are
+      still in a file.
     join: (trained, frozen) -> parameters of the model. Adapters lie beside
       their kernels, where `split_layer` finds them. `lora_b` is multiplied by
       the scale of the adapters.
@@ -76,6 +77,7 @@ class Adaptation:
 
 def _adapters(lora: Lora, base: Tree) -> Adaptation:
   """Returns an `Adaptation` that trains LoRA adapters and freezes `base`."""
+  # Shapes of all `lora_a` and `lora_b` by path.
   shapes = lora.shapes(shapes_by_path(base))
 
   def init(key: Array) -> Tree:

@@ -65,7 +65,8 @@ def as_loss_model(
       module, whose `init` needs a batch. The default returns two tokens.
     partition: (path, shape) -> partition of a parameter among the devices of a
       replica (`distributed.partition_rules`). None: a `LossModel` keeps its
-      own, and a module is divided as its partitioning metadata say.
+      own, and a module of NNX or linen is divided as its partitioning metadata
+      say. Without metadata, `LossModel.partition` is None.
 
   Raises:
     ValueError: One line, if the model is none of these, if `loss` is given for
@@ -116,8 +117,8 @@ def _loss_model_of(
 def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
   """Returns whether a model is trained on tokens, by their cross-entropy.
 
-  That is so if `loss` is None and the model has no loss of its own, as a
-  `LossModel` or a pair has.
+  That is so if `loss` is None and the model has no loss of its own. Only a
+  `LossModel` and a pair have a loss of their own.
 
   Args:
     model: Any model that `as_loss_model` accepts; None: the model of the
@@ -188,6 +189,7 @@ def _of_linen(
   # is the user's code.
   batch = jax.tree.map(np.asarray, example())
 
+  # linen puts a parameter with partitioning metadata into a box.
   def boxed_params(key: Array) -> Any:
     variables = dict(
       module.init(key, jax.tree.map(jnp.asarray, batch), method=loss)

@@ -110,7 +110,7 @@ def blockwise_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention for a block of queries at a time.
 
-  Every block of C queries is multiplied with all L keys, so half of the
+  Every block of C queries is multiplied with all L keys, so about half of the
   products are masked. The weights in memory are [B, N, C, L]. The backward pass
   computes them again.
 

@@ -49,8 +49,9 @@ def generate(
 
   Raises:
     ValueError: One line, if the model cannot decode or has too few positions,
-      if the prompt is empty or has ids outside the vocabulary (not checked
-      under `jax.jit`), or if a number is outside its limits.
+      if the prompt is no array of integers [B, L] or is empty, if it has ids
+      outside the vocabulary, or if a number is outside its limits. Under
+      `jax.jit` the ids are not checked.
   """
   decode = model.decode
   if decode is None:
@@ -203,10 +204,10 @@ def _drawn(
     scaled_BxV = logits_BxV / temperature - highest_Bx1 / temperature
   else:
     scaled_BxV = (logits_BxV - highest_Bx1) / temperature
-  # Two cases are set by hand, because 0 / 0 and inf / inf are NaN. The
-  # temperature may have been rounded to 0, and then the likeliest token gets 0.
-  # It may have been rounded to inf, and then a logit of -inf stays -inf. If the
-  # highest logit is inf, all lower logits get -inf.
+  # Two cases are set by hand, because the division may give NaN for them: 0 / 0
+  # at a temperature rounded to 0, inf / inf at one rounded to inf. A token that
+  # cannot be drawn gets -inf: a logit of -inf, or any logit below one of inf.
+  # The likeliest token gets 0.
   is_out_BxV = (logits_BxV == -jnp.inf) | (highest_Bx1 == jnp.inf)
   scaled_BxV = jnp.where(is_out_BxV, -jnp.inf, scaled_BxV)
   scaled_BxV = jnp.where(logits_BxV == highest_Bx1, 0.0, scaled_BxV)

@@ -301,7 +301,8 @@ def divided_among_files(
 
   Returns:
     The tensors of each file, by name of the file. A single file is named
-    `TENSORS_FILE`, several are named like "model-00001-of-00002.safetensors".
+    "model.safetensors", several are named like
+    "model-00001-of-00002.safetensors".
   """
   groups: list[list[TensorShape]] = [[]]
   num_bytes = 0

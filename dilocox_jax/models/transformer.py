@@ -173,6 +173,8 @@ def build_model(
   def init(key: Array) -> Params:
     return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
 
+  # These functions put parameters into modules whose structure is known. The
+  # leaves of `abstract.blocks` are stacked; `one_block` gets those of one layer.
   abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
   table = bound_module(abstract.embed)
   one_block = bound_module(abstract.blocks)
@@ -186,6 +188,7 @@ def build_model(
   def block(
     layer: Params, x_TxD: Array, length: int, segments: Segments = None
   ) -> Array:
+    # If the layer has adapters, `multiply` adds their part to each product.
     layer, multiply = split_layer(layer)
     bound = one_block(layer)
     if multiply is not None:

@@ -39,10 +39,10 @@ def averaged(
 ) -> optax.GradientTransformationExtraArgs:
   """Wraps an optimizer so that it also averages the parameters it updates.
 
-  The updates stay the same. The average of x_1, ..., x_t, the parameters after
-  each update, gives x_s a weight of about s^power. For power = 1, x_1, x_2 and
-  x_3 have the weights 1/6, 2/6 and 3/6. The average lags behind the newest
-  parameters by about 1 / (power + 2) of the updates so far.
+  The updates stay the same. Let x_s be the parameters after update s. Their
+  weight in the average is about proportional to s^power. For power = 1, x_1,
+  x_2 and x_3 have the weights 1/6, 2/6 and 3/6. The average lags behind the
+  newest parameters by about 1 / (power + 2) of the updates so far.
 
   Args:
     optimizer: Makes the updates.

@@ -119,6 +119,8 @@ def disagreement(
 ) -> Disagreement:
   """Computes how much the pseudo-gradients of one fragment differ, on the host.
 
+  Replicas that were left out of the mean must not be among the M replicas.
+
   Args:
     own_squared: Squared norm of each replica's sent pseudo-gradient, [M].
     apart_squared: Squared distance of each replica's sent pseudo-gradient from

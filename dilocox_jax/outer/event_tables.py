@@ -29,11 +29,11 @@ class EventTable:
   parameters. It is sent when its pseudo-gradient is measured.
 
   Attributes:
-    first: Number of the fragment after inner step 0, 1, 2, ... of the first
-      rounds, before the rounds that are all alike; -1: no fragment. int32
-      [steps of the first rounds + 1].
-    repeated: Number of the fragment after step 1, 2, 3, ... of a round that
-      repeats; -1: no fragment. int32 [H].
+    first: For the first rounds, which may differ from each other. Entry s is
+      the number of the fragment after inner step s of the run; -1: no fragment.
+      int32 [steps of the first rounds + 1].
+    repeated: For every later round. Entry 0 is the number of the fragment after
+      the first inner step of the round, and so on; -1: no fragment. int32 [H].
   """
 
   first: np.ndarray
@@ -74,6 +74,7 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
     "alike: let the schedule state steady_round, or take "
     "dilocox_jax.make_rounds",
   )
+  # All rounds after inner step `start` are alike, and have `interval` steps.
   start = schedule.steady_step
   _, interval = schedule.round_at(start)
   num_steps = start + interval

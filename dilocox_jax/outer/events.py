@@ -57,7 +57,7 @@ def measure_apply_send(
     state: State of the fragment.
     inner: The replica's own parameters of the fragment.
     in_flight: Pseudo-gradients of the fragment in flight before this call, the
-      oldest first. If `apply` applies the mean of one of them, it is included.
+      oldest first. They include the one whose mean `apply` applies, if any.
     apply: Called after measuring; for example the result of `apply_arrived`,
       `exchange_at_once` or `apply_nothing_yet`.
     num_arrived: How many pseudo-gradients are no longer in flight after this
@@ -101,8 +101,8 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
-    arrived: The result of the exchange, which contains the mean, and the
-      aggregator's new state.
+    arrived: A pair, as `OuterStep.exchange` returns it: the result of the
+      exchange with the mean in it, and the aggregator's new state.
   """
   result, exchange = arrived
 

@@ -120,8 +120,9 @@ class FragmentView:
 
     Returns:
       For a slice, its number (int32 scalar). For a fragment of layers, the
-      numbers of the layers, [K] int32; if it has fewer than K layers, the last
-      entry is `num_layers`, which is not a layer. None for all other fragments.
+      numbers of its layers, int32 [K], where K is the largest number of layers
+      in a fragment. If this fragment has one layer less, the last entry is
+      `num_layers`, which is not a layer. None for all other fragments.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -219,6 +220,8 @@ class FragmentView:
     if slices := self._slices:
 
       def join(path, leaf, *leaf_slices: Array) -> Array:
+        # `shape` is [..., parts, P, rows of a part, ...], and `axis` the axis of
+        # the parts. A slice has no axis P.
         shape, axis = slices.slices(path_name(path), leaf.shape)
         slice_shape = (*shape[: axis + 1], *shape[axis + 2 :])
         rows = jnp.stack(

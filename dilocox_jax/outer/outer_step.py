@@ -272,11 +272,13 @@ class OuterStep:
       result: Result of `exchange`.
     """
     assert self.rule.correct is not None, "the rule corrects nothing"
-    # Without this replica, the mean does not say how far it is from the others.
+    # A mean without this replica does not tell how far this replica is from the
+    # others.
     norm = squared_norm(result.sent)
     if result.is_left_out is None:
-      # Zeros may come from a replica whose message is not in the mean
-      # (`ExchangeResult.sent`), so one that has learned nothing counts as such.
+      # A replica that was left out has sent zeros or values that are not finite
+      # (`ExchangeResult.sent`). One that has learned nothing also sends zeros,
+      # and cannot be told apart.
       is_in_mean = jnp.isfinite(norm) & (norm > 0)
     else:
       is_in_mean = jnp.isfinite(norm) & ~result.is_left_out

@@ -139,12 +139,12 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   replica's progress of -0.5 since the send.
 
   With tau >= H the replica measures its next pseudo-gradient before this mean
-  is applied, and leaves out d: at w = 7.5 it is (10 - 2) - 7.5 = 0.5. With
-  tau = 0 the rule is `reset_rule`.
+  is applied, and leaves out d. At w = 7.5 this next pseudo-gradient is
+  (10 - 2) - 7.5 = 0.5. With tau = 0 the rule is `reset_rule`.
 
   Source: LOSCAR-SGD, Maziane et al., 2026, arXiv 2605.20866, with a proof of
   convergence: its "delay-corrected merge" of a shared subset of coordinates
-  (recalled). At tau = H, DiLoCoX, arXiv 2506.21263, in the second of the two
+  (cited from memory). At tau = H, DiLoCoX, arXiv 2506.21263, in the second of the two
   ways in which that paper can be read.
   Differs: with tau >= H, a new pseudo-gradient leaves out those in flight.
 

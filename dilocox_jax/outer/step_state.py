@@ -67,8 +67,9 @@ def outer_params(state: Tree, params: Tree) -> Tree:
   """Returns the model to evaluate and to keep: the outer parameters.
 
   If the outer optimizer keeps a running average (`outer.average`), the average
-  is returned instead. A method that averages gradients has no outer parameters:
-  it gives the inner optimizer's running average, or `params` if there is none.
+  is returned instead. A method that averages gradients has no outer parameters.
+  For such a method the result is the inner optimizer's running average, or
+  `params` if there is none.
 
   Args:
     state: State of one replica, or of all replicas with a replica axis. It may
@@ -159,8 +160,9 @@ def on_trained_leaves(
   Args:
     transform: A transform for trees in which `optax.MaskedNode()` stands for
       every hidden leaf.
-    trainable: Function from the path of a leaf of real floats, such as
-      "blocks/attention/query", to whether it is trained; None: each is.
+    trainable: Function (path of a leaf, e.g. "blocks/attention/query") ->
+      whether the leaf is trained. It decides only about leaves of real floats.
+      None: all of these are trained.
 
   Returns:
     A transform whose `init` raises ValueError for a leaf that is neither a real
@@ -193,8 +195,8 @@ def trained(
   Args:
     tree: A tree like the parameters, such as their updates.
     params: Parameters. Integers and booleans are not trained.
-    trainable: Function from the path of a leaf of real floats to whether it is
-      trained; None: each is.
+    trainable: Function (path of a leaf) -> whether the leaf is trained. It
+      decides only about leaves of real floats. None: all of these are trained.
   """
 
   def mask_if_hidden(path: Any, param: Any, leaf: Any) -> Any:

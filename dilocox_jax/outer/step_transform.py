@@ -216,8 +216,8 @@ class _FragmentEvents:
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
       change = functools.partial(self._change, event, group, number)
-      # A fragment may be empty: a tree of one number, cut into two slices,
-      # leaves no value for the second slice.
+      # A fragment without values has nothing to send. For example, its only leaf
+      # may have the shape [0].
       branches.append(change if has_values(state.params) else _unchanged)
     # Branch 0 changes nothing, so the branch of a group is its number + 1.
     index = jnp.where(number >= 0, jnp.asarray(self.groups)[number] + 1, 0)
@@ -261,6 +261,7 @@ class _FragmentEvents:
     """
     in_flight = state.in_flight
     num_arrived = 1
+    # `depth` is how many pseudo-gradients are in flight. It is 0 if tau = 0.
     if not self.schedule.depth:
       apply = self._apply_at_once(params, moves, cut)
     elif self.schedule.is_whole_rounds:

@@ -65,8 +65,9 @@ def register_model(name: str, shape: ModelShape) -> None:
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   """Returns the sizes of a model of Streaming DiLoCo.
 
-  We assume that the "hidden dim" of the paper's table is `ff_dim`, that it is 4
-  D, and that the head is tied. Then the model 35M has 35.3 million parameters.
+  We assume that the "hidden dim" of the paper's table is `ff_dim`, that
+  `ff_dim` is 4 times the model dimension, and that the head is tied. Then the
+  model 35M has 35.3 million parameters.
 
   Source: Douillard et al., 2025, arXiv 2501.18512, table 2.
   """
