@@ -174,7 +174,8 @@ def build_model(
     return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
 
   # These functions put parameters into modules whose structure is known. The
-  # leaves of `abstract.blocks` are stacked; `one_block` gets those of one layer.
+  # leaves of `abstract.blocks` are those of all layers, stacked. `one_block`
+  # gets the leaves of one layer.
   abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
   table = bound_module(abstract.embed)
   one_block = bound_module(abstract.blocks)

@@ -87,7 +87,8 @@ class StoredCheckpoint:
       range(*axis_slice.indices(size))
       for axis_slice, size in zip(index, leaf_shape, strict=True)
     ]
-    # `index` may have None or negative bounds. These slices have numbers from 0.
+    # `index` may have None or negative bounds. The bounds of `slices` are
+    # numbers from 0.
     slices = [slice(axis.start, axis.stop) for axis in ranges]
     part = np.empty([len(axis) for axis in ranges], np.float32)
     if not families.is_stacked(path):

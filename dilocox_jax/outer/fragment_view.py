@@ -220,8 +220,8 @@ class FragmentView:
     if slices := self._slices:
 
       def join(path, leaf, *leaf_slices: Array) -> Array:
-        # `shape` is [..., parts, P, rows of a part, ...], and `axis` the axis of
-        # the parts. A slice has no axis P.
+        # `shape` is [..., parts, P, rows of a part, ...] (`Fragments.slices`).
+        # Axis `axis` is that of the parts. A single slice has no axis P.
         shape, axis = slices.slices(path_name(path), leaf.shape)
         slice_shape = (*shape[: axis + 1], *shape[axis + 2 :])
         rows = jnp.stack(

@@ -144,8 +144,8 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
 
   Source: LOSCAR-SGD, Maziane et al., 2026, arXiv 2605.20866, with a proof of
   convergence: its "delay-corrected merge" of a shared subset of coordinates
-  (cited from memory). At tau = H, DiLoCoX, arXiv 2506.21263, in the second of the two
-  ways in which that paper can be read.
+  (cited from memory). At tau = H, DiLoCoX, arXiv 2506.21263, in the second of
+  the two ways in which that paper can be read.
   Differs: with tau >= H, a new pseudo-gradient leaves out those in flight.
 
   Args:

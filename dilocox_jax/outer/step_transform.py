@@ -216,8 +216,8 @@ class _FragmentEvents:
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
       change = functools.partial(self._change, event, group, number)
-      # A fragment without values has nothing to send. For example, its only leaf
-      # may have the shape [0].
+      # A fragment without values has nothing to send. For example, its only
+      # leaf may have the shape [0].
       branches.append(change if has_values(state.params) else _unchanged)
     # Branch 0 changes nothing, so the branch of a group is its number + 1.
     index = jnp.where(number >= 0, jnp.asarray(self.groups)[number] + 1, 0)
