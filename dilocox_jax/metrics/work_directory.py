@@ -152,8 +152,8 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
   Raises:
     BusyError: If another run holds the lock.
-    RefusedError: If the directory has files that no run has made, or cannot be
-      written.
+    RefusedError: If the directory has files that no run has made, cannot be
+      written, or has a path that is not UTF-8.
   """
   with _refusing(workdir / LOCK):
     claim(workdir, PROGRAM)

@@ -185,8 +185,8 @@ def _of_linen(
 
   Raises ValueError if the module has state besides parameters.
   """
-  # The batch is drawn here and not in `init`: JAX traces `init`, and `example`
-  # is the user's code.
+  # The batch is made here and not in `init`: JAX traces `init`, and the user's
+  # `example` may do what cannot be traced.
   batch = jax.tree.map(np.asarray, example())
 
   # linen puts a parameter with partitioning metadata into a box.

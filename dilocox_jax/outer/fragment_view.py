@@ -150,7 +150,10 @@ class FragmentView:
         # `rows` is [..., parts, P, rows of a part, ...] (`Fragments.slices`).
         # Axis `axis` is that of the parts, and the next one is that of slices.
         rows, axis = _in_slices(path, leaf, slices)
-        rows = jax.lax.dynamic_index_in_dim(rows, index, axis + 1, False)
+        rows = jax.lax.dynamic_index_in_dim(
+          rows, index, axis=axis + 1, keepdims=False
+        )
+        # The rows of all parts become one axis.
         return _joined(rows, axis, 2)
 
       return jax.tree_util.tree_map_with_path(take_slice, tree)

@@ -80,9 +80,9 @@ def outer_params(state: Tree, params: Tree) -> Tree:
 
   Returns:
     A tree like `params`, with a replica axis if they have one. All replicas
-    have equal values, except with the rule "eager" or with exchanges in pairs:
-    then each replica has its own outer parameters. Leaves that the transform
-    does not train are taken from `params`.
+    have equal values, unless each replica has its own outer parameters, as with
+    the rule "eager" or with exchanges in pairs. Leaves that the transform does
+    not train are taken from `params`.
 
   Raises:
     ValueError: If `state` contains no state of a transform of this package.

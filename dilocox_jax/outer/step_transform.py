@@ -213,8 +213,9 @@ class _FragmentEvents:
     of the fragment) -> (new moves, new state) that sends or applies. A cut is
     the fragment's group, and its index in the group.
     """
+    _, fragments = operand
     branches = [_unchanged]
-    for group, state in enumerate(operand[1]):
+    for group, state in enumerate(fragments):
       change = functools.partial(self._change, event, group, number)
       # A fragment without values has nothing to send. For example, its only
       # leaf may have the shape [0].
@@ -240,7 +241,9 @@ class _FragmentEvents:
       row = jnp.clip(number - members[0], 0, len(members) - 1)
       take = jax.lax.dynamic_index_in_dim
       index = index[row]
-      state = jax.tree.map(lambda leaf: take(leaf, row, 0, False), state)
+      state = jax.tree.map(
+        lambda leaf: take(leaf, row, axis=0, keepdims=False), state
+      )
     moves, state = event((group, index), moves, state)
     if len(members) > 1:
       put = jax.lax.dynamic_update_index_in_dim
@@ -261,7 +264,7 @@ class _FragmentEvents:
     """
     in_flight = state.in_flight
     num_arrived = 1
-    # `depth` is how many pseudo-gradients are in flight. It is 0 if tau = 0.
+    # `depth` is the largest number of pseudo-gradients in flight: 0 if tau = 0.
     if not self.schedule.depth:
       apply = self._apply_at_once(params, moves, cut)
     elif self.schedule.is_whole_rounds:
