@@ -23,8 +23,8 @@ _ID = "dilocox_jax_run.txt"  # File in the folder with the id of the run.
 class WandbLog(RunLog):
   """Sends the numbers of rows as a history over the number of inner steps.
 
-  A run that continues from a checkpoint continues its run in W&B, if it had
-  this log before. It sends the points of all steps after the checkpoint again.
+  A run that continues from a checkpoint also continues its history in W&B, if
+  it has one. The points of all steps after the checkpoint are sent again.
   """
 
   def __init__(self, project: str = "dilocox_jax"):

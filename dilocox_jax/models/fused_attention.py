@@ -158,6 +158,8 @@ def _blocks(
 
     block_segments = None if segments is None else block_of(segments)
 
+    # This function takes only the arrays by which the backward pass
+    # differentiates.
     def attend_block(query: Array, key: Array, value: Array) -> Array:
       return attend(
         block_of(query),

@@ -88,8 +88,8 @@ class StoredTensor:
       rows: Neighboring rows, indices of the first axis. A scalar has one row.
 
     Yields:
-      A slice of the block's rows, where 0 is the first row of `rows`, and the
-      values of these rows, [block rows, ...].
+      A pair: the slice of the block's rows, counted from the first row of
+      `rows`, and the values of these rows, [block rows, ...].
     """
     num_rows, *row_shape = self.shape or (1,)
     row_bytes = math.prod(row_shape) * self.dtype.itemsize
