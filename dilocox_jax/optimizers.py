@@ -29,14 +29,18 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
   """Registers an optimizer under a name, for `inner` and `outer` of a config.
 
   Args:
-    name: Name of the optimizer, which no optimizer of optax may have.
+    name: Name of the optimizer, a Python identifier. It must not be a name in
+      optax or optax.contrib.
     build: Function that returns an `optax.GradientTransformation`. It must have
-      an argument `learning_rate`, for a number or a schedule. Its other
-      arguments may be options of the config (`plan.choices.ALL_OPTIONS`).
+      an argument `learning_rate`, for a number or a schedule. It may also have
+      arguments with the names of options of the config. It then gets the values
+      of these options. `inner` has the options b1, b2, weight_decay, momentum
+      and nesterov. `outer` has momentum and nesterov. A momentum of 0 is not
+      passed.
 
   Raises:
-    ValueError: If the name is taken, also by optax, or if the function has no
-      argument `learning_rate`.
+    ValueError: If the name is taken (also by optax) or is no identifier, or if
+      the function has no argument `learning_rate`.
   """
   is_new = not hasattr(optax, name) and not hasattr(optax.contrib, name)
   require(is_new, f"optimizer {name!r} is optax's own: take another name")
@@ -78,11 +82,11 @@ def named_optimizer(
     needed: Names of options that must not be ignored, because the user has
       changed them. This function checks them only for optimizers that are not
       in `OPTIMIZER_OPTIONS`; for the others the config has checked them.
-    **options: Keyword arguments of the function. Arguments that the function
-      does not have are left out. A momentum of 0 means the function's default.
+    **options: Keyword arguments of the function. Options that the function
+      does not take are left out. A momentum of 0 means the function's default.
 
   Returns:
-    The optimizer, which may mix dtypes (`standard_promotion`).
+    The optimizer. It may mix dtypes (`standard_promotion`).
 
   Raises:
     ValueError: If there is no such optimizer, if it would ignore an option in
@@ -125,12 +129,12 @@ def named_optimizer(
 def standard_promotion(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets an optimizer mix dtypes although the program forbids it.
+  """Lets an optimizer mix dtypes, also if JAX's dtype promotion is strict.
 
-  Several optimizers of optax raise a float to the power of an integer count,
-  which strict dtype promotion refuses. The update of the returned optimizer
-  runs with JAX's standard promotion, and with "high" precision of matrix
-  products (TF32 on an NVIDIA GPU, three bfloat16 products on a TPU).
+  Several optimizers of optax raise a float to the power of an integer count.
+  Strict dtype promotion refuses this. The update of the returned optimizer runs
+  with JAX's standard promotion, and with "high" precision of matrix products
+  (TF32 on an NVIDIA GPU, three bfloat16 products on a TPU).
 
   Args:
     optimizer: The optimizer.
@@ -177,13 +181,13 @@ def learning_rate_schedule(
       schedule starts with a linear warm-up from 0.
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
-    total_steps: Inner steps of the run. The decay would end at the step of this
-      number; the last step has the number `total_steps` - 1.
+    total_steps: Inner steps of the run, counted from 0. The decay ends at step
+      `total_steps`, one step after the last step of the run.
     final_fraction: Ratio of the rate at the end of the decay to the peak.
       "constant" does not use it.
 
   Returns:
-    Function from the number of an inner step, from 0, to the learning rate.
+    Function (number of the inner step, from 0) -> learning rate.
   """
   schedules = []
   boundaries = []  # Step at which each schedule after the first starts.
@@ -195,7 +199,7 @@ def learning_rate_schedule(
     schedules.append(
       optax.cosine_decay_schedule(peak, steps_after_warmup, final_fraction)
     )
-  else:
+  else:  # "constant", or the stable part of "wsd".
     schedules.append(optax.constant_schedule(peak))
   if name == "wsd":
     # The decay begins after the warm-up, and has at least one step.
@@ -226,11 +230,12 @@ def outer_rate_schedule(
     peak: Learning rate of the first outer step.
     round_starts: For each round of the run, the fraction (0 to 1) of all inner
       steps that come before it.
-    final_fraction: Ratio to the peak that the decay would reach at the end of
-      the last round.
+    final_fraction: Ratio to the peak that the decay reaches at the end of the
+      run. The last outer step does not reach it: it has the rate of the start
+      of the last round.
 
   Returns:
-    Function from the number of outer steps taken before to the learning rate.
+    Function (number of earlier outer steps) -> learning rate of the next one.
     After the last round it returns the rate of the last round.
   """
   assert name == "cosine", name
@@ -274,8 +279,8 @@ def inner_optimizer(
   Raises:
     ValueError: As for `named_optimizer`.
   """
-  # `named_optimizer` passes these options only to Muon: no other optimizer has
-  # arguments of these names.
+  # `named_optimizer` passes these options only to Muon: no other optimizer of
+  # optax has arguments of these names.
   muon_options: dict[str, Any] = {
     "muon_weight_dimension_numbers": block_matrices,
     "consistent_rms": _MUON_UPDATE_RMS,
@@ -285,8 +290,10 @@ def inner_optimizer(
   # momentum.
   for option, value in options.items():
     muon_options[f"adam_{option}"] = value
+  # Muon calls its momentum `beta`. Other optimizers with a `beta`, e.g. signum,
+  # have no `momentum`, so they are refused if it is in `needed`.
   if options.get("momentum"):
-    muon_options["beta"] = options["momentum"]  # Name of the momentum in Muon.
+    muon_options["beta"] = options["momentum"]
   optimizer = named_optimizer(name, schedule, needed, **options, **muon_options)
   if name == "muon":
     # Newton-Schulz needs whole matrices, also if devices share the parameters.
@@ -302,10 +309,11 @@ def block_matrices(params: Tree) -> Tree:
 
   Embedding, head and norms are left to Muon's own AdamW. Layers are below
   "blocks": either stacked in leaves [num_layers, ...], or one by one with the
-  keys "0", "1" and so on. Without "blocks", Muon updates all matrices but those
-  of an embedding or a head. A matrix is one of the latter if a name on its path
-  begins or ends with the word "embed", "embedding", "embeddings" or "head".
-  Examples are "embed_tokens" and "lm_head", but not "MultiHeadAttention_0".
+  keys "0", "1" and so on. Without "blocks", Muon updates all matrices except
+  those of an embedding or a head. A matrix belongs to an embedding or a head if
+  a name on its path begins or ends with the word "embed", "embedding",
+  "embeddings" or "head". Examples are "embed_tokens" and "lm_head", but not
+  "MultiHeadAttention_0".
 
   Source: Jordan et al., 2024, "Muon".
 
@@ -360,14 +368,14 @@ def _is_outside(name: str) -> bool:
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Advances the learning rate schedules in an optimizer's state.
+  """Returns an optimizer's state with advanced learning rate schedules.
 
-  Other counts in the state, e.g. Adam's, do not change.
+  Other counts in the state, e.g. Adam's, stay as they are.
 
   Args:
     state: State of an optimizer of optax. Its schedules are the nodes of type
       `optax.ScaleByScheduleState`.
-    num_steps: Number of inner steps by which the schedule advances.
+    num_steps: Number of inner steps by which the schedules advance.
   """
 
   def is_schedule(node: Any) -> bool:

@@ -2,7 +2,8 @@
 
 - `metrics.jsonl` has losses and norms. Except with a mailbox, a run that was
   killed and resumed writes the same bytes as one that was never killed. For
-  this, rows up to a step must be recorded before its checkpoint is saved.
+  this, the rows up to a step must be recorded before the checkpoint of that
+  step is saved.
 - `timing.jsonl` has durations, which depend on the machine.
 
 A reader skips fields that it does not know, so an older version can read the
@@ -42,15 +43,17 @@ class DriftRow:
       by the product of their norms. NaN if fewer than two pseudo-gradients are
       finite and not zero, if `exchange.collective` is "pairs", or with a
       mailbox.
-    disagreement: Norm of the difference between a pseudo-gradient and the mean,
-      root mean square over replicas; with a mailbox, over this replica alone.
+    disagreement: Distance of a replica's pseudo-gradient from the mean: root
+      mean square over the replicas. With a mailbox, it is the distance of this
+      replica alone.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient. With "pairs",
-      where each replica has its own mean: root mean square of the means' norms.
+      each replica has its own mean, and this is the root mean square of the
+      norms of the means.
     rank: Mean rank with which the fragment's matrices were sent; NaN without a
       low-rank codec.
-    energy_rank: How many singular values hold a given share of the averaged
-      update's squared norm (`plan.adaptive`), mean over matrices; NaN without a
-      low-rank codec.
+    energy_rank: How many singular values of an averaged update hold the share
+      `adaptive.energy` of its squared norm: mean over the fragment's matrices.
+      NaN without a low-rank codec.
     observed: Values that a user's aggregator has recorded, by name.
   """
 
@@ -74,9 +77,10 @@ class RoundRow:
     step: Finished inner steps of the run at the end of the segment.
     tokens: Tokens seen so far by all replicas together.
     phase: "rounds" or "data_parallel".
-    loss: Mean loss over the segment's steps and the replicas, in nats.
-    loss_per_replica: Mean loss over the segment's steps (nats), for each
-      replica; NaN for one that took no steps.
+    loss: Mean loss over the segment's steps and the replicas. It is in nats,
+      except for a user's own loss.
+    loss_per_replica: Mean loss of each replica over the segment's steps; NaN
+      for a replica that took no steps.
     grad_norm: Norm of the inner gradient before clipping, mean over the
       segment's steps and the replicas. In data-parallel steps it is the norm of
       the mean gradient.
@@ -84,8 +88,8 @@ class RoundRow:
     sent_bytes: Bytes that one replica sent in this segment.
     total_sent_bytes: Bytes that one replica has sent since the start, including
       those that were sent for evaluations.
-    drift: One entry for each exchange whose mean was applied in the segment, if
-      any replica contributed to it.
+    drift: One entry for each exchange whose mean was applied in the segment.
+      An exchange to which no replica contributed has no entry.
   """
 
   step: int
@@ -104,24 +108,25 @@ class RoundRow:
 class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
-  With a mailbox, "all replicas" and "replica 0" mean only the replica that
-  writes the row.
+  A user's own loss may have another unit. With a mailbox, "all replicas" and
+  "replica 0" mean only the replica that writes the row.
 
   Attributes:
     step: Finished inner steps of the run.
     tokens: Tokens seen so far by all replicas together.
     total_sent_bytes: Bytes that one replica has sent since the start.
-    outer_loss: Loss of the outer (in data-parallel steps the shared)
-      parameters: of their running average if the run keeps one, and of their
-      mean if each replica has its own.
+    outer_loss: Loss of the outer parameters. In data-parallel steps, these are
+      the parameters that all replicas share. If each replica has its own outer
+      parameters, this is the loss of their mean. If the run keeps a running
+      average of the parameters, this is the loss of the average.
     mean_loss: Loss of the mean of the replicas' parameters; NaN during rounds
       if there are several processes.
     replica_loss: Loss of the parameters of replica 0.
-    flushed: Whether this is the last evaluation of the run, before which all
-      pending exchanges were applied.
-    judge_loss: Like `outer_loss`, on the judge text (held-out files by which
-      nothing is chosen). NaN except in the last evaluation of a run that has
-      such a text.
+    flushed: Whether this is the last evaluation of the run. All pending
+      exchanges were applied before it.
+    judge_loss: Like `outer_loss`, on the judge text: held-out files that are
+      never used to choose a setting. NaN except in the last evaluation of a
+      run that has such a text.
   """
 
   step: int
@@ -147,7 +152,8 @@ class Timing:
       - "compile": JAX compiled programs for the event of the next row.
       - "round": a round of training, or several data-parallel steps.
       - "evaluation": validation losses were computed.
-      - "checkpoint": a save was started, until the run could continue.
+      - "checkpoint": a save was started. The time ends when the run goes on,
+        which may be before the save ends.
       - "flush": the updates still in flight after the last step were applied.
       - "catch_up": a replica with a mailbox took over what the others had done
         without it.
@@ -156,11 +162,13 @@ class Timing:
     tokens_per_s: Tokens of all replicas (with a mailbox: of the replica that
       writes the row) divided by the duration; NaN for an event that trained on
       no tokens.
-    simulated_s: Seconds since the start on the run's simulated clock, for
-      rounds and evaluations; NaN for a run without such a clock.
+    simulated_s: Seconds since the start on the run's simulated clock. NaN for
+      a run without such a clock, and for events other than rounds and
+      evaluations.
     exposed_s: Seconds of a round in which the replicas had done their inner
-      steps and waited for a delayed exchange. NaN if one compiled program
-      contains both steps and exchange, so that the time cannot be measured.
+      steps and waited for a delayed exchange. NaN for other events. NaN also if
+      one compiled program contains both steps and exchange, because the time
+      cannot be measured then.
     link_bytes: Bytes that left this process through its throttled link during
       the event, headers included; NaN without such a link.
   """
@@ -196,6 +204,9 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
   Raises:
     KeyError: If a field without a default is missing.
+    TypeError, ValueError: If a value cannot be converted to the type of its
+      field. For example, None in an int field raises TypeError, and a text that
+      is not a number raises ValueError.
   """
   values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
@@ -214,8 +225,9 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
       have are skipped.
 
   Raises:
-    ValueError: One line, if a field is missing, or has a value that the
-      recorder never writes.
+    ValueError: One line, if a field without a default is missing, if a value
+      has the wrong type, or if a count, a time or a number of bytes is
+      negative.
   """
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
     if field.name in row:
@@ -267,7 +279,8 @@ class Recorder:
         the first: nothing is written.
       resume_step: Inner step of the restored checkpoint. None: a new run, which
         cuts all rows.
-      log: A log that has been opened, which gets every row, too; None: no log.
+      log: An open log, which also gets every row that is written to a file;
+        None: no log.
 
     Raises:
       RecordError: If the directory or a file cannot be read or written.
@@ -276,6 +289,7 @@ class Recorder:
     self._log = log
     if workdir is not None:
       workdir = lines.make_directory(workdir)
+      # Rows of later steps are cut. With -1 these are all rows.
       last_step = -1 if resume_step is None else resume_step
       for name in (METRICS, TIMING):
         self._files[name] = lines.JsonLines(workdir / name, last_step)

@@ -31,8 +31,8 @@ class LogStart:
   Attributes:
     workdir: The run directory. A log may make a folder of its own there.
     config: All fields of the config, nested by section.
-    resume_step: Inner step of the restored checkpoint; None for a new run. The
-      rows of later steps are written again.
+    resume_step: Inner step of the checkpoint from which the run continues; None
+      for a new run. A continued run writes the rows of later steps again.
   """
 
   workdir: pathlib.Path
@@ -124,13 +124,16 @@ LOGS: Registry[Lazy] = Registry("log")
 
 
 def register_log(name: str, log: Lazy) -> None:
-  """Registers a log under a name, which `log` and `--log` may use.
+  """Registers a log under a name.
+
+  The argument `log` of `dilocox_jax.train` and the flag `--log` take the name.
 
   Args:
     name: The name, e.g. "tensorboard".
     log: A class that is derived from `RunLog`, or a function that returns a
-      log; or either as "module:name". The arguments of the class or function
-      are the log's settings.
+      `RunLog`. A text "module:name" stands for either, and is imported when the
+      log is used. The arguments of the class or function are the log's
+      settings.
 
   Raises:
     ValueError: If the name is taken or is no identifier, or if `log` is none of
@@ -155,8 +158,8 @@ def as_log(log: Any) -> RunLog:
 
   Raises:
     TypeError: If the value is none of these.
-    ValueError: One line, if a name or a setting is unknown, or if the package
-      of a log is not installed.
+    ValueError: One line, if a text has another form, if a name or a setting is
+      unknown, or if the package of a log is not installed.
   """
   if isinstance(log, RunLog):
     return log
@@ -195,7 +198,8 @@ def named_logs(text: str) -> RunLog:
 def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
   """Builds a log; raises ValueError for an unknown name or setting."""
   message = f"log={name!r} must be one of {', '.join(LOGS)}"
-  # "did you mean ...", or "have: ...", which the message already says.
+  # The suggestion is "did you mean ...", or "have: ..." with all names. The
+  # message already lists all names, so it needs only the first kind.
   suggestion = did_you_mean(name, LOGS)
   if suggestion.startswith("did"):
     message += f": {suggestion}"
@@ -214,9 +218,9 @@ def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
 
 @contextlib.contextmanager
 def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
-  """Opens a log, and closes it after the block, also after an error in there.
+  """Opens a log, and closes it after the block, even if the block raises.
 
-  None as the log means that nothing is done.
+  If the log is None, nothing is done.
   """
   if log is None:
     yield
@@ -231,12 +235,12 @@ def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
 
 
 def scalars(row: Row) -> dict[str, float]:
-  """Returns the numbers of a row by the names of their curves.
+  """Returns the numbers of a row, by name of the curve to which each belongs.
 
-  Examples: "round/loss", "round/loss_per_replica/0",
+  Examples of names: "round/loss", "round/loss_per_replica/0",
   "round/drift/fragment_3/cosine", "evaluation/outer_loss" (also of the final
   evaluation), "timing/compile/wall_s". Texts, bools, None and the row's step
-  have no curve.
+  are left out.
   """
   kind = row["kind"]
   prefix = "evaluation" if kind == "final" else kind
@@ -249,7 +253,9 @@ def scalars(row: Row) -> dict[str, float]:
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
   """Yields the numbers inside a JSON value, each with its name.
 
-  The name of an entry of a list has the entry's index, or its fragment.
+  `name` is the name of the whole value. The names of the numbers begin with it.
+  The name of an entry of a list has the entry's index, or "fragment_3" if the
+  entry is a mapping with the key "fragment".
   """
   if isinstance(value, Mapping):
     for key, item in value.items():

@@ -26,7 +26,8 @@ class TensorBoardLog(RunLog):
     """Starts a file of events in the run directory.
 
     Raises:
-      RefusedError: If its folder `tensorboard` is a link or no folder.
+      RefusedError: If `tensorboard` in the run directory is a link or no
+        folder.
     """
     folder = check_subfolder(start.workdir, FOLDER)
     first_step = 0
@@ -37,7 +38,8 @@ class TensorBoardLog(RunLog):
     self._writer = self._package.SummaryWriter(
       logdir=str(folder),
       purge_step=purge_step,
-      # Without it two starts within a second would have one file.
+      # The name of the file also has the time in seconds. Without this suffix,
+      # two starts within a second would write to the same file.
       filename_suffix=f".from_{first_step}",
     )
 

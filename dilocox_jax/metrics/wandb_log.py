@@ -23,8 +23,8 @@ _ID = "dilocox_jax_run.txt"  # File in the folder with the id of the run.
 class WandbLog(RunLog):
   """Sends the numbers of rows as a history over the number of inner steps.
 
-  A run that continues is the same run in W&B if it had this log before. It
-  sends the points of all steps after its checkpoint again.
+  A run that continues from a checkpoint also continues its history in W&B, if
+  it has one. The points of all steps after the checkpoint are sent again.
   """
 
   def __init__(self, project: str = "dilocox_jax"):
@@ -45,10 +45,13 @@ class WandbLog(RunLog):
 
     Raises:
       RefusedError: If `wandb` in the run directory is a link or no folder.
-      RecordError: One line, if W&B refuses, e.g. because nobody has logged in.
+      RecordError: One line, if W&B refuses, e.g. because nobody has logged in,
+        or if the run directory cannot be written.
     """
     folder = make_directory(check_subfolder(start.workdir, FOLDER))
     path = folder / _ID
+    # A new run in an old directory gets a new id. With the old id it would
+    # continue the history of another run.
     if start.resume_step is None or not path.exists():
       write_atomically(path, uuid.uuid4().hex)
     try:

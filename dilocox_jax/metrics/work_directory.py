@@ -56,8 +56,8 @@ def claim(path: Directory, program: str) -> pathlib.Path:
     The path of the directory.
 
   Raises:
-    RefusedError: If the directory has no stamp but has files that are not
-      hidden, if it has the stamp of another program, or if its path is not
+    RefusedError: If the directory has no readable stamp but has files that are
+      not hidden, if it has the stamp of another program, or if its path is not
       UTF-8. Nothing in it is changed then.
     OSError: If the system refuses.
   """
@@ -65,7 +65,8 @@ def claim(path: Directory, program: str) -> pathlib.Path:
   _check_name(path)
   path.mkdir(parents=True, exist_ok=True)
   # The files are listed before the stamp is read, because a process that claims
-  # the directory at the same time writes the stamp before other files.
+  # the directory at the same time writes the stamp before other files. So if a
+  # file of that process is in the list, its stamp is found below.
   names = [name for name in os.listdir(path) if not name.startswith(".")]
   owner = _owner(path / STAMP)
   if owner is None and names:
@@ -131,7 +132,8 @@ def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
     The path of the last folder.
 
   Raises:
-    RefusedError: If something with one of the names is not a folder.
+    RefusedError: If one of the names belongs to a link or a file, or if the
+      system refuses.
   """
   path = workdir.joinpath(*names)
   with _refusing(path), contextlib.suppress(FileNotFoundError):
@@ -150,8 +152,8 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
   Raises:
     BusyError: If another run holds the lock.
-    RefusedError: If the directory does not belong to a run, or cannot be
-      written.
+    RefusedError: If the directory has files that no run has made, cannot be
+      written, or has a path that is not UTF-8.
   """
   with _refusing(workdir / LOCK):
     claim(workdir, PROGRAM)
@@ -179,7 +181,7 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
   Raises:
     BusyError: If another process holds the lock.
-    RefusedError: If the file cannot be created.
+    RefusedError: If the file cannot be created or opened.
   """
   with _refusing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,12 +197,14 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
 
 def _holders(path: pathlib.Path) -> str:
-  """Returns the other processes that have a file open: " (process 12)".
+  """Returns a text that lists the other processes that have a file open.
 
-  The result is "" if none is found, as always on systems other than Linux.
+  For example, the text is " (process 12)" or " (processes 12, 15)". It is "" if
+  none is found, and always on systems other than Linux.
   """
   full_path = str(path.resolve())
   numbers = set()
+  # Linux lists the open files of each process as links in /proc/NUMBER/fd.
   for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
     # Reading fails if the process has ended, or belongs to another user.
     with contextlib.suppress(OSError):
@@ -250,8 +254,8 @@ def _git(*arguments: str) -> str:
 def source_revision() -> str | None:
   """Returns the commit of this source.
 
-  It ends with "-dirty" if tracked files were edited. The result is None if the
-  source is no checkout, or if git is missing, fails or takes too long.
+  The result ends with "-dirty" if tracked files were edited. It is None if the
+  source is no Git checkout, or if Git is missing, fails or takes too long.
   """
   try:
     # An installed copy may lie inside the checkout of another project, for
@@ -322,6 +326,7 @@ def _earlier_starts(
     )
   except ValueError:
     return []  # A run without its old record can still continue.
+  # The record has the facts about the last start beside those about the run.
   last_start = {name: record.get(name) for name in start}
   earlier_starts = []
   for earlier_start in [*listed_starts, last_start]:

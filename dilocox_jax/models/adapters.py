@@ -44,15 +44,17 @@ _TENSORS = "adapter_model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
-  """How a model divides into trained and frozen leaves, and joins them again.
+  """How a model is divided into trained and frozen leaves, and joined again.
 
   Attributes:
-    init: (key) -> first values of the trained leaves. The key draws adapters,
-      whose product is 0 at first; leaves of the model itself keep their values.
-    frozen: Frozen leaves, each an array or a `LazyArray`.
-    join: (trained, frozen) -> parameters of the model. Adapters are put beside
-      their kernels, where `split_layer` finds them, with `lora_b` already
-      multiplied by the scale.
+    init: (key) -> first values of the trained leaves. For adapters, the key
+      draws `lora_a`, and `lora_b` is 0. Trained leaves of the model itself
+      start from their values in the model, and the key is not used.
+    frozen: Frozen leaves. Each is an array, or a `LazyArray` whose values are
+      still in a file.
+    join: (trained, frozen) -> parameters of the model. Adapters lie beside
+      their kernels, where `split_layer` finds them. `lora_b` is multiplied by
+      the scale of the adapters.
     fold: (trained, frozen) -> parameters of an equal model without adapters:
       each scaled product of adapters is added to its kernel.
   """
@@ -75,10 +77,12 @@ class Adaptation:
 
 def _adapters(lora: Lora, base: Tree) -> Adaptation:
   """Returns an `Adaptation` that trains LoRA adapters and freezes `base`."""
+  # Shapes of all `lora_a` and `lora_b` by path.
   shapes = lora.shapes(shapes_by_path(base))
 
   def init(key: Array) -> Tree:
     leaves = {}
+    # Sorted, so that a key gives the same values for any order of `shapes`.
     for path, shape in sorted(shapes.items()):
       leaves[path] = jnp.zeros(shape)
       if path.endswith(DOWN):
@@ -122,16 +126,17 @@ def export(
   """Writes adapters in the format of the library `peft`.
 
   Args:
-    lora: Which adapters the model has.
-    folder: Folder of the files, which must exist.
+    lora: Rank, scale and places of the adapters.
+    folder: Folder to write into, which must exist.
     shape: Sizes of the model.
-    adapters: Trained adapters, a nested dict of arrays [layers, ...].
+    adapters: Trained adapters, a nested dict. `lora_a` is [layers, inputs,
+      rank], and `lora_b` is [layers, rank, outputs].
     base: Name or folder of the model's own checkpoint, which
       `adapter_config.json` will name.
 
   Raises:
-    ValueError: If no family of checkpoints has such a model, or the folder has
-      files of another checkpoint.
+    ValueError: If no family of checkpoints has such a model, or if the folder
+      has files of another checkpoint.
   """
   family = family_of(shape)
   modules = FAMILIES[family].module_names
@@ -174,15 +179,15 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
   """Divides a model into trained and frozen leaves.
 
   Args:
-    trainable: A `Lora`: adapters are trained, and the whole model is frozen. Or
-      a function (path of a leaf, e.g. "blocks/mlp/up/kernel") -> whether this
-      leaf is trained.
+    trainable: A `Lora` of rank 1 or more: adapters are trained, and the whole
+      model is frozen. Or a function (path of a leaf, e.g.
+      "blocks/mlp/up/kernel") -> whether this leaf is trained.
     base: Parameters of the model, a nested dict.
 
   Raises:
     TypeError: If `trainable` is neither a `Lora` nor a function.
-    ValueError: If no leaf is trained, or the model lacks a product that the
-      `Lora` names.
+    ValueError: If the function chooses no leaf, or if the `Lora` names a matrix
+      product that the model lacks.
   """
   if isinstance(trainable, Lora):
     return _adapters(trainable, base)
@@ -199,13 +204,13 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
     else:
       frozen_leaves[path] = leaf
   require(bool(trained_leaves), "trainable: it is true for no leaf")
-  trained = in_memory(nested(trained_leaves))
+  first_values = in_memory(nested(trained_leaves))
 
   def fold(trained: Tree, frozen: Tree) -> Tree:
     return merged(trained, in_memory(frozen))
 
   return Adaptation(
-    init=lambda key: jax.tree.map(jnp.asarray, trained),
+    init=lambda key: jax.tree.map(jnp.asarray, first_values),
     frozen=nested(frozen_leaves),
     join=merged,
     fold=fold,
@@ -220,10 +225,14 @@ def merged(first: Tree, second: Tree) -> Tree:
 def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
   """Separates the adapters of a layer from its other leaves.
 
+  Args:
+    layer: Leaves of one layer, as `Adaptation.join` returns them.
+
   Returns:
-    The layer without adapters; and a function (path of a kernel, x, kernel) ->
-    x @ kernel, plus (x @ down) @ up if this kernel has adapters. The function
-    is None if no kernel of the layer has adapters.
+    The layer without adapters, and a function (path of a kernel in the layer,
+    x, kernel) -> product. The product is x @ kernel. If the kernel has
+    adapters, (x @ lora_a) @ lora_b is added. If no kernel of the layer has
+    adapters, the function is None.
   """
   leaves = leaves_by_path(layer)
   adapters = {}

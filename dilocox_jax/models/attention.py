@@ -54,8 +54,8 @@ def rotate(
     base: Base of the angles.
     start: Position of the first token; ignored if `positions_BxL` is given.
     positions_BxL: Position of each token. None: `start`, `start` + 1, ...
-    factor: Divisor of the speed of slow pairs (`rotation_speeds`); 1: none is
-      slowed.
+    factor: Divisor of the speed of slow pairs (`rotation_speeds`); 1: no pair
+      is slowed.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument.
@@ -173,7 +173,9 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
   Args:
     cache: Keys and values of S positions, [B, S, G, K] each.
     new: Keys and values of L positions, [B, L, G, K] each.
-    start: First of the L positions in the cache.
+    start: Position in the cache at which the L new ones begin. `start` + L must
+      not exceed S: JAX would not raise an error, but write at earlier
+      positions.
   """
   return {
     name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
@@ -186,10 +188,9 @@ def segment_ids(
 ) -> Int[Array, "B L"]:
   """Returns the number of each token's segment.
 
-  A segment is the part of a sequence that belongs to one document. Its number
-  is the number of `end_of_text` tokens up to its first token. Example: if
-  `end_of_text` is 0, the tokens [7, 8, 0, 5, 6, 0, 9] have the segments [0, 0,
-  1, 1, 1, 2, 2].
+  A segment is the part of a sequence that belongs to one document. Each token
+  `end_of_text` begins a new segment. Example: if `end_of_text` is 0, the tokens
+  [7, 8, 0, 5, 6, 0, 9] have the segments [0, 0, 1, 1, 1, 2, 2].
   """
   return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)
 

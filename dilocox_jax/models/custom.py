@@ -46,22 +46,27 @@ def as_loss_model(
   example: Callable[[], Tree] = lambda: np.zeros((1, 2), np.int32),
   partition: PartitionRule | None = None,
 ) -> LossModel:
-  """Turns a user's model into a `LossModel`: pure functions, such as its loss.
+  """Turns a user's model into a `LossModel`, a tuple of pure functions.
 
   Args:
-    model: A `LossModel`; a module of NNX, linen or Equinox; a function from
-      `nnx.Rngs` to a module of NNX, such as its class; or a pair of functions:
-      (init, loss), or (init, apply) if `loss` is given. In a pair, `init` is
-      (key) -> parameters, `loss` is (parameters, batch) -> scalar, and `apply`
-      is (parameters, inputs) -> outputs.
+    model: One of these:
+
+      - A `LossModel`.
+      - A module of NNX, linen or Equinox.
+      - A function from `nnx.Rngs` to a module of NNX, e.g. the module's class.
+      - A pair (init, loss) of functions (key) -> parameters and (parameters,
+        batch) -> scalar.
+      - A pair (init, apply) of functions (key) -> parameters and (parameters,
+        inputs) -> outputs. It needs the argument `loss`.
     loss: Function (model, batch) -> scalar, or (model, batch, key) -> scalar if
       it draws random numbers. None: the model's own loss, or for a module the
       cross-entropy of tokens.
-    example: Function that returns a batch, which linen needs for its init. The
-      default returns two tokens.
+    example: Function that returns a batch. It is called only for a linen
+      module, whose `init` needs a batch. The default returns two tokens.
     partition: (path, shape) -> partition of a parameter among the devices of a
-      replica (`distributed.partition_rules`). None: the partition of the
-      `LossModel`, or of the module's partitioning metadata if it has any.
+      replica (`distributed.partition_rules`). None: a `LossModel` keeps its
+      own, and a module of NNX or linen is divided as its partitioning metadata
+      say. Without metadata, `LossModel.partition` is None.
 
   Raises:
     ValueError: One line, if the model is none of these, if `loss` is given for
@@ -93,12 +98,14 @@ def _loss_model_of(
   if isinstance(model, tuple) and len(model) == 2:
     init, function = model
     if loss is None:
+      # The pair is (init, loss).
       is_random = draws_random(function)
       return LossModel(
         init,
         loss=reads_keyed_batch(function) if is_random else function,
         draws_random=is_random,
       )
+    # The pair is (init, apply).
     return _bound_loss_model(
       loss, init, module=lambda params: functools.partial(function, params)
     )
@@ -110,7 +117,8 @@ def _loss_model_of(
 def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
   """Returns whether a model is trained on tokens, by their cross-entropy.
 
-  That is so if `loss` is None and the model has no loss of its own.
+  That is so if `loss` is None and the model has no loss of its own. Only a
+  `LossModel` and a pair have a loss of their own.
 
   Args:
     model: Any model that `as_loss_model` accepts; None: the model of the
@@ -148,6 +156,8 @@ def _of_module(
     "module of NNX, linen or Equinox, a function from nnx.Rngs to a module, or "
     "a pair (init, loss)",
   )
+  # A module of Equinox is a tree of arrays. JAX sees a function that makes a
+  # module as a single leaf, which is no array.
   if any(_is_trained(leaf) for leaf in jax.tree.leaves(model)):
     return _of_tree(model, loss)
   make: Any = model
@@ -175,10 +185,11 @@ def _of_linen(
 
   Raises ValueError if the module has state besides parameters.
   """
-  # The batch is drawn here and not in `init`: JAX traces `init`, and `example`
-  # is the user's code.
+  # The batch is made here and not in `init`: JAX traces `init`, and the user's
+  # `example` may do what cannot be traced.
   batch = jax.tree.map(np.asarray, example())
 
+  # linen puts a parameter with partitioning metadata into a box.
   def boxed_params(key: Array) -> Any:
     variables = dict(
       module.init(key, jax.tree.map(jnp.asarray, batch), method=loss)
@@ -221,8 +232,10 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
     with nnx.use_eager_sharding(False):
       module = make(nnx.Rngs(key))
     params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    # Some keys are integers, e.g. in a list of layers. They become texts here.
     return nested(leaves_by_path(params))
 
+  # `pure_params` has the keys of the module, integers included.
   loss_model = _bound_loss_model(
     loss, init, module=lambda params: bound(_with_leaves(pure_params, params))
   )

@@ -46,8 +46,9 @@ class Family(NamedTuple):
     shape_options: Fields of `ModelShape` with the same value in all models of
       the family.
     size_keys: Key of config.json by field of `ModelShape`, for the fields that
-      differ between models. A field that is neither here nor in `shape_options`
-      has its default, except for `rope_factor`, which `shape_of` reads.
+      differ between models. `shape_of` also reads `rope_factor`, from several
+      keys. All fields that are not named in `size_keys` or `shape_options` have
+      their defaults.
     module_names: Names of the modules in a checkpoint, by path of the module in
       the built-in decoder. "{}" stands for the number of the layer.
     expected: Keys of config.json that choose what a model computes, with the
@@ -200,7 +201,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
   )
   family = FAMILIES[family_name]
   rope = _rope_values(config)
-  # `rope_theta` is one of these keys in newer versions of `transformers`.
+  # Newer versions of `transformers` write `rope_theta` into `rope_parameters`.
   values = {**config, **rope}
   for key, expected_value in family.expected.items():
     value = values.get(key, expected_value)
@@ -362,8 +363,8 @@ def tensor_shape(
   """Returns the shape of each tensor that holds a leaf in a checkpoint.
 
   A leaf of the blocks is one tensor per layer in a checkpoint, without the
-  layer axis. Kernels are transposed. The table of learned positions may have
-  more rows in front (`Family.first_position`).
+  layer axis. Kernels are transposed. The table of learned positions has
+  `Family.first_position` more rows in a checkpoint.
 
   Args:
     path: Path of the leaf in the built-in decoder.
@@ -395,8 +396,8 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
 def tensor_name(path: str, layer: int, family: Family) -> str:
   """Returns the name of a leaf's tensor in a checkpoint.
 
-  A leaf of the blocks has one tensor for each layer, which `layer` chooses; for
-  other leaves `layer` is ignored.
+  A leaf of the blocks has one tensor for each layer, and `layer` is the number
+  of the layer. For other leaves `layer` is ignored.
   """
   module_path, _, last_key = path.rpartition("/")
   # The two tables of "embed" are different modules in a checkpoint, so they
@@ -422,7 +423,11 @@ def leaves_of(
     family_name: Name of the family, one of `FAMILIES`.
 
   Returns:
-    Copies of the values by path, sorted by the keys of the paths.
+    Copies of the values by path of the leaf. The paths are in the order in
+    which JAX flattens a nested dict.
+
+  Raises:
+    KeyError: If a tensor is missing.
   """
   family = FAMILIES[family_name]
   leaves = {}

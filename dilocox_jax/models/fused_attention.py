@@ -1,8 +1,8 @@
 """Causal attention that never holds the weights [L, L] of a long sequence.
 
 The function `models.attention.attend` computes the same result as the functions
-here, but holds the weights. It is the fastest on a CPU. The functions here are
-for accelerators:
+here, but holds the weights. On a CPU `attend` is the fastest. The functions
+here are for accelerators:
 
 * "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document per
   sequence.
@@ -110,12 +110,13 @@ def blockwise_attention(
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention for a block of queries at a time.
 
-  Every block of C queries is multiplied with all L keys, so half of the
+  Every block of C queries is multiplied with all L keys, so about half of the
   products are masked. The weights in memory are [B, N, C, L]. The backward pass
   computes them again.
 
-  Source: Rabe and Staats 2021, arXiv 2112.05682, for the memory.
-  Differs: keys are not divided, so no running maximum is needed.
+  Source: Rabe and Staats 2021, arXiv 2112.05682: attention that holds only a
+  part of the weights.
+  Differs: keys are not divided into blocks, so no running maximum is needed.
 
   Args:
     query_BxLxNxK: Queries.
@@ -157,6 +158,8 @@ def _blocks(
 
     block_segments = None if segments is None else block_of(segments)
 
+    # This function takes only the arrays by which the backward pass
+    # differentiates.
     def attend_block(query: Array, key: Array, value: Array) -> Array:
       return attend(
         block_of(query),
@@ -299,6 +302,7 @@ def splash_attention(
       )
       return jnp.swapaxes(mixed_NxLxK, 0, 1)
 
+    # The kernel does not divide the products by sqrt(K), so the queries are.
     return jax.vmap(attend_sequence)(
       query_BxLxNxK * width**-0.5, key_BxLxGxK, value_BxLxGxK, segments_BxL
     )

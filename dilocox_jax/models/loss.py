@@ -38,8 +38,9 @@ class LossModel(NamedTuple):
     logits: (parameters, tokens [B, L]) -> logits [B, L, V]. `as_loss_model`
       sets it for a module that is trained on tokens; None: unknown.
     partition: (path, shape) -> partition of a parameter among the devices of a
-      replica (`distributed.partition_rules`). None: the data shards divide
-      the largest suitable dimension of each large parameter of a user's model.
+      replica (`distributed.partition_rules`). None: each large parameter of a
+      user's model is divided along its largest suitable dimension, among the
+      data shards (devices of a replica that read different examples).
     draws_random: Whether the loss draws random numbers. If so, a batch is a
       `random_loss.KeyedBatch` in training, and a plain batch in evaluations.
   """
@@ -158,6 +159,7 @@ def chunked_token_loss(
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def add_chunk(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
     rows, targets = chunk
+    # `_FILLER` is negative, so it cannot choose a logit.
     log_partition, target = scores(logits(rows), jnp.maximum(targets, 0))
     losses = log_partition - target + z_loss * jnp.square(log_partition)
     return total + jnp.sum(jnp.where(targets == _FILLER, 0, losses)), None

@@ -153,8 +153,8 @@ class _Attention(nnx.Module):
         returned.
       start: Position of the first token.
       segments: Number of each token's segment, its document in the sequence,
-        [B, L] (`models.attention`). None, as always with a `cache`: a sequence
-        is one document.
+        [B, L] (`models.attention`). None: a sequence is one document. With a
+        `cache` it must be None.
     """
     y_TxD = self.norm(x_TxD)
 
@@ -291,9 +291,10 @@ class _Embed(nnx.Module):
   ) -> Float[Array, "T D"]:
     """Returns the residual stream before the first layer: a row for each token.
 
-    A row is that of the token in the token table, plus that of its position in
-    the table of positions, if there is one. A token outside the
-    vocabulary, or a position beyond the end of its table, gives a row of NaN.
+    The token table has a row for each token of the vocabulary. If there is a
+    table of learned positions, the row of the token's position is added. A
+    token outside the vocabulary, or a position beyond the end of its table,
+    gives a row of NaN.
 
     Args:
       tokens_BxL: The tokens.

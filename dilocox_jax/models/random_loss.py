@@ -47,8 +47,9 @@ def draws_random(loss: Callable) -> bool:
 def reads_keyed_batch(loss: Callable) -> Callable[[Any, Any], Array]:
   """Converts a loss (model, batch, key) into a function (model, batch).
 
-  The key is that of the batch's first row, and None if the batch is no
-  `KeyedBatch`.
+  If the function gets a `KeyedBatch`, it passes the plain batch and the key of
+  the batch's first row to the loss. It passes any other batch as it is, with
+  None as the key.
   """
 
   def keyed_loss(model: Any, batch: Any) -> Array:

@@ -33,24 +33,25 @@ def generate(
   """Draws the tokens that follow a prompt.
 
   Args:
-    model: Model with a function `decode`.
+    model: Model whose `decode` is not None.
     params: Parameters of the model.
     prompt_BxL: Token ids of B texts with L tokens each, at least one token.
     num_tokens: Number of tokens to draw for each text, 0 or more.
     key: Random key; the same key gives the same tokens.
-    temperature: Divisor of the logits before the softmax; 0 always takes the
-      likeliest token.
+    temperature: Divisor of the logits before the softmax, 0 or more; 0 always
+      takes the likeliest token.
     top_p: Draw only among the likeliest tokens that together have this
-      probability (`draw_token`); 1: among all tokens.
+      probability (`draw_token`), from 0 to 1; 1: among all tokens.
 
   Returns:
-    The new tokens [B, num_tokens], int32. Where `draw_token` gives `NO_TOKEN`
-    (-1), the later tokens of this text are meaningless.
+    The new tokens [B, num_tokens], int32. If the model's logits are NaN, a
+    token is `NO_TOKEN` (-1), and the later tokens of this text are meaningless.
 
   Raises:
     ValueError: One line, if the model cannot decode or has too few positions,
-      if the prompt is empty or has ids outside the vocabulary (not checked
-      under `jax.jit`), or if a number is outside its limits.
+      if the prompt is no array of integers [B, L] or is empty, if it has ids
+      outside the vocabulary, or if a number is outside its limits. Under
+      `jax.jit` the ids are not checked.
   """
   decode = model.decode
   if decode is None:
@@ -156,9 +157,10 @@ def draw_token(
   Args:
     logits_BxV: Logits of any float type. A token with -inf is never drawn.
     key: Random key.
-    temperature: Divisor of the logits; 0 takes the likeliest token.
+    temperature: Divisor of the logits, 0 or more; 0 takes the likeliest token.
     top_p: Draw only among the smallest set of the likeliest tokens that has
-      this probability together, at least one. The lower id wins a tie.
+      this probability together, from 0 to 1. The set has at least one token.
+      Of two equal probabilities, that of the lower id comes first.
 
   Returns:
     The tokens [B], int32. A row with a NaN, or with only -inf, gives `NO_TOKEN`
@@ -202,10 +204,10 @@ def _drawn(
     scaled_BxV = logits_BxV / temperature - highest_Bx1 / temperature
   else:
     scaled_BxV = (logits_BxV - highest_Bx1) / temperature
-  # Two cases are set by hand, because 0 / 0 and inf / inf are NaN. The
-  # temperature may have been rounded to 0, and then the likeliest token gets 0.
-  # It may have been rounded to inf, and then a logit of -inf stays -inf. If the
-  # highest logit is inf, all lower logits get -inf.
+  # Two cases are set by hand, because the division may give NaN for them: 0 / 0
+  # at a temperature rounded to 0, inf / inf at one rounded to inf. A token that
+  # cannot be drawn gets -inf: a logit of -inf, or any logit below one of inf.
+  # The likeliest token gets 0.
   is_out_BxV = (logits_BxV == -jnp.inf) | (highest_Bx1 == jnp.inf)
   scaled_BxV = jnp.where(is_out_BxV, -jnp.inf, scaled_BxV)
   scaled_BxV = jnp.where(logits_BxV == highest_Bx1, 0.0, scaled_BxV)

@@ -88,8 +88,8 @@ class StoredTensor:
       rows: Neighboring rows, indices of the first axis. A scalar has one row.
 
     Yields:
-      A slice of the block's rows, where 0 is the first row of `rows`, and the
-      values of these rows, [block rows, ...].
+      A pair: the slice of the block's rows, counted from the first row of
+      `rows`, and the values of these rows, [block rows, ...].
     """
     num_rows, *row_shape = self.shape or (1,)
     row_bytes = math.prod(row_shape) * self.dtype.itemsize
@@ -301,7 +301,8 @@ def divided_among_files(
 
   Returns:
     The tensors of each file, by name of the file. A single file is named
-    `TENSORS_FILE`, several are named like "model-00001-of-00002.safetensors".
+    "model.safetensors", several are named like
+    "model-00001-of-00002.safetensors".
   """
   groups: list[list[TensorShape]] = [[]]
   num_bytes = 0
@@ -323,7 +324,7 @@ def divided_among_files(
 def write_index(
   folder: pathlib.Path, tensors_by_file: Mapping[str, list[TensorShape]]
 ) -> None:
-  """Writes the index, which names the file of each tensor."""
+  """Writes `model.safetensors.index.json`, which names each tensor's file."""
   weight_map = {}
   total_bytes = 0
   for file_name, tensors in tensors_by_file.items():

@@ -68,7 +68,7 @@ def token_limits(
     f"the model returns {returned} for tokens {list(shape)}: without loss= it "
     "must return logits [sequences, tokens, vocabulary]",
   )
-  token_variable = traced.jaxpr.invars[-1]
+  token_variable = traced.jaxpr.invars[-1]  # The last argument: the tokens.
   table_rows = _rows_of_tables(traced.jaxpr, {token_variable})
   return TokenLimits(
     num_logits=result.shape[-1], table_rows=min(table_rows, default=None)

@@ -97,7 +97,7 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
   def dot_general(
     path: str, x: Array, kernel: Array, *args: Any, **kwargs: Any
   ) -> Array:
-    del args, kwargs
+    del args, kwargs  # The dimensions to contract, and the precision.
     return multiply(path, x, kernel)
 
   for path, layer in nnx.iter_modules(module):
@@ -173,6 +173,9 @@ def build_model(
   def init(key: Array) -> Params:
     return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
 
+  # These functions put parameters into modules whose structure is known. The
+  # leaves of `abstract.blocks` are those of all layers, stacked. `one_block`
+  # gets the leaves of one layer.
   abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
   table = bound_module(abstract.embed)
   one_block = bound_module(abstract.blocks)
@@ -186,6 +189,7 @@ def build_model(
   def block(
     layer: Params, x_TxD: Array, length: int, segments: Segments = None
   ) -> Array:
+    # If the layer has adapters, `multiply` adds their part to each product.
     layer, multiply = split_layer(layer)
     bound = one_block(layer)
     if multiply is not None:

@@ -56,7 +56,8 @@ class StoredCheckpoint:
   Attributes:
     shape: Sizes of the model.
     family_name: Name of the family, one of `families.FAMILIES`.
-    tensors: The tensors by name, which fit the model.
+    tensors: The tensors by name. `open_checkpoint` has checked that they fit
+      the model.
   """
 
   shape: ModelShape
@@ -79,13 +80,15 @@ class StoredCheckpoint:
 
     Raises:
       ValueError: One line, if a value of the part is not finite, or if the part
-        is of the embedding and a tied head differs from it.
+        belongs to the embedding and differs from the checkpoint's tied head.
     """
     leaf_shape = self.shape.parameter_shapes[path]
     ranges = [
       range(*axis_slice.indices(size))
       for axis_slice, size in zip(index, leaf_shape, strict=True)
     ]
+    # `index` may have None or negative bounds. The bounds of `slices` are
+    # numbers from 0.
     slices = [slice(axis.start, axis.stop) for axis in ranges]
     part = np.empty([len(axis) for axis in ranges], np.float32)
     if not families.is_stacked(path):
@@ -109,7 +112,7 @@ class StoredCheckpoint:
       # Checkpoints have kernels [outputs, inputs], and the built-in decoder has
       # kernels [inputs, outputs].
       slices = slices[::-1]
-      part = part.T
+      part = part.T  # A view, so values are written into the caller's array.
     rows, *columns = slices
     if path == families.POSITIONS:
       offset = family.first_position
@@ -165,8 +168,9 @@ def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
 
   Raises:
     ValueError: One line, if a file is missing or damaged, if the built-in
-      decoder cannot compute the model, or if a tensor is missing, has another
-      shape, has no floats, or belongs to no parameter.
+      decoder cannot compute the model, if the extra `weights` is not installed,
+      or if a tensor is missing, has another shape, has no floats, or belongs to
+      no parameter.
   """
   config = json_file(folder / CONFIG_FILE)
   shape = families.shape_of(config)
@@ -183,7 +187,7 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     Sizes of the model, and its parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, for the reasons of `open_checkpoint`, or if a value is
+    ValueError: One line, for the reasons of `open_checkpoint`, if a value is
       not finite, or if a tied head differs from the embedding.
   """
   checkpoint = open_checkpoint(folder)
@@ -199,9 +203,9 @@ def write_checkpoint(
   """Writes a checkpoint for `transformers`, tensor by tensor.
 
   Args:
-    folder: Folder to write into, which must exist. A checkpoint that an
-      earlier call wrote there is replaced, if its files have the names of the
-      new ones.
+    folder: Folder to write into, which must exist. It may have a checkpoint of
+      an earlier call, whose files are replaced. If one of these files has
+      another name than the new files, the folder is refused.
     shape: Sizes of the model.
     params: Parameters of the model, a nested dict. `np.asarray` is called on
       each leaf only when it is written.

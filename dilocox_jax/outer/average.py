@@ -39,10 +39,10 @@ def averaged(
 ) -> optax.GradientTransformationExtraArgs:
   """Wraps an optimizer so that it also averages the parameters it updates.
 
-  The updates stay the same. The average of x_1, ..., x_t, the parameters after
-  each update, gives x_s a weight of about s^power. For power = 1, x_1, x_2 and
-  x_3 have the weights 1/6, 2/6 and 3/6. The average lags behind the newest
-  parameters by about 1 / (power + 2) of the updates so far.
+  The updates stay the same. Let x_s be the parameters after update s. Their
+  weight in the average is about proportional to s^power. For power = 1, x_1,
+  x_2 and x_3 have the weights 1/6, 2/6 and 3/6. The average lags behind the
+  newest parameters by about 1 / (power + 2) of the updates so far.
 
   Args:
     optimizer: Makes the updates.
@@ -174,16 +174,21 @@ def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
 def check_outermost(optimizer: Tree) -> None:
   """Raises ValueError if a run would not find the average in a state.
 
-  That is so if the state, `optimizer`, is
+  The run looks for an `AverageState`. There are two mistakes:
 
-  - a schedule-free optimizer's, without the wrapper `schedule_free`, or
-  - no `AverageState` itself, but contains one, e.g. as a part of a chain.
+  - The optimizer is schedule-free, and is not wrapped in `schedule_free`.
+  - The state contains an `AverageState` but is not one itself. For example, the
+    average is kept by one part of a chain.
+
+  Args:
+    optimizer: State of an optimizer.
   """
   require(
     not isinstance(optimizer, ScheduleFreeState),
     "a schedule-free optimizer evaluates its average and not its newest "
     "parameters: wrap it, dilocox_jax.schedule_free(optimizer)",
   )
+  # If the state itself is an `AverageState`, it is the only node.
   nodes = jax.tree.leaves(
     optimizer, is_leaf=lambda node: isinstance(node, AverageState)
   )

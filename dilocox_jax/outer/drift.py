@@ -119,6 +119,8 @@ def disagreement(
 ) -> Disagreement:
   """Computes how much the pseudo-gradients of one fragment differ, on the host.
 
+  Replicas that were left out of the mean must not be among the M replicas.
+
   Args:
     own_squared: Squared norm of each replica's sent pseudo-gradient, [M].
     apart_squared: Squared distance of each replica's sent pseudo-gradient from
@@ -139,7 +141,7 @@ def disagreement(
     cosine = dot_products / norm_products
   has_cosine = has_one_mean and num_replicas > 1 and np.isfinite(cosine)
   return Disagreement(
-    float(cosine) if has_cosine else None,
-    math.sqrt(np.mean(np.asarray(apart_squared, np.float64))),
-    math.sqrt(squared_mean_norm),
+    cosine=float(cosine) if has_cosine else None,
+    disagreement=math.sqrt(np.mean(np.asarray(apart_squared, np.float64))),
+    pseudo_gradient_norm=math.sqrt(squared_mean_norm),
   )

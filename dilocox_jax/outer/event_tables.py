@@ -3,8 +3,9 @@
 A fragment is a part of the parameters. It is *sent* when its pseudo-gradient is
 measured, and *applied* when the mean is used. The optax transform of an inner
 step (`step_transform`) is compiled once for all steps, so it looks up the
-fragment by a traced step number. One table has the first rounds, which may
-differ from each other, and one has a round that repeats forever.
+fragment by a traced step number. A table has two arrays: one for the first
+rounds, which may differ from each other, and one for a round that repeats
+forever.
 """
 
 import dataclasses
@@ -22,16 +23,17 @@ _MOST_STEPS = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class EventTable:
-  """Says after each inner step which fragment is sent, or which is applied.
+  """Says which fragment is sent after each inner step, or which is applied.
 
-  A fragment is a part of the parameters. It is sent when its pseudo-gradient is
-  measured.
+  A table is either for sends or for applies. A fragment is a part of the
+  parameters. It is sent when its pseudo-gradient is measured.
 
   Attributes:
-    first: Number of the fragment after inner step 0, 1, ..., up to the step
-      after which all rounds are alike; -1: no fragment. int32 [steps + 1].
-    repeated: Number of the fragment after step 1, 2, 3, ... of a round that
-      repeats; -1: no fragment. int32 [H].
+    first: For the first rounds, which may differ from each other. Entry s is
+      the number of the fragment after inner step s of the run; -1: no fragment.
+      int32 [steps of the first rounds + 1].
+    repeated: For every later round. Entry 0 is the number of the fragment after
+      the first inner step of the round, and so on; -1: no fragment. int32 [H].
   """
 
   first: np.ndarray
@@ -63,8 +65,8 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
 
   Raises:
     ValueError: If the schedule does not say from which round on its rounds are
-      alike, if they become alike only after about a million steps, or if it has
-      two events of this kind after the same step.
+      alike, if they become alike only after more than a million steps, or if
+      two fragments are sent (or applied) after the same step.
   """
   require(
     schedule.steady_round is not None,
@@ -72,6 +74,7 @@ def event_table(schedule: SyncSchedule, kind: str) -> EventTable:
     "alike: let the schedule state steady_round, or take "
     "dilocox_jax.make_rounds",
   )
+  # All rounds after inner step `start` are alike, and have `interval` steps.
   start = schedule.steady_step
   _, interval = schedule.round_at(start)
   num_steps = start + interval

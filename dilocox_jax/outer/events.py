@@ -48,20 +48,22 @@ def measure_apply_send(
 ) -> tuple[FragmentState, Tree, ExchangeResult | None]:
   """Measures a pseudo-gradient, perhaps applies a mean, and then sends.
 
-  To send means here only to keep the new pseudo-gradient in `state.in_flight`;
-  nothing goes over the link.
+  To send means here only to keep the new pseudo-gradient in `state.in_flight`.
+  A caller exchanges it later, except that `exchange_at_once` exchanges it
+  during this call.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     state: State of the fragment.
     inner: The replica's own parameters of the fragment.
     in_flight: Pseudo-gradients of the fragment in flight before this call, the
-      oldest first, with the one whose mean `apply` applies.
+      oldest first. They include the one whose mean `apply` applies, if any.
     apply: Called after measuring; for example the result of `apply_arrived`,
       `exchange_at_once` or `apply_nothing_yet`.
-    num_arrived: How many pseudo-gradients to remove from those in flight, the
-      oldest first and the new one last: 1 if `apply` applies a mean, or if the
-      oldest is a placeholder of zeros; otherwise 0.
+    num_arrived: How many pseudo-gradients are no longer in flight after this
+      call. They are removed, the oldest first; the new one counts as the last.
+      The number is 1 if `apply` applies a mean, or if the oldest one is a
+      placeholder of zeros. Otherwise it is 0.
 
   Returns:
     The new state; the replica's new parameters of the fragment; the result that
@@ -74,9 +76,10 @@ def measure_apply_send(
 
 
 def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
-  """Returns a function that averages and applies a new pseudo-gradient.
+  """Returns a function that averages pseudo-gradients and applies the mean.
 
-  The function is the argument `apply` of `measure_apply_send` for tau = 0.
+  The function is the argument `apply` of `measure_apply_send` for tau = 0: the
+  mean is that of the pseudo-gradients that were just measured.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -98,8 +101,8 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
-    arrived: The result of the exchange, which contains the mean, and the
-      aggregator's new state.
+    arrived: A pair, as `OuterStep.exchange` returns it: the result of the
+      exchange with the mean in it, and the aggregator's new state.
   """
   result, exchange = arrived
 
@@ -114,9 +117,10 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
 def apply_nothing_yet(outer: OuterStep) -> Apply:
   """Returns an `apply` of `measure_apply_send` for a send without a mean.
 
-  The function changes nothing, except under a rule that applies at the first
-  send (`ApplyRule.applies_at_first_send`): there it takes the outer step with a
-  mean of zeros, so only the new pseudo-gradient changes the parameters.
+  With most rules, the function changes nothing. With a rule that applies at the
+  first send (`ApplyRule.applies_at_first_send`), the function takes an outer
+  step with a mean of zeros. Then only the new pseudo-gradient changes the
+  parameters.
   """
 
   def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:

@@ -64,15 +64,15 @@ Fragmentation = Callable[[str], int] | Fragments
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FragmentView:
-  """Cuts fragments (parts of the parameters) out of trees, puts them back.
+  """Cuts fragments (parts of the parameters) out of trees and puts them back.
 
   A view is a pytree without leaves, so it can be a part of a transform's state.
 
   Attributes:
     count: Number of fragments, P.
-    fragments: Function from a leaf's path to the number of its fragment, or a
-      `Fragments` (slices, or layers). None: every fragment is some whole
-      leaves, and their total sizes are about equal.
+    fragments: Function from a leaf's path to the number of its fragment. Or a
+      `Fragments`, which divides the tree into slices or layers. None: every
+      fragment is some whole leaves, and their total sizes are about equal.
   """
 
   count: int
@@ -101,8 +101,10 @@ class FragmentView:
   def groups(self) -> list[int]:
     """The group of each fragment, [P]; fragments of a group have equal shapes.
 
-    Groups are 0, 0, ..., 0 for slices; 0, 1, ..., 1 for layers, as fragment 0
-    is everything outside of "blocks"; and 0, 1, ..., P - 1 for whole leaves.
+    - Slices have the groups 0, 0, ..., 0.
+    - Layers have the groups 0, 1, ..., 1: fragment 0 is everything outside of
+      "blocks", and is a group of its own.
+    - Fragments of whole leaves have the groups 0, 1, ..., P - 1.
     """
     if self._slices:
       return [0] * self.count
@@ -117,9 +119,10 @@ class FragmentView:
       fragment: Number of the fragment, from 0.
 
     Returns:
-      The number of a slice (int32 scalar), or the numbers of a fragment's
-      layers, [K] int32, filled up with `num_layers`, the number of no layer.
-      None for all other fragments.
+      For a slice, its number (int32 scalar). For a fragment of layers, the
+      numbers of its layers, int32 [K], where K is the largest number of layers
+      in a fragment. If this fragment has one layer less, the last entry is
+      `num_layers`, which is not a layer. None for all other fragments.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -137,16 +140,20 @@ class FragmentView:
       index: Result of `index` for the fragment; it may be traced.
 
     Returns:
-      A tree like `tree`. Leaves are slices, or have K layers, or are whole; an
-      `optax.MaskedNode` stands for leaves of other fragments.
+      A tree like `tree`. Each leaf is a slice, or has the K layers of the
+      fragment, or is whole. An `optax.MaskedNode` stands for each leaf of other
+      fragments.
     """
     if slices := self._slices:
 
       def take_slice(path, leaf: Array) -> Array:
-        # rows is [..., parts, P, rows of a part, ...]; axis + 1 is the axis P
-        # of the slices.
+        # `rows` is [..., parts, P, rows of a part, ...] (`Fragments.slices`).
+        # Axis `axis` is that of the parts, and the next one is that of slices.
         rows, axis = _in_slices(path, leaf, slices)
-        rows = jax.lax.dynamic_index_in_dim(rows, index, axis + 1, False)
+        rows = jax.lax.dynamic_index_in_dim(
+          rows, index, axis=axis + 1, keepdims=False
+        )
+        # The rows of all parts become one axis.
         return _joined(rows, axis, 2)
 
       return jax.tree_util.tree_map_with_path(take_slice, tree)
@@ -176,8 +183,8 @@ class FragmentView:
       def put_slice(path, new, old: Array) -> Array:
         if is_masked(old):  # `optax.masked` hides this leaf.
           return old
-        # rows is [..., parts, P, rows of a part, ...]; axis + 1 is the axis P
-        # of the slices.
+        # `rows` is [..., parts, P, rows of a part, ...] (`Fragments.slices`).
+        # Axis `axis` is that of the parts, and the next one is that of slices.
         rows, axis = _in_slices(path, old, slices)
         new = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
         put_in = jax.lax.dynamic_update_index_in_dim
@@ -216,6 +223,8 @@ class FragmentView:
     if slices := self._slices:
 
       def join(path, leaf, *leaf_slices: Array) -> Array:
+        # `shape` is [..., parts, P, rows of a part, ...] (`Fragments.slices`).
+        # Axis `axis` is that of the parts. A single slice has no axis P.
         shape, axis = slices.slices(path_name(path), leaf.shape)
         slice_shape = (*shape[: axis + 1], *shape[axis + 2 :])
         rows = jnp.stack(
@@ -230,10 +239,10 @@ class FragmentView:
     return whole
 
   def check(self, params: Tree) -> None:
-    """Raises ValueError if a tree cannot be trained, or not divided this way.
+    """Raises ValueError if a tree cannot be trained, or cannot be divided.
 
-    It raises, for example, if a leaf is no array of real floats, or if a
-    fragment of whole leaves has no leaf.
+    For example, a leaf is no array of real floats, or a fragment of whole
+    leaves has no leaf.
 
     Args:
       params: Parameters of one replica, or their shapes and types.
@@ -252,10 +261,13 @@ class FragmentView:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group (`groups`) of each leaf by path; {} if sliced or empty.
+    """Returns the group (`groups`) of each leaf by path.
+
+    The result is {} if every fragment is a slice of every leaf, because no leaf
+    belongs to one group then.
 
     Args:
-      shapes: Leaf shapes by path.
+      shapes: Leaf shapes by path. If there are none, the result is {}.
 
     Raises:
       ValueError: If `fragments` is a function that gives a leaf a number
@@ -305,8 +317,9 @@ def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
   # Fragment 0 is everything outside of "blocks". All other fragments have equal
   # shapes, so fragment 1 stands for them.
   for number, place in ((0, "outside of"), (1, "below")):
-    values = fragments.shapes(number, shapes).values()
-    if not any(map(math.prod, values)):
+    fragment_shapes = fragments.shapes(number, shapes).values()
+    has_values = any(map(math.prod, fragment_shapes))
+    if not has_values:
       problems.append(
         f"no leaf {place} {BLOCKS!r} has a value for fragment {number}"
       )

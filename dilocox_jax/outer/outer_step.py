@@ -127,7 +127,8 @@ class OuterStep:
     """Returns the first state of a fragment, of which nothing was sent yet.
 
     Raises:
-      ValueError: If `outer.average.check_outermost` refuses the optimizer.
+      ValueError: If the optimizer keeps an average of the parameters where the
+        run would not find it (`outer.average.check_outermost`).
     """
     optimizer = self.optimizer.init(params)
     check_outermost(optimizer)
@@ -160,9 +161,9 @@ class OuterStep:
       state: State of the fragment.
       pseudo_gradient: This replica's pseudo-gradient, a tree like the fragment.
       weight: Factor of the pseudo-gradient, a float scalar; 0 leaves the
-        replica out. The mean divides by the number of replicas that are not
-        left out, so their factors should have the mean 1. None: all weights are
-        equal.
+        replica out. The sum is divided by the number of replicas that are not
+        left out, so their weights should have the mean 1. None: all weights
+        are 1.
 
     Returns:
       The result, and the new state of the aggregator.
@@ -183,10 +184,11 @@ class OuterStep:
       weight: Factor of the pseudo-gradient in the mean, as in `exchange`.
 
     Returns:
-      A coroutine with the result of `exchange`. It yields arrays before and
-      after each collective, and the caller sends these arrays back
+      A coroutine that returns the result of `exchange`. It yields arrays before
+      and after each collective, and the caller sends these arrays back to it
       (`Aggregator`). If replicas exchange through a mailbox (a shared folder or
-      bucket), it yields each message instead, and the caller sends the reply.
+      bucket), the coroutine yields each message instead, and the caller sends
+      back the reply.
     """
     values = pseudo_gradient
     if weight is not None:
@@ -261,19 +263,22 @@ class OuterStep:
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
     """Returns the new correction, which inner steps add to the parameters.
 
-    If this replica is not in the mean, its correction stays as it was. Without
-    a filter, a replica that has sent only zeros counts as not in the mean.
+    If this replica was left out of the mean, its correction stays as it was.
+    Without a filter (`ExchangeResult.is_left_out` is None), a replica that has
+    sent only zeros counts as left out.
 
     Args:
       correction: The correction before, a tree like the fragment.
       result: Result of `exchange`.
     """
     assert self.rule.correct is not None, "the rule corrects nothing"
-    # Without this replica, the mean does not say how far it is from the others.
+    # A mean without this replica does not tell how far this replica is from the
+    # others.
     norm = squared_norm(result.sent)
     if result.is_left_out is None:
-      # Zeros may come from a replica whose message is not in the mean
-      # (`ExchangeResult.sent`), so one that has learned nothing counts as such.
+      # A replica that was left out has sent zeros or values that are not finite
+      # (`ExchangeResult.sent`). One that has learned nothing also sends zeros,
+      # and cannot be told apart.
       is_in_mean = jnp.isfinite(norm) & (norm > 0)
     else:
       is_in_mean = jnp.isfinite(norm) & ~result.is_left_out

@@ -27,8 +27,8 @@ class ExchangeResult(NamedTuple):
     retained: The part of `own` that was not sent and stays in the replica's
       parameters; None: nothing stays.
     observed: Arrays that the aggregator wants recorded, by name; None: none.
-    is_left_out: Whether a filter left this replica out of the mean; None: there
-      is no filter.
+    is_left_out: Whether a filter of outliers left this replica out of the mean;
+      None: there is no filter.
   """
 
   mean: Tree
@@ -78,7 +78,7 @@ class ApplyRule(NamedTuple):
   Attributes:
     measure: Function (outer, unapplied, inner) -> pseudo-gradient. `outer` are
       the outer parameters, and `inner` the replica's own. `unapplied` is the
-      sum of the pseudo-gradients that the replica has sent, and whose means are
+      sum of the pseudo-gradients that the replica has sent and whose means are
       not applied yet.
     gradient: Function (result, fresh) -> gradient for the outer optimizer.
       `result` is the `ExchangeResult` that is applied. `fresh` is the
@@ -89,8 +89,9 @@ class ApplyRule(NamedTuple):
     is_shared: Whether all replicas have the same outer parameters. False: each
       replica has its own, and its own outer optimizer's state.
     correct: Function (correction, result) -> new correction, called at every
-      outer step that applies a result. The correction, at first zeros, is added
-      to the replica's parameters after each inner step. None: nothing is added.
+      outer step that applies a result. The correction is a tree that is added
+      to the replica's parameters after each inner step; at first it is zeros.
+      None: nothing is added.
     applies_at_first_send: Whether the outer step is also taken at the first
       send of a fragment, before a mean has arrived. `result` is then all zeros,
       so only `fresh` changes the parameters. This needs tau = H.
@@ -107,10 +108,10 @@ class ApplyRule(NamedTuple):
 def reset_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica takes over the new outer parameters.
 
-  If the mean comes a round late (tau = H), the replica drops its progress in
-  the round that ends. This progress was measured just before, so it comes back
-  in the mean that is applied a round later. With tau between 0 and H, the
-  progress since the send is lost.
+  The replica drops what it has learned since it sent. With tau = 0 this is
+  nothing. With tau between 0 and H it is lost. With tau = H it is the progress
+  of a whole round. This progress is measured and sent just before it is
+  dropped, so it comes back in the mean that is applied a round later.
 
   Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263 (tau =
   H), in one of the two ways in which that paper can be read.
@@ -126,9 +127,10 @@ def reset_rule(method: Method, axis_name: str) -> ApplyRule:
 def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica keeps what it learned since it sent.
 
-  The outer parameters move from a to b. The replica at w makes the same move,
-  but takes back its own sent progress, which is already in this move, by adding
-  its pseudo-gradient d. It goes on from w + (b - a) + d.
+  The outer parameters move from a to b. The replica at w makes the same move.
+  This move already contains the progress that the replica has sent. So the
+  replica takes this progress back, by adding its pseudo-gradient d. It goes on
+  from w + (b - a) + d.
 
   Example in one dimension, with outer learning rate 1: the outer parameter is
   a = 10. At the send the replica is at 8, so d = 10 - 8 = 2. The mean of all
@@ -137,13 +139,13 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   replica's progress of -0.5 since the send.
 
   With tau >= H the replica measures its next pseudo-gradient before this mean
-  is applied, and leaves out d: at w = 7.5 it is (10 - 2) - 7.5 = 0.5. With
-  tau = 0 the rule is `reset_rule`.
+  is applied, and leaves out d. At w = 7.5 this next pseudo-gradient is
+  (10 - 2) - 7.5 = 0.5. With tau = 0 the rule is `reset_rule`.
 
   Source: LOSCAR-SGD, Maziane et al., 2026, arXiv 2605.20866, with a proof of
   convergence: its "delay-corrected merge" of a shared subset of coordinates
-  (recalled). At tau = H, DiLoCoX, arXiv 2506.21263, in the second of the two
-  ways in which that paper can be read.
+  (cited from memory). At tau = H, DiLoCoX, arXiv 2506.21263, in the second of
+  the two ways in which that paper can be read.
   Differs: with tau >= H, a new pseudo-gradient leaves out those in flight.
 
   Args:
@@ -166,7 +168,7 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
 
 
 def mix_rule(method: Method, axis_name: str) -> ApplyRule:
-  """Returns the rule by which a replica mixes its own and outer parameters.
+  """Returns the rule by which a replica mixes its parameters with outer ones.
 
   The replica goes on from alpha * w + (1 - alpha) * b, with its own parameters
   w and the new outer parameters b.
@@ -191,13 +193,14 @@ def mix_rule(method: Method, axis_name: str) -> ApplyRule:
 def eager_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule of eager updates: only the others' part is a round old.
 
-  In round t, replica m of M has the pseudo-gradient d_m(t), and its outer
-  optimizer gets the gradient
+  In round t, replica m of M has the pseudo-gradient d_m(t). Its outer optimizer
+  gets the gradient
 
     g_m(t) = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 
-  which is the mean of the round before, with the replica's own part replaced by
-  its newest one. The two terms in parentheses are never compressed.
+  This is the mean of the round before, in which the newest pseudo-gradient of
+  the replica has replaced its old one. The two terms in parentheses are never
+  compressed.
 
   Source: Kale et al., 2025, arXiv 2502.12996.
 

@@ -67,8 +67,9 @@ def outer_params(state: Tree, params: Tree) -> Tree:
   """Returns the model to evaluate and to keep: the outer parameters.
 
   If the outer optimizer keeps a running average (`outer.average`), the average
-  is returned instead. A method that averages gradients has no outer parameters:
-  it gives the inner optimizer's running average, or `params` if there is none.
+  is returned instead. A method that averages gradients has no outer parameters.
+  For such a method the result is the inner optimizer's running average, or
+  `params` if there is none.
 
   Args:
     state: State of one replica, or of all replicas with a replica axis. It may
@@ -78,10 +79,10 @@ def outer_params(state: Tree, params: Tree) -> Tree:
       state has one.
 
   Returns:
-    A tree like `params`, with a replica axis if they have one. Replicas have
-    equal values, unless the method gives each its own outer parameters, as the
-    rule "eager" and exchanges in pairs do. Leaves that the transform does not
-    train are copied from `params`.
+    A tree like `params`, with a replica axis if they have one. All replicas
+    have equal values, unless each replica has its own outer parameters, as with
+    the rule "eager" or with exchanges in pairs. Leaves that the transform does
+    not train are taken from `params`.
 
   Raises:
     ValueError: If `state` contains no state of a transform of this package.
@@ -154,13 +155,14 @@ def on_trained_leaves(
   """Hides untrained leaves from a transform, as `optax.masked` does.
 
   Untrained leaves are integers, booleans, and those that `trainable` excludes.
-  They get updates of zeros.
+  Their updates are zeros.
 
   Args:
     transform: A transform for trees in which `optax.MaskedNode()` stands for
       every hidden leaf.
-    trainable: Function from the path of a leaf of real floats, such as
-      "blocks/attention/query", to whether it is trained; None: each is.
+    trainable: Function (path of a leaf, e.g. "blocks/attention/query") ->
+      whether the leaf is trained. It decides only about leaves of real floats.
+      None: all of these are trained.
 
   Returns:
     A transform whose `init` raises ValueError for a leaf that is neither a real
@@ -188,13 +190,13 @@ def on_trained_leaves(
 def trained(
   tree: Tree, params: Tree, trainable: Callable[[str], bool] | None = None
 ) -> Tree:
-  """Replaces the leaves that are not trained by `optax.MaskedNode()`.
+  """Returns a tree with `optax.MaskedNode()` for each leaf that is not trained.
 
   Args:
     tree: A tree like the parameters, such as their updates.
     params: Parameters. Integers and booleans are not trained.
-    trainable: Function from the path of a leaf of real floats to whether it is
-      trained; None: each is.
+    trainable: Function (path of a leaf) -> whether the leaf is trained. It
+      decides only about leaves of real floats. None: all of these are trained.
   """
 
   def mask_if_hidden(path: Any, param: Any, leaf: Any) -> Any:

@@ -64,11 +64,14 @@ def pseudo_gradient_steps(
 
   Returns:
     A transform for the code of one replica, mapped over the axis
-    `outer.axis_name`. Its state is a `StepState`. Its update raises ValueError
-    if it does not get the parameters, or is not mapped.
+    `outer.axis_name`. Its state is a `StepState`. Its `init` raises ValueError
+    if the parameters cannot be divided as `view` says. Its `update` raises
+    ValueError if it does not get the parameters, or is not mapped.
 
   Raises:
-    ValueError: If `outer.event_tables.event_table` refuses the schedule.
+    ValueError: If the schedule does not suit a transform of single steps, for
+      example because it sends two fragments after one inner step
+      (`outer.event_tables.event_table`).
   """
   inner = optax.with_extra_args_support(inner)
   fragment_events = _FragmentEvents(outer, view)
@@ -196,7 +199,9 @@ class _FragmentEvents:
     if not self.schedule.is_whole_rounds:
       apply = functools.partial(self._apply, params)
       operand = self._switch(applied, apply, operand)
-    send = functools.partial(self._send, params, applied >= 0)
+    # The table applies a fragment only if the fragment was sent tau steps ago.
+    was_sent = applied >= 0
+    send = functools.partial(self._send, params, was_sent)
     return self._switch(self.sends.fragment_at(step), send, operand)
 
   def _switch(
@@ -205,14 +210,15 @@ class _FragmentEvents:
     """Sends or applies the fragment of a traced number, with `lax.switch`.
 
     If `number` is -1, nothing happens. `event` is a function (cut, moves, state
-    of the fragment) -> (new moves, new state). A cut is the fragment's group,
-    and its index in the group.
+    of the fragment) -> (new moves, new state) that sends or applies. A cut is
+    the fragment's group, and its index in the group.
     """
+    _, fragments = operand
     branches = [_unchanged]
-    for group, state in enumerate(operand[1]):
+    for group, state in enumerate(fragments):
       change = functools.partial(self._change, event, group, number)
-      # A fragment may be empty: a tree of one number, cut into two slices,
-      # leaves no value for the second slice.
+      # A fragment without values has nothing to send. For example, its only
+      # leaf may have the shape [0].
       branches.append(change if has_values(state.params) else _unchanged)
     # Branch 0 changes nothing, so the branch of a group is its number + 1.
     index = jnp.where(number >= 0, jnp.asarray(self.groups)[number] + 1, 0)
@@ -230,12 +236,14 @@ class _FragmentEvents:
     members = self.members[group]
     index = self._indices(members)
     state = fragments[group]
-    row = 0
+    row = 0  # Position of the fragment in the stacked state of its group.
     if len(members) > 1:
       row = jnp.clip(number - members[0], 0, len(members) - 1)
       take = jax.lax.dynamic_index_in_dim
       index = index[row]
-      state = jax.tree.map(lambda leaf: take(leaf, row, 0, False), state)
+      state = jax.tree.map(
+        lambda leaf: take(leaf, row, axis=0, keepdims=False), state
+      )
     moves, state = event((group, index), moves, state)
     if len(members) > 1:
       put = jax.lax.dynamic_update_index_in_dim
@@ -249,12 +257,14 @@ class _FragmentEvents:
   ) -> Changed:
     """Measures a pseudo-gradient; also applies a mean if H divides tau.
 
-    With tau = 0 the mean is that of the new pseudo-gradient, otherwise that of
-    the oldest one in flight, which is a placeholder of zeros if `was_sent` is
-    False. `moves` has the additions to `params` so far.
+    With tau = 0, this is the mean of the new pseudo-gradients. With tau = H, 2
+    H, ..., it is the mean of the oldest ones in flight. If `was_sent` is False,
+    the oldest one in flight is only a placeholder of zeros. `moves` has the
+    additions to `params` so far.
     """
     in_flight = state.in_flight
     num_arrived = 1
+    # `depth` is the largest number of pseudo-gradients in flight: 0 if tau = 0.
     if not self.schedule.depth:
       apply = self._apply_at_once(params, moves, cut)
     elif self.schedule.is_whole_rounds:
@@ -265,6 +275,7 @@ class _FragmentEvents:
       in_flight = in_flight[1:]
       num_arrived = 0
       apply = lambda state, inner, fresh: (state, moves, None)  # noqa: E731
+    # `apply` returns `Moves` in place of the replica's new parameters.
     state, moves, _ = events.measure_apply_send(
       self.outer,
       state,
@@ -331,7 +342,7 @@ class _FragmentEvents:
         moves, state = operand
         apply_first = events.apply_nothing_yet(self.outer)
         state, new, _ = apply_first(state, inner, fresh)
-        if new is inner:
+        if new is inner:  # The rule does not apply at the first send.
           return operand
         return self._moved_to(new, params, moves, cut, None), state
 
@@ -359,8 +370,8 @@ class _FragmentEvents:
     They are `moves` with new updates of this fragment. If `result` is not None,
     the fragment's correction, if any, is also new.
     """
-    # Updates may have a wider dtype than the parameters.
     old = self.view.extract(params, *cut)
+    # Updates may have a wider dtype than the parameters, and must keep it.
     like = self.view.extract(moves.updates, *cut)
     change = optax.tree.cast_like(optax.tree.sub(inner, old), like)
     correction = moves.correction

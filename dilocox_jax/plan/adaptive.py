@@ -48,8 +48,8 @@ class RoundSetting:
 class Policy:
   """Chooses the rank and the H of the next rounds from measurements.
 
-  Source: DiLoCoX, arXiv 2506.21263, Algorithm 3 (recalled): r_t is the mean
-  effective rank over some rounds, H_t = H_1 r_t / r_1.
+  Source: DiLoCoX, arXiv 2506.21263, Algorithm 3 (cited from memory): r_t is
+  the mean effective rank over some rounds, H_t = H_1 r_t / r_1.
   Differs: ranks are chosen from a ladder; H follows the bytes, which are not
   quite proportional to the rank.
 
@@ -73,7 +73,7 @@ class Policy:
 
     They are five ranks with the same ratio between neighbors, down to an eighth
     of the first rank. They are rounded, at least 1, and equal ones count once.
-    Examples: 16, 10, 6, 3, 2 and 4, 3, 2, 1.
+    Examples: 16, 10, 6, 3, 2 and 4, 3, 2, 1. The first rank must not be 0.
     """
     lowest = max(1, self.first.rank // 8)
     rungs = {
@@ -87,9 +87,11 @@ class Policy:
   ) -> RoundSetting:
     """Returns the rank and the H of the next rounds.
 
-    The rank is the lowest one of the ladder that is at least the mean measured
-    rank divided by 0.9, else the largest one of the ladder. H differs from the
-    first H only in the mode "rank_and_interval".
+    The mean measured rank is divided by 0.9. The new rank is the lowest one of
+    the ladder that is not below the quotient. If there is none, it is the
+    largest one of the ladder. H differs from the first H only in the mode
+    "rank_and_interval". In the mode "off" do not call this method, because it
+    does not check the mode.
 
     Args:
       measured: Energy ranks of averaged updates (`energy_rank`), one for each
@@ -125,6 +127,8 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Layers of zeros, and leaves that have only such layers, are left out.
   """
   spectra = {}
+  # A layer or a column is in use if the diagonal has an entry there that is not
+  # zero.
   for path, gram in grams.items():
     if np.ndim(gram) != 3:
       continue

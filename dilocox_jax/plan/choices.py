@@ -121,6 +121,7 @@ def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
       yield from _parts(right)
     case ast.Name(name):
       yield name, {}
+    # The argument `**settings` would be a keyword without a name.
     case ast.Call(ast.Name(name), [], keywords) if all(
       keyword.arg for keyword in keywords
     ):

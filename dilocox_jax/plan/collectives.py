@@ -38,10 +38,11 @@ COLLECTIVES.update(
 
 
 def num_slices(shares: str, num_replicas: int, is_coarse: bool) -> int:
-  """Returns into how many slices the messages of a mailbox are cut.
+  """Returns into how many slices each message in a mailbox is cut.
 
-  If messages are cut, replica i averages slice i of all messages, and the other
-  replicas read this part of the mean.
+  A mailbox is a shared folder or bucket. If messages are cut, replica i
+  averages slice i of all messages, and the other replicas read this part of the
+  mean.
 
   Args:
     shares: "on": cut if there are at least 2 replicas. "auto": cut if there are

@@ -30,7 +30,8 @@ class Lora:
       all parameters are trained.
     alpha: alpha in the formula.
     products: Names of the matrix products of a layer that have adapters, joined
-      by commas: query, key, value, output, gate, up, down.
+      by commas, e.g. "query,value". The names are query, key, value, output,
+      gate, up and down.
   """
 
   # R, columns of a and rows of b; 0: no adapters, all parameters are trained.
@@ -63,7 +64,8 @@ class Lora:
     """Returns the shape of every leaf of the adapters, by path.
 
     For example, "blocks/attention/query/lora_a" has the shape [layers, inputs,
-    R], and "blocks/attention/query/lora_b" the shape [layers, R, outputs].
+    rank], and "blocks/attention/query/lora_b" the shape [layers, rank,
+    outputs].
 
     Args:
       model: Shapes of the model's leaves by path. The kernel of a product is at

@@ -34,7 +34,8 @@ _STAGE = (STAGE_AXIS,)
 _TENSOR = (TENSOR_AXIS,)
 _WHOLE = ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
-_BY_LAYER = (STAGE_AXIS, DATA_AXIS, TENSOR_AXIS)
+# All devices of a replica. The devices of a stage have neighboring parts.
+_ALL_BY_STAGE = (STAGE_AXIS, DATA_AXIS, TENSOR_AXIS)
 
 # Vectors with fewer values are not divided (`Division.largest_dimension_spec`).
 # The time to collect their parts would cost more than the memory they take.
@@ -128,16 +129,17 @@ class Division:
   axes ("data", "stage", "tensor") that divide this dimension.
 
   Attributes:
-    num_data_shards: Number of parts into which a stage divides a batch. Data
-      shards also divide the replica's arrays, where the sizes allow.
+    num_data_shards: Number of parts into which a batch is divided. The devices
+      that read different parts are data shards. They also divide the replica's
+      arrays, where the sizes allow.
     num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If not,
       the devices of all stages divide each layer.
     num_tensor_shards: Number of devices that share the matrix products of a
       layer. All of them read the same rows of a batch.
-    leaf_specs: Path and spec of every parameter of a model that is not a
-      decoder of this package. None: the model is such a decoder, and its specs
-      follow from the names of its leaves.
+    leaf_specs: Path and spec of every parameter of a user's model. None: the
+      model is a decoder of this package, and its specs follow from the names of
+      its leaves.
   """
 
   num_data_shards: int = limited(1, at_least=1)
@@ -170,13 +172,14 @@ class Division:
   def spec(self, path: str, shape: tuple[int, ...]) -> Spec:
     """Returns the mesh axes that divide each dimension of a leaf.
 
-    The leaf is a parameter, or belongs to one as an optimizer's moment does.
+    The leaf is a parameter, or an array that belongs to a parameter, such as an
+    optimizer's moment.
 
     Args:
-      path: Keys of the leaf, joined by "/". In front of the parameter's keys
-        there may be others, such as the name of a moment.
-      shape: Shape of the leaf in one replica. In front of the parameter's
-        dimensions there may be others.
+      path: Keys of the leaf, joined by "/". Other keys may stand in front of
+        the parameter's keys, such as the name of a moment.
+      shape: Shape of the leaf in one replica. Other dimensions may stand in
+        front of the parameter's dimensions.
 
     Returns:
       One entry for each dimension of `shape`: the names of the mesh axes that
@@ -202,6 +205,7 @@ class Division:
     `largest_dimension_spec` gives the spec.
     """
     keys = path.split("/")
+    # The path may have other keys in front of the parameter's keys.
     for first in range(len(keys)):
       parameter_spec = self._specs_by_path.get("/".join(keys[first:]))
       if parameter_spec is None:
@@ -315,9 +319,9 @@ class Division:
     The first of these divisions for which all sizes are divisible is taken:
 
     1. Stages divide the layers, data shards the second dimension and tensor
-    shards the third.
+       shards the third.
     2. Stages divide the layers, and data shards and tensor shards together
-    divide the second dimension.
+       divide the second dimension.
     3. All devices together divide one dimension, the first possible one.
 
     Args:
@@ -327,14 +331,14 @@ class Division:
       The mesh axes of each dimension, or None if none of these divisions is
       possible.
     """
-    others = (_WHOLE,) * (len(shape) - 1)
+    others = (_WHOLE,) * (len(shape) - 1)  # All dimensions but one.
     specs: list[Spec] = []
     if len(others) > 1:
       specs.append((_STAGE, _DATA, _TENSOR, *others[2:]))
     if others:
       specs.append((_STAGE, (DATA_AXIS, TENSOR_AXIS), *others[1:]))
     for dimension in range(len(shape)):
-      specs.append((*others[:dimension], _BY_LAYER, *others[dimension:]))
+      specs.append((*others[:dimension], _ALL_BY_STAGE, *others[dimension:]))
     for spec in specs:
       if self.divides(spec, shape):
         return spec
@@ -353,6 +357,9 @@ class StageLayers:
   Attributes:
     num_layers: Number of layers of the model.
     num_stages: Number of pipeline stages, S.
+
+  Raises:
+    ValueError: If there are more stages than layers.
   """
 
   num_layers: int

@@ -21,8 +21,9 @@ def register_model(name: str, shape: ModelShape) -> None:
 
   Args:
     name: The name, e.g. "tiny".
-    shape: Sizes of the model. In a subclass of `ModelShape`, `builder` is the
-      function that builds the model, and `block_shapes` returns the shapes of a
+    shape: Sizes of the model. A `ModelShape` stands for the built-in decoder of
+      these sizes. For another model, pass an instance of a subclass: its
+      `builder` builds the model, and its `block_shapes` returns the shapes of a
       layer's parameters.
 
   Raises:
@@ -45,6 +46,8 @@ def register_model(name: str, shape: ModelShape) -> None:
         f"model {name!r}: builder must take (shape, *, {', '.join(options)}): "
         f"{error}"
       ) from error
+  # Runs are planned with the shapes that `block_shapes` returns. These must be
+  # the shapes of the model that `builder` builds.
   attributes = ("builder", "block_shapes")
   overridden = [
     attribute
@@ -62,8 +65,9 @@ def register_model(name: str, shape: ModelShape) -> None:
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   """Returns the sizes of a model of Streaming DiLoCo.
 
-  We assume that the "hidden dim" of the paper's table is `ff_dim`, which is 4
-  D, and that the head is tied: then the model 35M has 35.3 million parameters.
+  We assume that the "hidden dim" of the paper's table is `ff_dim`, that
+  `ff_dim` is 4 times the model dimension, and that the head is tied. Then the
+  model 35M has 35.3 million parameters.
 
   Source: Douillard et al., 2025, arXiv 2501.18512, table 2.
   """
