@@ -116,8 +116,15 @@ def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
   transform does not train. A `GradientState` gives its average, or `params`.
   """
   if isinstance(state, GradientState):
-    has_average = isinstance(state.inner, AverageState)
-    return state.inner.average if has_average else params
+    if not isinstance(state.inner, AverageState):
+      return params
+    # The average is kept in fp32, whatever the dtype of the parameters is.
+    return jax.tree.map(
+      lambda mean, param: mean if is_masked(mean) else mean.astype(param.dtype),
+      state.inner.average,
+      params,
+      is_leaf=is_masked,
+    )
   group_trees = [
     parameters_to_keep(group_state.optimizer, group_state.params)
     for group_state in state.fragments

@@ -257,6 +257,12 @@ def test_the_model_is_found_inside_wrappers(wrap, tx):
     dx.outer_params(SGD.init(TREE), TREE)
 
 
+def test_an_average_has_the_dtype_of_the_parameters():
+  params = {"a": jnp.zeros(2, jnp.bfloat16)}
+  state = dx.allreduce(dx.averaged(SGD, power=1)).init(params)
+  assert dx.outer_params(state, params)["a"].dtype == jnp.bfloat16
+
+
 def test_an_average_of_averaged_gradients_is_the_model_to_keep():
   tx = dx.allreduce(dx.averaged(SGD, power=1))
   params, state = trained(tx, {"a": jnp.zeros(2)}, num_steps=3)
