@@ -30,9 +30,10 @@ def tokens_unit(largest: float | int) -> tuple[float, str]:
 
 
 def time_unit(seconds: float | int) -> tuple[float, str]:
-  """Returns the divisor and the unit ("h", "min" or "s") of a time.
+  """Returns the divisor and the unit of a time: (60.0, "min") for 90 s.
 
-  It is the largest unit in which the time (seconds) is at least 1, or else s.
+  The unit is the largest of "h", "min" and "s" in which the time is at least 1.
+  A time below 1 s has the unit "s".
   """
   for divisor, unit in _TIMES:
     if seconds >= divisor:
@@ -94,7 +95,8 @@ def human_time(seconds: float | int, error_s: float = math.nan) -> str:
 def human_gap(share: float, error: float = math.nan) -> str:
   """Formats a relative difference: 0.0078 becomes "+0.78 %", NaN "-".
 
-  A finite standard error, also a fraction, follows: "+0.78 ± 0.07 %".
+  `error` is the standard error, a fraction like `share`. If it is finite, it
+  follows: "+0.78 ± 0.07 %".
   """
   if math.isnan(share):
     return "-"
@@ -147,7 +149,8 @@ def human_missing(count: int, wanted: int) -> str:
 def human_comparison(gap: float, error: float = math.nan) -> str:
   """Describes a relative difference: -0.021 becomes "2.1 % lower".
 
-  A finite standard error, also a fraction, follows: "2.1 ± 0.3 % lower".
+  `error` is the standard error, a fraction like `gap`. If it is finite, it
+  follows: "2.1 ± 0.3 % lower".
   """
   size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
   direction = "lower" if gap < 0 else "higher"

@@ -82,9 +82,13 @@ class RoundStates:
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: If the parameters have no values, a leaf is no array of real
-        floats, the fragments do not fit the tree, or
-        `outer.average.check_outermost` refuses the outer optimizer.
+      ValueError: In one of these cases:
+
+        - The parameters have no values, or do not fit the fragments.
+        - A leaf of the parameters is no array of real floats.
+        - The outer optimizer is schedule-free without
+          `dilocox_jax.schedule_free`, or keeps an average inside another
+          transformation.
     """
     require(
       has_values(params),
@@ -115,7 +119,8 @@ class RoundStates:
     Raises:
       ValueError: If the outer step uses the replica axis although the other
         replicas are other programs that meet in a store (a folder or a
-        bucket), or if `OuterStep.apply` refuses `keep_unsent`.
+        bucket). Also if `keep_unsent` is True with a rule and a delay that do
+        not allow it.
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -224,9 +229,10 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - P small arrays.
   def index(self, fragment: int) -> Any:
-    """Returns `FragmentView.index` of a fragment as an array on all devices.
+    """Returns the index of a fragment in its group, as an array on all devices.
 
-    The result is None if `FragmentView.index` is None.
+    Fragments of equal shapes are a group. The result is None if the fragment
+    needs no index (`FragmentView.index`).
     """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)

@@ -3,7 +3,7 @@
 A fragment is a part of the parameters. In a *window* a replica
 
   1. takes inner steps, while the pseudo-gradient that is *due* is averaged over
-     replicas: the oldest one in flight of the fragment that the window applies,
+     replicas. It is the oldest one in flight of the fragment to apply,
   2. measures the pseudo-gradient of the fragment that the window *sends*,
   3. *applies* the mean of the pseudo-gradient that was due,
   4. keeps the new pseudo-gradient in flight, until it is due itself.
@@ -112,9 +112,9 @@ class WindowKind:
       fragment is.
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
-    follows_send: Whether the window before has sent the fragment that this one
-      applies, after the same inner step. Always False if tau is neither 0 nor a
-      multiple of H.
+    follows_send: Whether the window before this one has sent the fragment that
+      this one applies, with no inner step in between. Always False if tau is
+      neither 0 nor a multiple of H.
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether replicas may differ from each other in their number of
@@ -209,8 +209,8 @@ class WindowProgram:
   ]:
     """Runs the inner steps, the exchange, the apply and the send of the window.
 
-    The exchange averages a pseudo-gradient over replicas, unless
-    `given.arrived` has the result already, and the apply applies the mean. The
+    The exchange averages a pseudo-gradient over replicas. If `given.arrived`
+    has its result already, no exchange is run. The apply applies the mean. The
     send only measures a new pseudo-gradient, and keeps it in flight.
 
     Args:
@@ -254,6 +254,7 @@ class WindowProgram:
       aggregator's new state, or None if nothing was due.
     """
     run_steps = self._run_steps(given.batches, given.frozen)
+    # With tau = 0 nothing is due: `_apply_and_send` measures and exchanges.
     must_exchange = (
       given.applied is not None
       and given.arrived is None
@@ -310,9 +311,9 @@ class WindowProgram:
     """Measures the applied fragment's pseudo-gradient, and applies a mean.
 
     If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
-    applied at once. Otherwise the mean in `arrived`, of an earlier one, is
-    applied. The method returns the new replica, the fragment's new state, and
-    the norms of its pseudo-gradients.
+    applied at once. Otherwise the mean in `arrived` is applied, which is that
+    of an earlier pseudo-gradient. The method returns the new replica, the
+    fragment's new state, and the norms of its pseudo-gradients.
     """
     group = self._applied_group
     index = given.indices[0]

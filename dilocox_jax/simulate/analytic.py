@@ -13,10 +13,11 @@ received the last message of its neighbor. With M = 2 and messages of 0.1 s and
 0.3 s both replicas start step 2 at 0.3 s: replica 0 has to wait for the slow
 message of replica 1. Pieces of a message follow the same rule.
 
-The formula is exact if the messages of a step share no link or start together
-and share it evenly, and if messages of different steps never meet on a link. In
-a ring they do not. In an all-to-all they do when a replica is ahead of others,
-and then take longer than the formula says.
+The formula is exact under two conditions. Messages of the same step share no
+link, or start together and share it evenly. Messages of different steps never
+meet on a link. In a ring the second condition holds. In an all-to-all such
+messages meet if a replica is ahead of others. They then take longer than the
+formula says.
 
 The event simulation of the tests needs no such condition. It replaces the
 methods from `_take_steps` on, and must agree to 1e-9 wherever the formula is
@@ -105,9 +106,9 @@ class Outcome:
 
   @property
   def utilization(self) -> float:
-    """Share of `total_s` in inner steps, mean over replicas, 0 to 1.
+    """Share of `total_s` that a replica spends in inner steps, 0 to 1.
 
-    It is 1 if the run takes no time.
+    It is the mean over replicas, or 1 if the run takes no time.
     """
     return (
       float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0
@@ -216,9 +217,10 @@ class AnalyticClock:
       elif isinstance(op, Launch):
         self._on_launch(op)
       elif isinstance(op, Join):
+        # Their connections were idle, so the next messages start slowly.
         self._last_sent_s[list(op.returning)] = -_NEVER_SENT_S
         self._join(op)
-      else:
+      else:  # A `Wait`: the other half of the codec's time comes after it.
         self._wait(self._exchange_ends.pop(op.key))
         half_s = self._half_codec_s(op.members)
         self._run_codec(half_s * op.codec_share)
@@ -291,6 +293,7 @@ class AnalyticClock:
           step, size_bytes, slow_s, ready, links
         )
         slow_s = warm_s  # The line is in use now.
+      # Later steps do not wait for these messages, so these may arrive last.
       if not step.is_relayed:
         end = functools.reduce(self._later, arrived, end)
     return functools.reduce(self._later, [*arrived, sent], end)

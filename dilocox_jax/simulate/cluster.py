@@ -215,9 +215,10 @@ class Cluster:
     return peak_flops * site.achieved_fraction * site.speed
 
   def route(self, sender: int, receiver: int) -> Route:
-    """Returns the route of a transfer from one replica, or `STORE`, to another.
+    """Returns the route of a transfer from a sender to a receiver.
 
-    If sender and receiver are the same, the route has no links and no delay.
+    Each is the rank of a replica, or `STORE` for the object store. If sender
+    and receiver are the same, the route has no links and no delay.
     """
     start = self.site(sender)
     stop = self.site(receiver)

@@ -313,11 +313,14 @@ class LinkCosts:
       size_bytes: Size of the piece (bytes).
 
     Returns:
-      How much later the sender has sent the piece, and how long after that the
-      piece arrives (seconds), [M] each. Without requests for parts, they are 0
-      and the latency. With requests (`gloo`), the first has all round trips.
-      The second is then no latency, but the time that the last part takes
-      longer because no further part overlaps with it (`request_waits_s`).
+      Two times of each member's piece (seconds), [M] each. The first is how
+      much longer the sender is busy than with the bytes alone. The second is
+      how long after that the piece arrives.
+
+      If the receiver does not ask for parts, they are 0 and the latency. If it
+      asks for them (`gloo`), the first time contains all round trips. The
+      second is then the time that the last part takes longer because no
+      further part overlaps with it (`request_waits_s`).
     """
     if not step.segments:
       return np.zeros(len(self.members)), self.latency_s(step.hop)

@@ -162,10 +162,10 @@ class Script:
     for step in range(segment.start, segment.stop):
       yield Compute(1)
       # A warm start sends plain sums, which no codec encodes.
-      share = float(self.traffic.method.exchanged == "gradient")
-      gradient = ("gradient", step, 0, 0)
-      yield Launch(gradient, self._gradient, codec_share=share)
-      yield Wait(gradient, codec_share=share)
+      codec_share = float(self.traffic.method.exchanged == "gradient")
+      key = ("gradient", step, 0, 0)
+      yield Launch(key, self._gradient, codec_share=codec_share)
+      yield Wait(key, codec_share=codec_share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
     """Yields the ops of the exchanges that are due after the last inner step.
@@ -214,10 +214,13 @@ class Script:
         all replicas take all steps.
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
-    shares = participation.windows if participation else [None] * len(windows)
-    members = participation.members if participation else None
-    for window, share in zip(windows, shares, strict=True):
-      steps = Compute(window.num_steps, taken=share.num_steps if share else ())
+    by_window = [None] * len(windows)
+    members = None
+    if participation:
+      by_window = participation.windows
+      members = participation.members
+    for window, each in zip(windows, by_window, strict=True):
+      steps = Compute(window.num_steps, taken=each.num_steps if each else ())
       if window.applied and hides:
         yield from self._exchange(window.applied, start, steps, members)
         continue

@@ -68,8 +68,8 @@ class Programs:
     plan: Plan of the run, with the H of the config.
     traffic: Computes the bytes that `steps` and `rounds` send.
     policy: Rule by which the codec's rank, and H, may change during the run.
-    aggregator_of: Function from a codec to the aggregator that uses it, an
-      object that averages the messages of the replicas.
+    aggregator_of: Function from a codec to an aggregator, which encodes the
+      replicas' messages with this codec and averages them.
   """
 
   model: LossModel
@@ -156,9 +156,9 @@ def run_exchange(
 ) -> LocalExchange | MailboxExchange:
   """Builds the exchange that averages over the replicas of a run.
 
-  It is the exchange of the overrides or, if they have none, that of the config.
-  If the config names a mailbox and the overrides have no exchange, the result
-  exchanges nothing, and serves only to read what the run has saved.
+  If the overrides have an exchange, it is used; otherwise the config says how
+  to average. If the config names a mailbox and the overrides have no exchange,
+  the result exchanges nothing, and serves only to read what the run has saved.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange
@@ -186,8 +186,8 @@ def programs(
     end_of_text: Token after which attention starts anew; None: attention sees
       the whole sequence.
     platform: Kind of devices that the programs are for, e.g. "tpu". None means
-      the kind of `devices`, or the kind of JAX's devices.
-    devices: Devices to compile for (`jax.Device`; they need not be attached);
+      the kind of `devices`.
+    devices: Devices to compile for (`jax.Device`). They need not be attached.
       None: the devices of JAX.
 
   Raises:
@@ -239,16 +239,7 @@ def programs(
   )
   optimizer = overrides.inner_optimizer
   if optimizer is None:
-    optimizer = inner_optimizer(
-      inner.optimizer,
-      schedule,
-      inner.changed_options,
-      clip_norm=inner.clip_norm,
-      b1=inner.b1,
-      b2=inner.b2,
-      weight_decay=inner.weight_decay,
-      momentum=inner.momentum,
-    )
+    optimizer = _named_inner_optimizer(config, schedule)
   exchange = run_exchange(config, overrides)
   if devices is not None:
     devices = tuple(devices)
@@ -263,20 +254,7 @@ def programs(
   if overrides.trainable:
     frozen = replicas.place_state(overrides.trainable.frozen, None)
   outer = outer_step(config, overrides, exchange.aggregator)
-  has_full_participation = config.membership == MembershipConfig()
-  require(
-    has_full_participation or outer.is_shared,
-    f"sync.rule={outer.method.rule!r} with exchange.collective="
-    f"{config.exchange.collective!r} gives each replica outer parameters of "
-    "its own, which one that was away cannot take over: drop "
-    "membership.absences, absence_rate and inner_steps, or take rule continue "
-    "and collective auto",
-  )
-  require(
-    not overrides.exchange or has_full_participation,
-    "an exchange that is passed in does not go with membership.absences, "
-    "absence_rate and inner_steps: name its codec in the config",
-  )
+  _check_membership(config, overrides, outer)
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.
   if config.sync.named.exchanged == "gradient":
@@ -313,6 +291,50 @@ def programs(
     traffic=to_plan.traffic(config, shapes),
     policy=to_plan.policy(config),
     aggregator_of=_aggregator_of(config),
+  )
+
+
+def _named_inner_optimizer(
+  config: RunConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+  """Builds the inner optimizer that a config names.
+
+  `schedule` is a function from the inner step to the learning rate.
+  """
+  inner = config.inner
+  return inner_optimizer(
+    inner.optimizer,
+    schedule,
+    inner.changed_options,
+    clip_norm=inner.clip_norm,
+    b1=inner.b1,
+    b2=inner.b2,
+    weight_decay=inner.weight_decay,
+    momentum=inner.momentum,
+  )
+
+
+def _check_membership(
+  config: RunConfig, overrides: Overrides, outer: OuterStep
+) -> None:
+  """Raises ValueError if replicas cannot be absent or slow in this run.
+
+  If the config has no absent and no slow replicas, nothing is refused.
+  """
+  if config.membership == MembershipConfig():
+    return
+  require(
+    outer.is_shared,
+    f"sync.rule={outer.method.rule!r} with exchange.collective="
+    f"{config.exchange.collective!r} gives each replica outer parameters of "
+    "its own, which one that was away cannot take over: drop "
+    "membership.absences, absence_rate and inner_steps, or take rule continue "
+    "and collective auto",
+  )
+  require(
+    not overrides.exchange,
+    "an exchange that is passed in does not go with membership.absences, "
+    "absence_rate and inner_steps: name its codec in the config",
   )
 
 
@@ -379,8 +401,9 @@ def outer_optimizer(
 ) -> optax.GradientTransformation:
   """Builds the outer optimizer that a config names.
 
-  With `outer.average_power`, it also keeps an average of the parameters. The
-  argument `learning_rate`, which may be traced, replaces `outer.learning_rate`.
+  With `outer.average_power`, it also keeps an average of the parameters. Its
+  rate is `learning_rate`, in place of `outer.learning_rate` of the config. The
+  rate may be a traced value.
   """
   outer = config.outer
   rate = learning_rate

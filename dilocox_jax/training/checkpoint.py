@@ -249,9 +249,9 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Reads the newest checkpoint whose files are not damaged.
 
-    Newer checkpoints, which are damaged, are moved to the folder
-    "broken_checkpoints" beside the directory, unless the directory is
-    read-only. All processes must call this method.
+    Damaged checkpoints that are newer than this one are moved to the folder
+    "broken_checkpoints" beside the directory. In a read-only directory they
+    stay. All processes must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -263,8 +263,9 @@ class Checkpoints:
       or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If the checkpoint does not fit the template, or if all
-        checkpoints are damaged and the directory is not read-only.
+      RefusedError: If the checkpoint does not fit the template, if `template`
+        raises it, or if all checkpoints are damaged and the directory is not
+        read-only.
     """
     step = self._find_newest()
     if step is None:
@@ -277,8 +278,8 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
-    Newer checkpoints, which are damaged, are moved as by `restore`. All
-    processes must call this method.
+    Damaged checkpoints that are newer than this one are treated as by
+    `restore`. All processes must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -309,9 +310,9 @@ class Checkpoints:
   def _find_newest(self) -> int | None:
     """Returns the step of the newest undamaged checkpoint, or None.
 
-    Newer checkpoints, which are damaged, are moved away, except in a read-only
-    directory. If all are damaged, the result is None in a read-only directory,
-    and otherwise `RefusedError` is raised.
+    Damaged checkpoints that are newer than this one are moved away, except in a
+    read-only directory. If all are damaged, the result is None in a read-only
+    directory, and otherwise `RefusedError` is raised.
     """
     self._manager.wait_until_finished()
     # The main process chooses the checkpoint and moves damaged ones, so that

@@ -76,7 +76,7 @@ class LocalReplicas:
     return self._rounds.replicas.own
 
   def join(self, state: RoundState, total_steps: int) -> RoundState | None:
-    """Returns None: no replica joins a run in one runtime late."""
+    """Returns None: in one runtime, no replica joins the run late."""
     del state, total_steps
     return None
 

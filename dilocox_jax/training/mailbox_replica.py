@@ -265,15 +265,27 @@ class MailboxReplica:
 
     If it is not, this property also tells the other replicas to wait for the
     message.
+
+    Raises:
+      ReplicaStaleError: If the other replicas have deleted the exchange.
     """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Brings this replica from its first state to where the run is now.
 
+    It begins again if the other replicas go on too far meanwhile.
+
+    Args:
+      state: The first state (`Rounds.init`). Its memory is reused.
+      total_steps: Number of inner steps of the whole run.
+
     Returns:
       The state with which this replica continues. Its `step` says how many
       inner steps of the run count as done.
+
+    Raises:
+      StoppedError: If beginning again would not help.
     """
     self._client.writes_snapshots = True
     while True:
@@ -288,6 +300,10 @@ class MailboxReplica:
     """Goes through a segment's exchanges, but takes none of its inner steps.
 
     Returns the state after the segment (a part of the run, such as a round).
+
+    Raises:
+      ReplicaStaleError: If the replica must join the run again (`join`).
+      StoppedError: If joining again would not help.
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps

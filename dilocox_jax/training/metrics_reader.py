@@ -189,7 +189,7 @@ class MetricsReader:
     This is the time since the end of the event that was recorded before.
 
     If JAX compiled something in this time, the time to compile becomes a row of
-    its own before the row of the event.
+    its own before the row of the event, and is not part of the event's time.
 
     Args:
       event: Name of the event, e.g. "round" (`recorder.Timing.event`).
