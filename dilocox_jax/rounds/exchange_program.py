@@ -45,9 +45,10 @@ def arrived_axes(outer: OuterStep) -> Arrived:
 def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
   """Returns the jitted program that averages a pseudo-gradient over replicas.
 
-  The program takes the aggregator's state, the fragment's state without it, and
-  the pseudo-gradient. It returns the result of the exchange, with the mean, and
-  the aggregator's new state. It reuses the memory of the aggregator's state.
+  The program takes the aggregator's state, the rest of the fragment's state and
+  the pseudo-gradient. It returns a pair: the result of the exchange, which has
+  the mean, and the aggregator's new state. It reuses the memory of the
+  aggregator's state.
   """
 
   def replica_program(

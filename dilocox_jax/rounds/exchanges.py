@@ -193,7 +193,8 @@ def mailbox(
     The exchange. Nothing is read or written before `make_rounds` gets it.
 
   Raises:
-    ValueError: If an argument does not fit; the message names it.
+    ValueError: If an argument does not fit; the message names it. `where`,
+      `name` and `secret` are only checked by `make_rounds`.
   """
   within_limits("step_weight", step_weight, above=0)
   codec_name = str(codec)

@@ -132,8 +132,8 @@ class Rounds:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
     They have no replica axis: if every replica has its own, the mean over the
-    replicas is returned. If the outer optimizer keeps a running average of its
-    parameters (`outer.average`), this average takes their place.
+    replicas is returned. If the outer optimizer keeps a running average of the
+    outer parameters (`outer.average`), this average takes their place.
     """
     return self.states.outer_params(state)
 
@@ -173,7 +173,8 @@ class Rounds:
       ValueError: If `batches` has no leaf, or if the first two axes of a leaf
         have other lengths than described above.
       ReplicaStaleError: With a mailbox (a folder or a bucket), if this replica
-        has fallen behind or its state is wrong: call `join_rounds`.
+        has fallen behind or its state differs from that of the others. Call
+        `join_rounds`.
       StoppedError: With a mailbox, if joining again would not help.
     """
     num_steps = self._num_steps(batches)
@@ -236,7 +237,8 @@ class Rounds:
 
     Raises:
       ReplicaStaleError: With a mailbox (a folder or a bucket), if this replica
-        has fallen behind or its state is wrong: call `join_rounds`.
+        has fallen behind or its state differs from that of the others. Call
+        `join_rounds`.
       StoppedError: With a mailbox, if joining again would not help.
     """
     step = int(jax.device_get(state.step))

@@ -258,8 +258,8 @@ class RoundStates:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
     They have no replica axis: if every replica has its own, the mean over the
-    replicas is returned. If the outer optimizer keeps a running average of its
-    parameters (`outer.average`), this average takes their place.
+    replicas is returned. If the outer optimizer keeps a running average of the
+    outer parameters (`outer.average`), this average takes their place.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)

@@ -3,13 +3,15 @@
 A fragment is a part of the parameters. In a *window* a replica
 
   1. takes inner steps, while the pseudo-gradient that is *due* is averaged over
-     replicas. It is the oldest one in flight of the fragment to apply,
+     replicas,
   2. measures the pseudo-gradient of the fragment that the window *sends*,
   3. *applies* the mean of the pseudo-gradient that was due,
   4. keeps the new pseudo-gradient in flight, until it is due itself.
 
-A window may lack any of these parts. To send means only to measure and to keep
-in flight. The steps are divided among the messages of the exchange.
+A window may lack any of these parts. The pseudo-gradient that is due is the
+oldest one in flight of the fragment that the window applies. To send means only
+to measure and to keep in flight. The steps are divided among the messages of
+the exchange.
 
 For example, take H = 4 steps a round, P = 1 fragment and a delay of tau = 4
 steps. In the second round, the pseudo-gradient of step 4 is exchanged while
@@ -49,6 +51,8 @@ INNER_STEPS = "inner_steps"
 class ReplicaState(NamedTuple):
   """Parameters and inner optimizer of one replica, without any outer state.
 
+  If it stands for all replicas, its leaves have an axis [M] in front.
+
   Attributes:
     params: Parameters of the replica.
     optimizer: State of the inner optimizer.
@@ -62,7 +66,9 @@ class ReplicaState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-  """Metrics of inner steps.
+  """Metrics of inner steps of one replica.
+
+  If they stand for all replicas, they have an axis [M] in front.
 
   Attributes:
     loss: Loss of each inner step, [num_steps] float32.
@@ -468,7 +474,7 @@ def exchange_behind_steps(
       are equal.
 
   Returns:
-    The replica after the steps, and the result of the exchange with the
+    The replica after the steps, and a pair: the result of the exchange and the
     aggregator's new state.
 
   Raises:

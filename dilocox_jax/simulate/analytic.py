@@ -15,9 +15,9 @@ message of replica 1. Pieces of a message follow the same rule.
 
 The formula is exact under two conditions. Messages of the same step share no
 link, or start together and share it evenly. Messages of different steps never
-meet on a link. In a ring the second condition holds. In an all-to-all such
-messages meet if a replica is ahead of others. They then take longer than the
-formula says.
+meet on a link. In a ring the second condition holds. In an all-to-all, messages
+of different steps meet if a replica is ahead of others. These messages take
+longer than the formula says.
 
 The event simulation of the tests needs no such condition. It replaces the
 methods from `_take_steps` on, and must agree to 1e-9 wherever the formula is
@@ -210,7 +210,11 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of ops: of inner steps, exchanges, waits and returns."""
+    """Adds the times of ops.
+
+    An op is inner steps, a launch of an exchange, a wait for its end, or the
+    return of absent replicas.
+    """
     for op in ops:
       if isinstance(op, Compute):
         self._on_compute(op)

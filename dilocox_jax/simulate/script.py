@@ -129,15 +129,17 @@ class Script:
     return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields all ops of a run, flush included."""
+    """Yields all ops of a run, with the exchanges that are due at its end."""
     for segment in plan.segments():
       yield from self.segment(segment)
     yield from self.flush(plan)
 
   def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
-    """Yields the ops of a run, flush included, but repeated segments only once.
+    """Yields the ops of a run, but those of a repeated segment only once.
 
-    Each repetition of a segment has the keys (`Key`) of the first one.
+    A segment is a round, or several data-parallel steps. All its repetitions
+    have the keys (`Key`) of the first one. The ops end with the exchanges that
+    are due at the end of the run.
 
     Args:
       plan: Plan of the run.

@@ -196,6 +196,9 @@ def programs(
       - There are too few devices, or they lack the memory `mesh.outer_memory`.
       - An optimizer of the config is unknown or cannot be built.
       - The model cannot be divided among devices or into fragments.
+      - Pipeline stages would have to train only a part of the model.
+      - The builder of a preset returns a model with other leaves than the
+        preset.
       - Replicas may be absent or slow (`config.membership`), and each replica
         has outer parameters of its own.
       - Replicas may be absent or slow, and an exchange is passed in.
@@ -401,9 +404,9 @@ def outer_optimizer(
 ) -> optax.GradientTransformation:
   """Builds the outer optimizer that a config names.
 
-  With `outer.average_power`, it also keeps an average of the parameters. Its
-  rate is `learning_rate`, in place of `outer.learning_rate` of the config. The
-  rate may be a traced value.
+  With `outer.average_power`, it also keeps an average of the parameters. The
+  argument `learning_rate` takes the place of `outer.learning_rate` of the
+  config. It may be a traced value.
   """
   outer = config.outer
   rate = learning_rate

@@ -155,7 +155,8 @@ class Checkpoints:
       step: Name of the checkpoint: the number of finished inner steps, or one
         more for the last state of a run, after its last exchanges.
       state: Tree of arrays. They may be donated as soon as this call returns.
-      record: Values that JSON can hold, which are saved with the state.
+      record: Values that JSON can hold, which are saved with the state. They
+        must not change until the save is complete (`wait`).
 
     Raises:
       SaveError: If the disk refused the earlier save, or refuses the start of

@@ -274,7 +274,7 @@ class MailboxReplica:
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Brings this replica from its first state to where the run is now.
 
-    It begins again if the other replicas go on too far meanwhile.
+    It begins again if the other replicas meanwhile delete what it reads.
 
     Args:
       state: The first state (`Rounds.init`). Its memory is reused.

@@ -81,8 +81,8 @@ class DispatchedSegment:
     metrics: Losses and gradient norms [M, num_steps], still on the devices.
     drifts: For every exchange that the segment applies, norms of the replicas'
       messages (`Drift`); still on the devices.
-    ready_s: Time at which the devices have computed metrics and drifts
-      (`wall_time.ready_time`).
+    ready_s: Future of the time at which the devices have computed metrics and
+      drifts, in seconds of `time.perf_counter` (`wall_time.ready_time`).
     waits: Spans (begin, end) in which the segment waited for exchanges, in
       seconds of `time.perf_counter`; None if they are not known.
     note: A text for the progress line; may be "".
