@@ -105,6 +105,7 @@ class ClusterProcesses:
     """
     if self.is_main:
       return self._ask_and_tell(ask)
+    # Ctrl-C cannot interrupt a wait of the channel, so a thread waits there.
     return _result(in_thread(self._heard, shared))
 
   def _ask_and_tell(self, ask: Callable[[], Any]) -> Any:

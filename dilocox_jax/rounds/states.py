@@ -96,7 +96,7 @@ class RoundStates:
     )
     self.view.check(params)
     replicated = self._jitted(self._replicated, params, optimizer)
-    programs = {}
+    programs = {}  # By group: fragments of a group have equal shapes.
     fragments = []
     for fragment, group in enumerate(self.view.groups):
       index = self.index(fragment)

@@ -268,7 +268,9 @@ class AnalyticClock:
   def _operation(
     self, operation: Operation, start: Moment, links: LinkCosts
   ) -> Moment:
-    """Returns when each replica has sent and received all its messages.
+    """Returns when each replica has sent and received all its messages, [M].
+
+    `start` is the time from which each replica can send (seconds), [M].
 
     In a ring, a replica passes on a piece of a message when the piece has
     arrived. So a slow link holds up the replica that it leads to, one message
@@ -283,7 +285,6 @@ class AnalyticClock:
     steps = links.steps(operation)
     pieces = steps[0].pieces if steps else 1
     slowness = links.transport.slowness(operation.kind, len(members))
-    warm_s = np.zeros(len(members))
     sent = start
     # When each replica has received each piece of the step before.
     arrived = [start] * pieces
@@ -296,7 +297,7 @@ class AnalyticClock:
         sent, arrived[piece] = self._send(
           step, size_bytes, slow_s, ready, links
         )
-        slow_s = warm_s  # The line is in use now.
+        slow_s = np.zeros(len(members))  # The line is in use now.
       # Later steps do not wait for these messages, so these may arrive last.
       if not step.is_relayed:
         end = functools.reduce(self._later, arrived, end)

@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.plan.operations import Broadcast, Operation
 from dilocox_jax.plan.overlap import stretch_ends, stretches
-from dilocox_jax.plan.schedule.membership import RoundParticipation
+from dilocox_jax.plan.schedule.membership import (
+  RoundParticipation,
+  WindowParticipation,
+)
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 
@@ -216,7 +219,7 @@ class Script:
         all replicas take all steps.
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
-    by_window = [None] * len(windows)
+    by_window: Sequence[WindowParticipation | None] = [None] * len(windows)
     members = None
     if participation:
       by_window = participation.windows
@@ -261,6 +264,7 @@ class Script:
       yield Launch((*key, 0), operations, members)
       yield Wait((*key, 0), members)
       return
+    # Where the inner steps of each turn end, in 1024ths of all steps.
     ends = stretch_ends(operations, count)
     # For each turn, the number of its steps that each replica takes. Example:
     # of 4 steps, replica 0 takes 4 and replica 1 takes 2. If each of two turns
