@@ -95,8 +95,8 @@ class ClusterProcesses:
         this process's parts of these arrays (`collected`). None: no arrays.
 
     Returns:
-      The result of `ask`. In the processes other than 0, its tuples have become
-      lists.
+      The result of `ask`. In the processes other than 0, its tuples without
+      names have become lists.
 
     Raises:
       Exception: The error of `ask`, in every process. Outside process 0, it is

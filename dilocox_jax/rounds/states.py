@@ -224,7 +224,10 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - a few numbers.
   def number(self, value: int) -> Array:
-    """Returns an int32 scalar on all devices; equal numbers share one array."""
+    """Returns an int32 scalar on all devices.
+
+    Equal numbers share one array, so a program must not reuse its memory.
+    """
     return self.replicas.place(np.asarray(value, np.int32), None)
 
   @functools.cache  # noqa: B019 - P small arrays.

@@ -336,7 +336,7 @@ class AnalyticClock:
     the other replicas. Pauses between requests for a message that is not there
     yet are not counted.
     """
-    _, _, _, request_s = links.store_s(size_bytes)
+    request_s = links.store_s(size_bytes).request_s
     done = self._write_and_read(
       size_bytes, size_bytes, start[links.member_array], links
     )
@@ -358,7 +358,7 @@ class AnalyticClock:
     num_members = len(links.members)
     slice_bytes = -(-operation.operand_bytes // num_members)
     residual_bytes = -(-operation.residual_bytes // num_members)
-    _, _, _, request_s = links.store_s(slice_bytes)
+    request_s = links.store_s(slice_bytes).request_s
     agreed = self._write_and_read(
       operation.operand_bytes, slice_bytes, start[links.member_array], links
     )
@@ -389,18 +389,19 @@ class AnalyticClock:
       start: When each member begins to write (seconds), [number of members].
       links: The links of the members.
     """
-    write_s, _, _, _ = links.store_s(written_bytes)
-    _, slow_s, read_s, request_s = links.store_s(read_bytes)
-    written = start + write_s
+    written = start + links.store_s(written_bytes).write_s
+    reading = links.store_s(read_bytes)
     # When each member is done so far, [number of members]. First its requests
     # are answered.
-    done = written + slow_s + request_s
+    done = written + reading.slow_read_s + reading.request_s
     places = np.arange(len(written))
     # All members read the objects in the order in which these were written.
     for place in np.argsort(written, kind="stable"):
-      available = written[place] + request_s
-      # `read_s - request_s` is the time of the content alone.
-      has_read = np.maximum(done, available) + read_s - request_s
+      available = written[place] + reading.request_s
+      # The time of a read without that of its request is left for the content.
+      has_read = (
+        np.maximum(done, available) + reading.read_s - reading.request_s
+      )
       # The member that wrote the object does not read it.
       done = np.where(places == place, done, has_read)
     return done

@@ -40,6 +40,7 @@ import collections
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -88,6 +89,22 @@ class MessageStep:
   is_relayed: bool = True
   pieces: int = 1
   segments: int = 0
+
+
+class StoreTimes(NamedTuple):
+  """How long members of an exchange use a store (seconds), [M] each.
+
+  Attributes:
+    write_s: Time of a write, with slow start.
+    slow_read_s: Time that slow start adds to the first read.
+    read_s: Time of a read, without slow start.
+    request_s: Time of a request without content: one round trip.
+  """
+
+  write_s: np.ndarray
+  slow_read_s: np.ndarray
+  read_s: np.ndarray
+  request_s: np.ndarray
 
 
 def tree_steps(
@@ -356,16 +373,14 @@ class LinkCosts:
     )
 
   @functools.cache  # noqa: B019 - as above.
-  def store_s(self, size_bytes: int) -> tuple[np.ndarray, ...]:
+  def store_s(self, size_bytes: int) -> StoreTimes:
     """Returns how long members take to write and read a message in a store.
 
     All members write at the same time, and read at the same time. A request
     takes a round trip besides its bytes.
 
-    Returns:
-      Four times of each member (seconds), [M] each: of a write with slow start;
-      of the slow start before the first read; of a read without slow start; and
-      of a request without content.
+    Args:
+      size_bytes: Size of the message (bytes).
     """
     uploads = [self.cluster.route(member, STORE) for member in self.members]
     downloads = [self.cluster.route(STORE, member) for member in self.members]
@@ -376,4 +391,4 @@ class LinkCosts:
     request_s = np.array([route.rtt_s for route in uploads])
     write_s = request_s + size_bytes / upload_rates + slow_write_s
     read_s = request_s + size_bytes / download_rates
-    return write_s, slow_read_s, read_s, request_s
+    return StoreTimes(write_s, slow_read_s, read_s, request_s)
