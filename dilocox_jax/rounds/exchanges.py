@@ -116,6 +116,9 @@ class MailboxExchange:
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that sends and receives the mailbox's messages.
 
+    Call it before `enter`. With some codecs, either all replicas or none must
+    be divided among several devices, and `enter` then compares this.
+
     Raises:
       ValueError: If the apply rule gives each replica outer parameters of its
         own.
