@@ -11,7 +11,8 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   """Returns the largest power of 1000 up to a value, and its name.
 
   For 27,900,000 and the names of bytes, the result is (1000^2, "MB"). `names`
-  begins with that of 1000^0, the smallest power (also for NaN and infinity).
+  has the names of 1000^0, 1000^1 and so on. The result is 1000^0 for values
+  below 1, NaN and infinity.
   """
   index = 0
   if value and math.isfinite(value):
@@ -69,7 +70,10 @@ def human_bytes(value: float | int) -> str:
 
 
 def human_tokens(value: float | int) -> str:
-  """Formats tokens in powers of 1000: "279 tokens" or "1.23 M tokens"."""
+  """Formats tokens in powers of 1000: "279 tokens" or "1.23 M tokens".
+
+  NaN and infinity become "nan tokens" and "inf tokens".
+  """
   divisor, unit = tokens_unit(value)
   return f"{_divided(value, divisor)} {unit}"
 
@@ -149,6 +153,7 @@ def human_missing(count: int, wanted: int) -> str:
 def human_comparison(gap: float, error: float = math.nan) -> str:
   """Describes a relative difference: -0.021 becomes "2.1 % lower".
 
+  A difference of 0 becomes "0.0 % higher".
   `error` is the standard error, a fraction like `gap`. If it is finite, it
   follows: "2.1 ± 0.3 % lower".
   """

@@ -90,9 +90,12 @@ class ClusterProcesses:
     All processes must make the same calls in the same order.
 
     Args:
-      ask: Function that uses the mailbox. Only process 0 calls it.
+      ask: Function that uses the mailbox. Only process 0 calls it. Its result
+        may have JSON values, numpy arrays and the results of a mailbox's
+        methods, nested in lists, tuples and dicts.
       shared: Function that returns arrays. While `ask` runs, process 0 may read
-        this process's parts of these arrays (`collected`). None: no arrays.
+        this process's parts of these arrays (`collected`). Process 0 itself
+        does not call the function. None: no arrays.
 
     Returns:
       The result of `ask`. In the processes other than 0, its tuples without
@@ -149,6 +152,7 @@ class ClusterProcesses:
         raise decode_error(*value)
       if kind == _ANSWER:
         break
+      # Process 0 wants the array with the number `value`.
       if arrays is None:
         assert shared is not None, "process 0 wants what is not there"
         arrays = shared()

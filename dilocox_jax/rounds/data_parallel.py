@@ -109,7 +109,8 @@ class StepPrograms:
   def compiled(self):
     """The jitted program (state, batches, frozen) -> (state, metrics).
 
-    It takes the steps of the method `steps`, and reuses the state's memory.
+    It does the work of the method `steps`, which first puts the batches on the
+    devices. The program reuses the state's memory.
     """
 
     def replica_program(

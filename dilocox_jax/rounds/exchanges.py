@@ -105,6 +105,8 @@ class MailboxExchange:
         - The run was started with other values of settings that must be equal
           in all replicas.
         - The name, the secret or the store cannot be used.
+      StoppedError: If this program was asked to stop, and the store does not
+        answer in time.
     """
     require(
       num_replicas == 1,

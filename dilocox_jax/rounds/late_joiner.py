@@ -92,8 +92,8 @@ def join(
   client = rounds.runtime.client
   snapshot = client.newest()
   walk = _Walk(rounds.outer.method.schedule, rounds.view.count, last_step)
-  # The snapshot has the state just before the event `client.event` is applied:
-  # after the events before it, and after the sends in between.
+  # The snapshot has the state just before the mean of event `client.event` is
+  # applied. All applies and all sends before this apply are done.
   walk.pass_events(client.event)
   if snapshot is not None:
     walk.pass_sends()

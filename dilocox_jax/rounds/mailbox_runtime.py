@@ -267,6 +267,7 @@ class MailboxRuntime:
         np.broadcast_to(np.zeros((), array.dtype), array.shape)
         for array in arrays
       ]
+    # The replica axis, of length 1, is not sent.
     return session.send(
       [np.asarray(array[0]) for array in arrays],
       is_finite=bool(jax.device_get(is_finite)[0]),
@@ -306,6 +307,8 @@ class MailboxRuntime:
       stage = refusing_collectives(
         OUTER_STEP, self._until_more_is_needed, self._replicas
       )
+      # A stage returns either a message or a result, so all leaves first get the
+      # replica axis. Then the leaves that replicas share lose it again.
       leaving, result = self._replicas.map(stage, arguments, 0)(*values)
       if result is not None:
         result = without_axis(arrived_axes(self._outer), result)
@@ -369,4 +372,5 @@ def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:
     outer: The outer step, whose `axes` say which leaves are shared.
     state: State of the fragment.
   """
+  # None takes the place of each leaf that is not shared, and is no leaf itself.
   return jax.tree.leaves(map_prefix(lambda leaf: None, outer.axes, state))

@@ -170,8 +170,12 @@ class Rounds:
       the pseudo-gradients (`Drift`).
 
     Raises:
-      ValueError: If `batches` has no leaf, or if the first two axes of a leaf
-        have other lengths than described above.
+      ValueError: In one of these cases:
+
+        - `batches` has no leaf, or the first two axes of a leaf have other
+          lengths than described above.
+        - `participation` has another number of windows than `windows`.
+        - `keep_unsent` is True with a rule and a delay that do not allow it.
       ReplicaStaleError: With a mailbox (a folder or a bucket), if this replica
         has fallen behind or its state differs from that of the others. Call
         `join_rounds`.

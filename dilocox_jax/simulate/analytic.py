@@ -236,6 +236,7 @@ class AnalyticClock:
     count = max(op.num_steps, *op.taken, 0)
     step_s = self.work.step_s
     if op.taken:
+      # Times `count` below, this is the time of the replica's own steps.
       step_s = step_s * (np.array(op.taken) / count)
     self._take_steps(count * step_s)
     self._worked_s = self._worked_s + count * step_s
@@ -273,9 +274,10 @@ class AnalyticClock:
     `start` is the time from which each replica can send (seconds), [M].
 
     In a ring, a replica passes on a piece of a message when the piece has
-    arrived. So a slow link holds up the replica that it leads to, one message
-    later the next replica, and so on, until all move at its pace. Replicas that
-    do not take part have the time in `start`.
+    arrived. So a slow link delays the replica that it leads to. One message
+    later this replica delays the next one, and so on. In the end all replicas
+    are as slow as the slow link. Replicas that do not take part have the time
+    in `start`.
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)

@@ -147,7 +147,8 @@ class Cluster:
     name: Name of the cluster, for reports.
     sites: One site or more, with different names.
     placement: Index of the site of every replica, in rank order, which is the
-      order of a ring. Empty: every site has one replica.
+      order of a ring. Every site needs a replica, and its replicas must divide
+      its devices evenly. Empty: every site has one replica.
     pairs: Measurements between two sites. Other pairs are limited by their
       links.
     store: Access link of an object store. All replicas share this link. By

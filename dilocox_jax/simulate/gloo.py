@@ -110,8 +110,8 @@ def request_waits_s(
     num_replicas: Number of replicas, M.
 
   Returns:
-    Time for each segment, and the time after the last segment (seconds), [M]
-    each.
+    The time that is added for each segment, and the time that is added after
+    the last segment (seconds), [M] each.
   """
   sum_s = segment_s + rtt_s
   overlap_s = segment_s * rtt_s / np.where(sum_s > 0, sum_s, 1.0)

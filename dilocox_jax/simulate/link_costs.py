@@ -334,10 +334,11 @@ class LinkCosts:
       much longer the sender is busy than with the bytes alone. The second is
       how long after that the piece arrives.
 
-      If the receiver does not ask for parts, they are 0 and the latency. If it
-      asks for them (`gloo`), the first time contains all round trips. The
-      second is then the time that the last part takes longer because no
-      further part overlaps with it (`request_waits_s`).
+      If the receiver does not ask for parts, the first time is 0 and the second
+      is the latency. If the receiver asks for parts (`gloo`), the first time
+      contains all round trips. The second is then the time that the last part
+      takes longer because no further part overlaps with it
+      (`request_waits_s`).
     """
     if not step.segments:
       return np.zeros(len(self.members)), self.latency_s(step.hop)

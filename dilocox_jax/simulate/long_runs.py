@@ -214,6 +214,7 @@ class LongRunClock(AnalyticClock):
     self._walk_from(line.state_before(last_index), ops)
     last = self._changes_since(line.state_before(last_index))
 
+    # `state_before` leaves out the duration of the periods before the last one.
     for name in POINTS_IN_TIME:
       self._origin[name] += last_index * line.period_s
     num_added = last_index + 1

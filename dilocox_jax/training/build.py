@@ -122,6 +122,8 @@ class Programs:
         replicas.map(self.evaluation, (params_axis, None), losses_axis)
       )
 
+    # `frozen` is an argument of the program. Otherwise these parameters would be
+    # constants inside the program.
     def evaluation(params: Tree, batches: Tree, frozen: Tree) -> Any:
       return self.evaluation(params, batches, frozen=frozen)
 
@@ -347,7 +349,7 @@ def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
   "stage" means all layers of the stage at once, "layer" one after the other.
   All processes return the same value.
   """
-  # Only if the user leaves the choice open does the free memory decide.
+  # The free memory decides only if the user leaves the choice open.
   is_open = config.mesh.gather == "auto" and config.mesh.num_stages > 1
   if devices is not None or not is_open:
     return chosen_gather(config)
@@ -386,7 +388,8 @@ def outer_step(
   """Builds the outer step of a fragment (a part of the parameters).
 
   The aggregator averages the replicas' pseudo-gradients. The outer optimizer
-  applies the mean, by the apply rule of the method.
+  applies the mean, by the apply rule of the method. If the overrides have an
+  outer optimizer, it takes the place of the one that the config names.
   """
   outer = config.outer
   optimizer = overrides.outer_optimizer

@@ -388,7 +388,7 @@ class Checkpoints:
     for leaf in jax.tree.leaves(like):
       if leaf.size:
         leaves.append(next(stored))
-      else:
+      else:  # A leaf of zero size is not saved.
         leaves.append(jnp.zeros_like(leaf, device=leaf.sharding))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

@@ -46,8 +46,9 @@ def losses(
     programs: Programs of the run.
     state: State of this program's replicas (with a mailbox, a single one).
     validation: Held-out batches, at least one: arrays of token ids
-      [N, B, L + 1] of any sizes, or trees of examples. Every predicted token,
-      or example, has the same weight.
+      [N, B, L + 1] of any sizes, or trees of examples. They are read several
+      times, so they must not be an iterator. Every predicted token, or example,
+      has the same weight.
     judging: Batches of the judge text, which only the last evaluation of a run
       reads. None: this is not the last evaluation, or there is no such text.
 

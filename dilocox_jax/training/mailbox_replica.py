@@ -155,8 +155,11 @@ class MailboxReplica:
     inner optimizer's state, and of a batch of one inner step.
 
     Raises:
-      ValueError: If the code of a step communicates over the replica axis, or
-        if `mailbox.store_bytes` is too low for this run.
+      ValueError: In one of these cases:
+
+        - The code of a step communicates over the replica axis.
+        - The apply rule gives each replica outer parameters of its own.
+        - `mailbox.store_bytes` is too low for this run.
     """
     _ = rounds.runtime  # This tells the client how the replica is divided.
     rounds.check_alone(params, optimizer, batch)
@@ -224,6 +227,8 @@ class MailboxReplica:
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
         name, the secret or the address of the mailbox is wrong.
+      StoppedError: If this program was asked to stop, and the store does not
+        answer in time.
     """
     terms = mailbox_terms(values, override_names)
     try:
@@ -338,6 +343,9 @@ class MailboxReplica:
 
   def record(self, step: int) -> str:
     """Records the exchanges that have ended since the last call.
+
+    Args:
+      step: Number of finished inner steps, which each row states.
 
     Returns:
       A note for the progress line: the number of replicas in the last exchange,

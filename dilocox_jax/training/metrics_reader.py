@@ -293,7 +293,7 @@ class MetricsReader:
       participation: Says which replicas take part in the flush; None: all do.
 
     Raises:
-      NotFiniteError: If a value is not finite.
+      NotFiniteError: If the message of a replica that takes part is not finite.
     """
     exchanges = arrays_to_host(drifts)
     evaluation.check_drifts(exchanges, [step] * len(exchanges), participation)

@@ -116,6 +116,7 @@ def model_functions(
     attention=computation.attention,
     remat=remat,
   )
+  # A builder may return something else. All leaves then count as missing.
   leaves = {}
   if isinstance(model, transformer.Model):
     leaves = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
