@@ -307,8 +307,8 @@ class MailboxRuntime:
       stage = refusing_collectives(
         OUTER_STEP, self._until_more_is_needed, self._replicas
       )
-      # A stage returns either a message or a result, so all leaves first get the
-      # replica axis. Then the leaves that replicas share lose it again.
+      # A stage returns either a message or a result. So all leaves first get
+      # the replica axis. Then the leaves that replicas share lose it again.
       leaving, result = self._replicas.map(stage, arguments, 0)(*values)
       if result is not None:
         result = without_axis(arrived_axes(self._outer), result)

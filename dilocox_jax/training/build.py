@@ -122,8 +122,8 @@ class Programs:
         replicas.map(self.evaluation, (params_axis, None), losses_axis)
       )
 
-    # `frozen` is an argument of the program. Otherwise these parameters would be
-    # constants inside the program.
+    # If `frozen` were not an argument, the program would contain these
+    # parameters as constants.
     def evaluation(params: Tree, batches: Tree, frozen: Tree) -> Any:
       return self.evaluation(params, batches, frozen=frozen)
 
