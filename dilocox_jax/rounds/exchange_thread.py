@@ -80,6 +80,7 @@ def beside_steps(
   Returns:
     The result of `take_steps`, and the result of `exchange`.
   """
+  # The thread waits for the devices, so the exchange is over when it ends.
   in_flight = in_thread(lambda: jax.block_until_ready(exchange()))
   progress = take_steps()
   return progress, waiting.result(in_flight, beside=progress)

@@ -110,7 +110,11 @@ class MailboxRuntime:
     return not self._outer.method.schedule.depth
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Calls `trace_outer_step`, which refuses collectives between replicas."""
+    """Calls `trace_outer_step`, which refuses collectives between replicas.
+
+    Raises:
+      ValueError: If `trace_outer_step` raises it.
+    """
     trace_outer_step()
 
   def new_waits(self) -> Waits:

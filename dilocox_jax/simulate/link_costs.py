@@ -155,22 +155,21 @@ def _cut_by(
   step = MessageStep(
     hop=send.hop, size_bytes=send.size_bytes, sender=send.sender
   )
-  segment_bytes = transport.segment_bytes
-  receiver_asks = segment_bytes is not None
+  segment_bytes = transport.segment_bytes  # None: the receiver does not ask.
   match operation:
     case Broadcast():
       return step
     case AllToAll():
       # A transport that sends whole messages waits until one has arrived before
       # it sends the next, although the next one does not depend on it.
-      is_in_turn = transport.pieces == 1 and not receiver_asks
+      is_in_turn = transport.pieces == 1 and segment_bytes is None
       return dataclasses.replace(
         step, is_relayed=is_in_turn, pieces=transport.pieces
       )
     case AllReduce() if segment_bytes is not None:
       segments = num_segments(send.size_bytes, segment_bytes)
       return dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
-    case AllGather() if receiver_asks:
+    case AllGather() if segment_bytes is not None:
       return dataclasses.replace(
         step, pieces=AT_ONCE, segments=GATHERED_SEGMENTS
       )

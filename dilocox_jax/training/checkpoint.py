@@ -264,9 +264,12 @@ class Checkpoints:
       or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If the checkpoint does not fit the template, if `template`
-        raises it, or if all checkpoints are damaged and the directory is not
-        read-only.
+      RefusedError: In one of these cases:
+
+        - The checkpoint does not fit the template, or `template` raises it.
+        - All checkpoints are damaged, and the directory is not read-only.
+        - A damaged checkpoint has to be moved, and "broken_checkpoints" is a
+          file or a symbolic link.
     """
     step = self._find_newest()
     if step is None:
@@ -279,8 +282,8 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
-    Damaged checkpoints that are newer than this one are treated as by
-    `restore`. All processes must call this method.
+    It moves newer, damaged checkpoints away as `restore` does. All processes
+    must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -293,8 +296,12 @@ class Checkpoints:
       and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If all checkpoints are damaged and the directory is not
-        read-only, or if `template` raises it.
+      RefusedError: In one of these cases:
+
+        - `template` raises it.
+        - All checkpoints are damaged, and the directory is not read-only.
+        - A damaged checkpoint has to be moved, and "broken_checkpoints" is a
+          file or a symbolic link.
     """
     step = self._find_newest()
     if step is None:

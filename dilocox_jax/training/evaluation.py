@@ -53,12 +53,12 @@ def losses(
       reads. None: this is not the last evaluation, or there is no such text.
 
   Returns:
-    The losses, and the bytes that a replica sent to compute them. The losses
-    are floats:
+    The losses by name, and the bytes that a replica sent to compute them. The
+    names are:
 
     - "outer_loss": loss of the parameters of `params_to_keep`.
-    - "mean_loss": loss of the mean of the replicas' parameters; None during
-      rounds if there are several processes.
+    - "mean_loss": loss of the mean of the replicas' parameters. During rounds
+      it is None if there are several processes.
     - "replica_loss": loss of replica 0, or with a mailbox of the only replica
       of this program.
     - "judge_loss": loss of the parameters of `params_to_keep` on `judging`. It
@@ -157,7 +157,7 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 
   Raises:
     NotFiniteError: If a value is not finite. The message names the first step
-      with such a value, and a replica.
+      with such a value, and a replica that has it.
   """
   is_bad = ~np.isfinite(np.stack(metrics)).all(axis=0)
   if is_bad.any():
@@ -172,9 +172,9 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 def applied_events(segment: Segment) -> list[Event]:
   """Returns the exchanges whose means a segment, e.g. a round, applies.
 
-  Each `Event` names a fragment (a part of the parameters), and the steps of the
-  schedule after which its pseudo-gradients were measured and their mean is
-  applied.
+  Each `Event` names a fragment (a part of the parameters) and two steps of the
+  schedule. After the step `send_step` the fragment's pseudo-gradients were
+  measured. After the step `step` their mean is applied.
   """
   return [window.applied for window in segment.windows if window.applied]
 
