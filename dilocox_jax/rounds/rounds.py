@@ -321,6 +321,8 @@ class Rounds:
       progress, applied, sent, drift = self._run_window(
         window, kind, given, fragments
       )
+      # If the same fragment is applied and sent, its new state is in `applied`,
+      # and `sent` is None.
       for event, new in ((window.applied, applied), (window.sent, sent)):
         if event is None or new is None:
           continue
@@ -577,6 +579,8 @@ class Rounds:
       sharding = replicas.whole(axis)
       return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
+    # A program gets these states on the devices, also if they are kept in the
+    # memory of the host.
     def fragment(number: int) -> FragmentState:
       old = state.fragments[number]
       return with_shardings(old, self.states.shardings(old))

@@ -164,6 +164,7 @@ def steady_state(
     plan: Plan of the run. The length of the run does not matter.
   """
   method = plan.method
+  # The clock begins at this inner step of the run.
   start = 0
   if method.exchanged != "gradient":
     start = plan.warm_start_steps

@@ -133,6 +133,7 @@ def model_functions(
   # The z-loss is a part of the training loss only.
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
+    # A function from the weight of the z-loss to the model in parts.
     cut_model = functools.partial(
       _cut_model, config, model, end_of_text, chunk_tokens
     )
