@@ -92,8 +92,8 @@ def join(
   client = rounds.runtime.client
   snapshot = client.newest()
   walk = _Walk(rounds.outer.method.schedule, rounds.view.count, last_step)
-  # The snapshot has the state just before the mean of event `client.event` is
-  # applied. All applies and all sends before this apply are done.
+  # The snapshot has the shared state before the window that applies the mean of
+  # event `client.event`. So all earlier windows are done.
   walk.pass_events(client.event)
   if snapshot is not None:
     walk.pass_sends()
