@@ -11,7 +11,8 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   """Returns the largest power of 1000 up to a value, and its name.
 
   For 27,900,000 and the names of bytes, the result is (1000^2, "MB"). `names`
-  begins with that of 1000^0, the smallest power (also for NaN and infinity).
+  has the names of 1000^0, 1000^1 and so on. The result is 1000^0 for values
+  below 1, NaN and infinity.
   """
   index = 0
   if value and math.isfinite(value):
@@ -30,9 +31,10 @@ def tokens_unit(largest: float | int) -> tuple[float, str]:
 
 
 def time_unit(seconds: float | int) -> tuple[float, str]:
-  """Returns the divisor and the unit ("h", "min" or "s") of a time.
+  """Returns the divisor and the unit of a time: (60.0, "min") for 90 s.
 
-  It is the largest unit in which the time (seconds) is at least 1, or else s.
+  The unit is the largest of "h", "min" and "s" in which the time is at least 1.
+  A time below 1 s has the unit "s".
   """
   for divisor, unit in _TIMES:
     if seconds >= divisor:
@@ -68,7 +70,10 @@ def human_bytes(value: float | int) -> str:
 
 
 def human_tokens(value: float | int) -> str:
-  """Formats tokens in powers of 1000: "279 tokens" or "1.23 M tokens"."""
+  """Formats tokens in powers of 1000: "279 tokens" or "1.23 M tokens".
+
+  NaN and infinity become "nan tokens" and "inf tokens".
+  """
   divisor, unit = tokens_unit(value)
   return f"{_divided(value, divisor)} {unit}"
 
@@ -94,7 +99,8 @@ def human_time(seconds: float | int, error_s: float = math.nan) -> str:
 def human_gap(share: float, error: float = math.nan) -> str:
   """Formats a relative difference: 0.0078 becomes "+0.78 %", NaN "-".
 
-  A finite standard error, also a fraction, follows: "+0.78 ± 0.07 %".
+  `error` is the standard error, a fraction like `share`. If it is finite, it
+  follows: "+0.78 ± 0.07 %".
   """
   if math.isnan(share):
     return "-"
@@ -147,7 +153,9 @@ def human_missing(count: int, wanted: int) -> str:
 def human_comparison(gap: float, error: float = math.nan) -> str:
   """Describes a relative difference: -0.021 becomes "2.1 % lower".
 
-  A finite standard error, also a fraction, follows: "2.1 ± 0.3 % lower".
+  A difference of 0 becomes "0.0 % higher".
+  `error` is the standard error, a fraction like `gap`. If it is finite, it
+  follows: "2.1 ± 0.3 % lower".
   """
   size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
   direction = "lower" if gap < 0 else "higher"

@@ -4,8 +4,9 @@ Replicas that exchange through a store (a folder or a bucket) are separate
 programs without a common JAX runtime, so a collective over the axis "replica"
 cannot reach the other replicas. If the axis had only this replica, the
 collective would return its own argument, and the replica would silently train
-alone. So such a replica is mapped over an axis with the name `ALONE_AXIS`. JAX
-then raises a NameError, and this module turns it into one clear line.
+alone. So such a replica is mapped over an axis with another name, `ALONE_AXIS`.
+For a collective over "replica", JAX then raises a NameError, and this module
+turns the error into one clear line.
 """
 
 import contextlib

@@ -90,17 +90,25 @@ class ClusterProcesses:
     All processes must make the same calls in the same order.
 
     Args:
-      ask: Function that uses the mailbox. Only process 0 calls it.
+      ask: Function that uses the mailbox. Only process 0 calls it. Its result
+        may have JSON values, numpy arrays and the results of a mailbox's
+        methods, nested in lists, tuples and dicts.
       shared: Function that returns arrays. While `ask` runs, process 0 may read
-        this process's parts of these arrays (`collected`). None: no arrays.
+        this process's parts of these arrays (`collected`). Process 0 itself
+        does not call the function. None: no arrays.
+
+    Returns:
+      The result of `ask`. In the processes other than 0, its tuples without
+      names have become lists.
 
     Raises:
-      Exception: The error of `ask`, in every process. Outside process 0, an
-        error of a type that `decode_error` does not know is raised as a
-        RuntimeError.
+      Exception: The error of `ask`, in every process. Outside process 0, it is
+        raised as a `ReplicaStaleError`, `StoppedError`, ValueError or OSError
+        if it is one, and otherwise as a RuntimeError.
     """
     if self.is_main:
       return self._ask_and_tell(ask)
+    # Ctrl-C cannot interrupt a wait of the channel, so a thread waits there.
     return _result(in_thread(self._heard, shared))
 
   def _ask_and_tell(self, ask: Callable[[], Any]) -> Any:
@@ -112,9 +120,9 @@ class ClusterProcesses:
       self._tell(_ERROR, encode_error(error), waits=False)
       raise
     value, arrays = encode_answer(answer)
-    kinds = [(array.dtype.name, array.shape) for array in arrays]
+    types_and_shapes = [(array.dtype.name, array.shape) for array in arrays]
     with self._sending:
-      self._tell_locked(_ANSWER, [value, kinds])
+      self._tell_locked(_ANSWER, [value, types_and_shapes])
       for array in arrays:
         self._channel.send_array(array, self._channel.others)
     return answer
@@ -144,14 +152,16 @@ class ClusterProcesses:
         raise decode_error(*value)
       if kind == _ANSWER:
         break
+      # Process 0 wants the array with the number `value`.
       if arrays is None:
         assert shared is not None, "process 0 wants what is not there"
         arrays = shared()
       self._send_parts(arrays[value])
-    answer, kinds = value
+    # The arrays of the answer follow it, one message each.
+    answer, types_and_shapes = value
     received = [
       self._channel.receive_array(MAIN, shape, np.dtype(name))
-      for name, shape in kinds
+      for name, shape in types_and_shapes
     ]
     return decode_answer(answer, received)
 
@@ -187,6 +197,7 @@ class ClusterProcesses:
     if not coordinator_store.is_divided(array):
       return np.asarray(jax.device_get(array))
     values = np.empty(array.shape, array.dtype)
+    # First come the parts of this process, then those of the others.
     for shard in coordinator_store.parts_to_send(array):
       values[shard.index] = np.asarray(shard.data)
     self._tell(_WANTED, number)

@@ -1,8 +1,8 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
 AllReduce (the baseline) and the warm start of DiLoCo run these steps. Without a
-lossy codec, the result is that of training one model on the batches of all
-replicas, up to rounding.
+lossy codec, one model that is trained on the batches of all replicas has the
+same result, up to rounding.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ class StepPrograms:
     optimizer: Optimizer whose input is the mean gradient.
     aggregator: Averages gradients over replicas.
     replicas: Number of replicas, and their devices.
-    frozen: Parameters that `gradient` reads, as its argument `frozen`, but that
-      are not trained; None: there are none.
+    frozen: Parameters that are not trained. `gradient` gets them as one more
+      argument, `frozen`. None: all parameters are trained.
   """
 
   gradient: Callable
@@ -63,12 +63,18 @@ class StepPrograms:
     return SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> SharedState:
-    """Returns the state before the first step, on the devices."""
+    """Returns the state before the first step, on the devices.
+
+    `params` are the parameters of the model, without a replica axis.
+    """
     places = shardings_of(self.abstract(params))
     return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> SharedState:
-    """Returns shapes, types and shardings of the state; computes nothing."""
+    """Returns shapes, types and shardings of the state; computes nothing.
+
+    Of `params`, only shapes and types are read.
+    """
     state = jax.eval_shape(self._start, params)
     return self.replicas.abstract(state, self.axes)
 
@@ -82,7 +88,7 @@ class StepPrograms:
   def steps(
     self, state: SharedState, batches: Tree
   ) -> tuple[SharedState, StepMetrics]:
-    """Takes the data-parallel steps for which there are batches.
+    """Takes one data-parallel step for each batch of a replica.
 
     The new state reuses the memory of the old one, which must not be read
     again.
@@ -103,7 +109,8 @@ class StepPrograms:
   def compiled(self):
     """The jitted program (state, batches, frozen) -> (state, metrics).
 
-    It takes the steps of the method `steps`, and reuses the state's memory.
+    It does the work of the method `steps`, which first puts the batches on the
+    devices. The program reuses the state's memory.
     """
 
     def replica_program(

@@ -25,8 +25,9 @@ Exchange = Callable[[Tree, FragmentState, Tree], Arrived]
 def arrived_axes(outer: OuterStep) -> Arrived:
   """Returns the replica axes of an `Arrived`, as a prefix of its tree.
 
-  An `Arrived` is the result of an exchange with the aggregator's new state. The
-  prefix is 0 for leaves [M, ...], and None for leaves that all replicas share.
+  An `Arrived` is a pair: the result of an exchange, and the aggregator's new
+  state. The prefix is 0 for leaves [M, ...], and None for leaves that all
+  replicas share.
   """
   shared: Any = None
   per_replica: Any = 0
@@ -44,7 +45,9 @@ def arrived_axes(outer: OuterStep) -> Arrived:
 def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
   """Returns the jitted program that averages a pseudo-gradient over replicas.
 
-  The program is an `Exchange`. It reuses the memory of its first argument, the
+  The program takes the aggregator's state, the rest of the fragment's state and
+  the pseudo-gradient. It returns a pair: the result of the exchange, which has
+  the mean, and the aggregator's new state. It reuses the memory of the
   aggregator's state.
   """
 

@@ -35,14 +35,17 @@ class WaitingTimes:
     self._waits: Waits = []
 
   def result(self, exchange: Future, beside: Tree) -> Any:
-    """Waits for inner steps, then for an exchange, and returns its result.
+    """Waits for inner steps, then for the result of an exchange.
 
-    The second wait, from the end of the steps to that of the exchange, is
-    recorded.
+    The time of the second wait is recorded. It is about 0 if the exchange ends
+    before the steps.
 
     Args:
       exchange: An exchange that runs in a thread.
       beside: Results of the inner steps that run at the same time.
+
+    Returns:
+      The result of the exchange.
     """
     jax.block_until_ready(beside)
     start_s = time.perf_counter()
@@ -72,11 +75,12 @@ def beside_steps(
       function, after the inner steps.
     take_steps: Function that takes the inner steps, and returns the replicas
       after them.
-    waiting: Records the time from the end of the steps to that of the exchange.
+    waiting: Records how long the exchange takes after the end of the steps.
 
   Returns:
     The result of `take_steps`, and the result of `exchange`.
   """
+  # The thread waits for the devices, so the exchange is over when it ends.
   in_flight = in_thread(lambda: jax.block_until_ready(exchange()))
   progress = take_steps()
   return progress, waiting.result(in_flight, beside=progress)
@@ -85,9 +89,10 @@ def beside_steps(
 class InThread:
   """Dispatches an exchange in a second thread, beside a window's inner steps.
 
-  A window is some inner steps, then perhaps an apply of a mean and a send. The
-  exchange computes the mean that the window applies. For some windows, no
-  second thread is used: the window's own program runs the exchange (`run`).
+  A window is some inner steps, then perhaps an apply of a mean and a send,
+  which only measures a pseudo-gradient. The exchange computes the mean that the
+  window applies. For some windows, no second thread is used: the window's own
+  program runs the exchange (`run`).
 
   Attributes:
     splits_windows: False: a window is not split into a window of inner steps,
@@ -118,21 +123,21 @@ class InThread:
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs a window's exchange in a thread, and its inner steps meanwhile.
 
-    A window is some inner steps, then perhaps an apply of a mean and a send.
-    This method runs nothing, and leaves the exchange and the inner steps to the
-    window's own program,
+    The exchange computes the mean that the window applies. In three cases this
+    method runs nothing, and the window's own program later runs the exchange
+    and the inner steps:
 
-    - if the window has no earlier pseudo-gradient to average,
-    - if it has no inner steps, or
-    - if replicas may have different numbers of steps or different weights.
+    - The window has no earlier pseudo-gradient to average.
+    - The window has no inner steps.
+    - Replicas may have different numbers of steps or different weights.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      The replicas after the inner steps, and the result of the exchange with
-      the aggregator's new state. If nothing was run: the replicas before the
-      window, and None.
+      The replicas after the inner steps, and a pair: the result of the exchange
+      and the aggregator's new state. If nothing was run: the replicas before
+      the window, and None.
     """
     given = work.given
     hides_exchange = work.kind.has_steps and not work.kind.differs
@@ -147,7 +152,7 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns the times, since the last call, of waits for exchanges.
+    """Returns the waits for exchanges since the last call of this method.
 
     Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """

@@ -81,8 +81,8 @@ class MailboxExchange:
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
     client: Client of the mailbox. It also counts the exchanges that are done.
-    is_in_rows: Whether a message does not depend on how a replica is divided
-      among devices.
+    is_in_rows: Whether a message stays the same if a replica is divided among
+      its devices in another way.
     axis_name: Axis over which the one replica is mapped.
   """
 
@@ -99,9 +99,14 @@ class MailboxExchange:
       num_replicas: Number of replicas in this JAX runtime; must be 1.
 
     Raises:
-      ValueError: If `num_replicas` is not 1; if the run was started with other
-        values of settings that must be equal in all replicas; or if the name,
-        the secret or the store cannot be used.
+      ValueError: In one of these cases:
+
+        - `num_replicas` is not 1.
+        - The run was started with other values of settings that must be equal
+          in all replicas.
+        - The name, the secret or the store cannot be used.
+      StoppedError: If this program was asked to stop, and the store does not
+        answer in time.
     """
     require(
       num_replicas == 1,
@@ -111,7 +116,15 @@ class MailboxExchange:
     self.client.enter({"method": dataclasses.asdict(method)})
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that sends and receives the mailbox's messages."""
+    """Returns the object that sends and receives the mailbox's messages.
+
+    Call it before `enter`. With some codecs, either all replicas or none must
+    be divided among several devices, and `enter` then compares this.
+
+    Raises:
+      ValueError: If the apply rule gives each replica outer parameters of its
+        own.
+    """
     # With e.g. top-k, a divided replica encodes each leaf by itself, but one on
     # a single device encodes several leaves together. Their messages do not
     # match, so this term refuses a run that mixes both.
@@ -141,12 +154,17 @@ def mailbox(
   Pass it to `dilocox_jax.make_rounds` in programs that have one replica each,
   on machines anywhere. `make_rounds` joins the run.
 
-  Wire: a message has 120 bytes (an authentication code and a header), a code of
-  32 bytes for each MiB or part of one, 136 bytes of random sums for each 2^20
-  values of the state, by which replicas compare their states, and then the
-  arrays of the codec. If messages are cut into slices, so that each replica
-  averages one slice (`MailboxRules.shares`), there are no 120 bytes and no
-  codes of 32 bytes. Instead each slice has 160 bytes and the random sums.
+  Wire: a message has, in addition to the arrays of the codec,
+
+  - 120 bytes of an authentication code and a header,
+  - 32 bytes of a code for each MiB or part of one, and
+  - 136 bytes of random sums for each block of the fragment's outer state. A
+    block is up to 2^20 values of one array. By the sums, replicas find out
+    whether their states still agree.
+
+  Messages may be cut into slices, so that each replica averages one slice
+  (`MailboxRules.shares`). Then each slice has, in addition to its part of the
+  arrays, only 160 bytes and the random sums.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
@@ -165,9 +183,9 @@ def mailbox(
     text_digest: Digest of the training text, which must be equal in all
       replicas; "" if there is none.
     rules: Rules of the exchange, such as how long to wait for a replica.
-    feedback: Fraction of the residual (what the codec lost) that is added to
-      the next message, 0 (none) to 1 (all). If a message came too late, all its
-      values count as lost.
+    feedback: Fraction of the residual that is added to the next message, 0
+      (none) to 1 (all). The residual is what the codec lost. If a message came
+      too late, the residual is the whole message.
     against: What is subtracted from this replica's values to get the residual:
       "own" (these values as they were sent) or "mean" (the mean over all
       replicas).
@@ -180,7 +198,8 @@ def mailbox(
     The exchange. Nothing is read or written before `make_rounds` gets it.
 
   Raises:
-    ValueError: If an argument does not fit; the message names it.
+    ValueError: If an argument does not fit; the message names it. `where`,
+      `name` and `secret` are only checked by `make_rounds`.
   """
   within_limits("step_weight", step_weight, above=0)
   codec_name = str(codec)

@@ -17,8 +17,8 @@ from dilocox_jax.rounds.window import InnerProgress
 class InProgram:
   """Leaves each exchange to the compiled program that applies its mean.
 
-  Unless `splits_windows` is True, that program also takes inner steps. On TPUs
-  and GPUs, XLA overlaps these steps with the transfers.
+  If `splits_windows` is False, that program also takes inner steps. On TPUs and
+  GPUs, XLA overlaps these steps with the transfers.
 
   Attributes:
     replicas: Number of replicas, and their devices.
@@ -34,9 +34,9 @@ class InProgram:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    (An apply applies a mean, and a send measures a pseudo-gradient.) They are
-    separate if all replicas are on one device, or if there is only one replica:
-    then no transfer between replicas could overlap with the steps.
+    An apply applies a mean, and a send measures a pseudo-gradient. The programs
+    are separate if all replicas are on one device, or if there is only one
+    replica: then no transfer between replicas could overlap with the steps.
     """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1
@@ -47,7 +47,7 @@ class InProgram:
     """Accepts every outer step, as all replicas are in this JAX runtime."""
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Runs nothing: compiled programs take the inner steps and exchange.
+    """Runs nothing: compiled programs run the inner steps and the exchange.
 
     Returns:
       The replicas as they were, and None, as no exchange has run yet.

@@ -7,13 +7,14 @@ newcomer loads the newest snapshot of the state that all replicas share. Then it
 applies the settled events since the snapshot, without inner steps, until its
 own next measurement comes early enough to be averaged.
 
-For example, take P = 1 fragment and H = tau = 4 steps. Event k applies after
-step 4 k + 8 what was measured after step 4 k + 4. There is a snapshot before
-event 6, and the other replicas have settled event 8. The newcomer starts with
-zeros in flight. It applies events 6 and 7 after steps 32 and 36 without inner
-steps, and takes its first inner steps, 37 to 40. Event 8 averages the
-measurements of step 36, to which the newcomer contributes nothing. Event 9 is
-the first with a measurement of the newcomer.
+For example, take P = 1 fragment and H = tau = 4 steps. Event k averages the
+measurements of step 4 k + 4, and its mean is applied after step 4 k + 8. There
+is a snapshot before event 6, and the other replicas have settled event 8. The
+newcomer starts with a measurement of zeros in flight. Without inner steps, it
+applies event 6 (after step 32) and event 7 (after step 36). Then it takes its
+first inner steps, 37 to 40. Event 8 averages the measurements of step 36, to
+which the newcomer contributes nothing. Event 9 averages those of step 40, and
+is the first with a measurement of the newcomer.
 """
 
 import dataclasses
@@ -46,8 +47,8 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
     rounds: Result of `dilocox_jax.make_rounds` with `dilocox_jax.mailbox` as
       its exchange.
     params: The first parameters of the model, equal in all replicas.
-    optimizer: A new state of the inner optimizer. Its learning-rate schedule is
-      moved on to the `step` of the result.
+    optimizer: A new state of the inner optimizer. In the result, its
+      learning-rate schedule has moved on to the `step` of the result.
 
   Returns:
     The state of this replica. Its `step` is 0 at the start of a run, and
@@ -91,8 +92,8 @@ def join(
   client = rounds.runtime.client
   snapshot = client.newest()
   walk = _Walk(rounds.outer.method.schedule, rounds.view.count, last_step)
-  # The snapshot has the state just before the event `client.event` is applied:
-  # after the events before it, and after the sends in between.
+  # The snapshot has the shared state before the window that applies the mean of
+  # event `client.event`. So all earlier windows are done.
   walk.pass_events(client.event)
   if snapshot is not None:
     walk.pass_sends()
@@ -182,7 +183,8 @@ def skip_windows(
 
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).
-    state: State of the replica before these windows.
+    state: State of the replica before these windows. Its memory is reused by a
+      call that returns, but not by a call that raises.
     windows: Windows as the schedule gives them. Each is some inner steps, then
       a send (a measurement), an apply of a mean, both or neither.
     num_steps: Number of inner steps of these windows together.
@@ -220,6 +222,7 @@ def _windows_with_events(
   ):
     stop = round_end if last_step is None else min(round_end, last_step)
     for window in schedule.windows(last_event_step, stop):
+      # Steps after the last event belong to the first window of the next round.
       if window.applied or window.sent:
         yield window
         last_event_step += window.num_steps
@@ -246,6 +249,7 @@ def _from_snapshot(
   Returns:
     The state, whose parameters are the outer parameters of the snapshot.
   """
+  # They come in the order in which `MailboxRuntime` has written them.
   values = iter(arrays)
 
   def load_shared(axis: int | None, tree: Tree) -> Tree:

@@ -15,7 +15,8 @@ next message, or to the result. For example, a low-rank codec has two turns:
 A replica of one process runs the whole exchange in a thread beside the inner
 steps. If a replica has several processes, a stage communicates between them, so
 all processes must dispatch stages and inner steps in the same order. The main
-thread then dispatches the stages, and the thread only carries messages:
+thread then dispatches the stages, and the exchange thread only carries the
+first message:
 
     main thread      stage 0 | inner steps       | wait | stage 1, its turn, ...
     exchange thread          | first turn               |
@@ -102,18 +103,22 @@ class MailboxRuntime:
   def splits_windows(self) -> bool:
     """Whether a window's inner steps, apply and send are separate programs.
 
-    (An apply applies a mean, and a send measures a pseudo-gradient.) They are
-    separate if tau = 0: a mean is then applied right after its pseudo-gradients
-    are measured, so no inner steps can hide the exchange.
+    An apply applies a mean, and a send measures a pseudo-gradient. The programs
+    are separate if tau = 0: a mean is then applied right after its
+    pseudo-gradients are measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Calls `trace_outer_step`, which refuses collectives between replicas."""
+    """Calls `trace_outer_step`, which refuses collectives between replicas.
+
+    Raises:
+      ValueError: If `trace_outer_step` raises it.
+    """
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns the times, since the last call, of waits for exchanges.
+    """Returns the waits for exchanges since the last call of this method.
 
     Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
     """
@@ -122,17 +127,22 @@ class MailboxRuntime:
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the exchange of a window, and its inner steps meanwhile.
 
-    A window is some inner steps, then perhaps an apply of a mean and a send. If
-    the window applies nothing, this method only counts the window's steps, on
-    which the weight of a later message depends.
+    The exchange computes the mean that the window applies. If the window
+    applies nothing, this method only counts the window's steps, on which the
+    weight of a later message depends.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      The replica after the inner steps, and the result of the exchange with the
-      aggregator's new state. If nothing was run: the replica before the window,
-      and None.
+      The replica after the inner steps, and a pair: the result of the exchange
+      and the aggregator's new state. If nothing was run: the replica before the
+      window, and None.
+
+    Raises:
+      ReplicaStaleError: If the replica must join the run again, because the
+        other replicas have gone on without it or its state differs from theirs.
+      StoppedError: If joining again would not help.
     """
     steps = self.client.steps
     steps.add(work.window.num_steps)
@@ -178,8 +188,9 @@ class MailboxRuntime:
   ) -> tuple[InnerProgress, Arrived]:
     """Runs an exchange and inner steps of a replica of several processes.
 
-    The first message travels during the inner steps, the others after them. The
-    method returns the replica after the inner steps, and the exchange's result.
+    The first message travels during the inner steps. The other messages travel
+    after the steps. The method returns the replica after the inner steps, and
+    the exchange's result.
     """
     take_fingerprint = self._dispatch_fingerprint(due)
     leaving, result = self._run_stage(due, ())
@@ -260,6 +271,7 @@ class MailboxRuntime:
         np.broadcast_to(np.zeros((), array.dtype), array.shape)
         for array in arrays
       ]
+    # The replica axis, of length 1, is not sent.
     return session.send(
       [np.asarray(array[0]) for array in arrays],
       is_finite=bool(jax.device_get(is_finite)[0]),
@@ -299,6 +311,8 @@ class MailboxRuntime:
       stage = refusing_collectives(
         OUTER_STEP, self._until_more_is_needed, self._replicas
       )
+      # A stage returns either a message or a result. So all leaves first get
+      # the replica axis. Then the leaves that replicas share lose it again.
       leaving, result = self._replicas.map(stage, arguments, 0)(*values)
       if result is not None:
         result = without_axis(arrived_axes(self._outer), result)
@@ -324,8 +338,8 @@ class MailboxRuntime:
       arrived: What has been read after each message so far, in order.
 
     Returns:
-      The next message and None; at the end of the exchange, None and the result
-      with the aggregator's new state.
+      The next message and None. At the end of the exchange: None, and a pair of
+      the result and the aggregator's new state.
     """
     run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)
@@ -362,4 +376,5 @@ def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:
     outer: The outer step, whose `axes` say which leaves are shared.
     state: State of the fragment.
   """
+  # None takes the place of each leaf that is not shared, and is no leaf itself.
   return jax.tree.leaves(map_prefix(lambda leaf: None, outer.axes, state))

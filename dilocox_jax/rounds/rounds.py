@@ -2,13 +2,14 @@
 
 A round consists of *windows*: some inner steps, and then perhaps an *apply*, a
 *send* or both. A send measures the pseudo-gradient of a fragment (a part of the
-parameters) and keeps it in flight. An apply applies the mean of the oldest one
-in flight.
+parameters) and keeps it in flight. An apply applies the mean of a fragment's
+oldest pseudo-gradient in flight.
 
 The program of a window (`window.WindowProgram`) is mapped over the replica axis
-and compiled once for every kind of window; step counts and the numbers of
-fragments are data. If inner steps cannot hide the exchange, e.g. on one device,
-the steps, the sends and the applies are separate programs.
+and compiled once for every kind of window. The number of steps, and which
+fragment is sent or applied, are arguments of the program. If inner steps cannot
+hide the exchange, e.g. on one device, the steps, the sends and the applies are
+separate programs.
 """
 
 import dataclasses
@@ -80,8 +81,8 @@ class Rounds:
       applies: "device", or "pinned_host", the memory of the host.
     make_runtime: Function (outer, replicas) -> object that dispatches the
       exchanges (`rounds.runtime`).
-    frozen: Parameters that `inner_step` reads, as its argument `frozen`, but
-      does not train; None: it has no such argument.
+    frozen: Parameters that are not trained. `inner_step` gets them as one more
+      argument, `frozen`. None: all parameters are trained.
   """
 
   outer: OuterStep
@@ -110,9 +111,19 @@ class Rounds:
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: If `RoundStates.init` refuses the parameters or the outer
-        optimizer; or, if replicas meet in a mailbox (a folder or a bucket),
-        `RoundStates.check_outer` refuses the outer step.
+      ValueError: In one of these cases:
+
+        - The parameters have no values, or do not fit the fragments.
+        - A leaf of the parameters is no array of real floats.
+        - The outer optimizer is schedule-free without
+          `dilocox_jax.schedule_free`, or keeps an average inside another
+          transformation.
+        - Replicas meet in a mailbox (a folder or a bucket), and the outer step
+          uses a collective over replicas.
+        - Replicas meet in a mailbox, and the apply rule gives each replica
+          outer parameters of its own.
+        - Replicas meet in a mailbox, and `keep_unsent` is True with a rule and
+          a delay that do not allow it.
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)
@@ -121,8 +132,8 @@ class Rounds:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
     They have no replica axis: if every replica has its own, the mean over the
-    replicas is returned. If the outer optimizer keeps a running average of its
-    parameters (`outer.average`), this average takes their place.
+    replicas is returned. If the outer optimizer keeps a running average of the
+    outer parameters (`outer.average`), this average takes their place.
     """
     return self.states.outer_params(state)
 
@@ -159,8 +170,16 @@ class Rounds:
       the pseudo-gradients (`Drift`).
 
     Raises:
-      ValueError: If `batches` has no leaf, or if the first two axes of a leaf
-        have other lengths than described above.
+      ValueError: In one of these cases:
+
+        - `batches` has no leaf, or the first two axes of a leaf have other
+          lengths than described above.
+        - `participation` has another number of windows than `windows`.
+        - `keep_unsent` is True with a rule and a delay that do not allow it.
+      ReplicaStaleError: With a mailbox (a folder or a bucket), if this replica
+        has fallen behind or its state differs from that of the others. Call
+        `join_rounds`.
+      StoppedError: With a mailbox, if joining again would not help.
     """
     num_steps = self._num_steps(batches)
     steps_done = int(jax.device_get(state.step))
@@ -219,6 +238,12 @@ class Rounds:
       The new state, in which nothing is in flight and the replicas' parameters
       are the outer parameters; for each exchange, in order, the norms of the
       pseudo-gradients (`Drift`).
+
+    Raises:
+      ReplicaStaleError: With a mailbox (a folder or a bucket), if this replica
+        has fallen behind or its state differs from that of the others. Call
+        `join_rounds`.
+      StoppedError: With a mailbox, if joining again would not help.
     """
     step = int(jax.device_get(state.step))
     windows = self.outer.method.schedule.flush_windows(step)
@@ -237,7 +262,9 @@ class Rounds:
     return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Measures pseudo-gradients and applies means; `state.step` stays.
+    """Measures pseudo-gradients and applies means, without inner steps.
+
+    The result has the `step` of `state`.
 
     Args:
       state: State of all replicas, whose memory may be reused.
@@ -294,6 +321,8 @@ class Rounds:
       progress, applied, sent, drift = self._run_window(
         window, kind, given, fragments
       )
+      # If the same fragment is applied and sent, its new state is in `applied`,
+      # and `sent` is None.
       for event, new in ((window.applied, applied), (window.sent, sent)):
         if event is None or new is None:
           continue
@@ -369,7 +398,7 @@ class Rounds:
       count = self.replicas.place(num_steps, 0)
     if participation and participation.weights and window.applied:
       weight = self.replicas.place(np.array(participation.weights), 0)
-    given = WindowInput(progress, None, count)
+    given = WindowInput(progress=progress, batches=None, num_steps=count)
     if window.num_steps:
       given = given._replace(batches=batches, frozen=self.frozen)
     return self._with_fragments(
@@ -436,9 +465,10 @@ class Rounds:
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):
-    """Returns `WindowProgram.run` for a kind of window, mapped and jitted.
+    """Returns the jitted program that runs a kind of window for all replicas.
 
-    It takes and returns the values of all replicas.
+    It takes the fields of a `WindowInput`, in order, and may reuse their
+    memory. It returns the results of `WindowProgram.run`.
     """
     window = WindowProgram(self.outer, self.view, self._guarded_step, kind)
     run_window = refusing_collectives(OUTER_STEP, window.run, self.replicas)
@@ -476,11 +506,12 @@ class Rounds:
 
     Raises:
       ValueError: If a step uses the replica axis although the other replicas
-        are other programs that meet in a store (a folder or a bucket), or if
-        `OuterStep.apply` refuses `keep_unsent`.
+        are other programs that meet in a store (a folder or a bucket). Also if
+        `keep_unsent` is True with a rule and a delay that do not allow it.
     """
     self.states.check_outer(params)
     replica = self.states.abstract(params, optimizer).replica
+    # The replica axis has length 1, as this program has one replica.
     batch = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch
     )
@@ -509,6 +540,7 @@ class Rounds:
     # If the same fragment is sent and applied, its state is in `applied`.
     has_other = kind.sent_group is not None and not kind.is_same
     sent = axes if has_other else None
+    # The fields that are not named here are shared by all replicas: None.
     arguments = WindowInput(
       progress=InnerProgress(
         self.states.axes.replica, step=if_differs, metrics=per_replica
@@ -547,6 +579,8 @@ class Rounds:
       sharding = replicas.whole(axis)
       return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
+    # A program gets these states on the devices, also if they are kept in the
+    # memory of the host.
     def fragment(number: int) -> FragmentState:
       old = state.fragments[number]
       return with_shardings(old, self.states.shardings(old))

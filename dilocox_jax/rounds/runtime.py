@@ -94,14 +94,14 @@ class Runtime(Protocol):
 
     Returns:
       If this call has run the window's exchange: the replicas after the inner
-      steps, and the result of the exchange with the aggregator's new state.
+      steps, and a pair of the exchange's result and the aggregator's new state.
       Otherwise: the replicas before the window, and None.
     """
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns the times, since the last call, of waits for exchanges.
+    """Returns the waits for exchanges since the last call of this method.
 
     Each is a pair (begin, end) in seconds on the clock of `time.perf_counter`.
-    None if the runtime cannot know them.
+    The result is None if the runtime cannot know them.
     """

@@ -45,7 +45,7 @@ def dispatch_fingerprint(
 
   Args:
     leaves: The leaves of the state. The devices add up leaves of floats; the
-      host reads leaves of integers as a whole.
+      host reads all other leaves as a whole.
     signs: Random signs, float32 [2^20], on all devices of the replica, equal in
       all replicas.
 

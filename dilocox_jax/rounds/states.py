@@ -82,9 +82,13 @@ class RoundStates:
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: If the parameters have no values, a leaf is no array of real
-        floats, the fragments do not fit the tree, or
-        `outer.average.check_outermost` refuses the outer optimizer.
+      ValueError: In one of these cases:
+
+        - The parameters have no values, or do not fit the fragments.
+        - A leaf of the parameters is no array of real floats.
+        - The outer optimizer is schedule-free without
+          `dilocox_jax.schedule_free`, or keeps an average inside another
+          transformation.
     """
     require(
       has_values(params),
@@ -92,7 +96,7 @@ class RoundStates:
     )
     self.view.check(params)
     replicated = self._jitted(self._replicated, params, optimizer)
-    programs = {}
+    programs = {}  # By group: fragments of a group have equal shapes.
     fragments = []
     for fragment, group in enumerate(self.view.groups):
       index = self.index(fragment)
@@ -115,7 +119,8 @@ class RoundStates:
     Raises:
       ValueError: If the outer step uses the replica axis although the other
         replicas are other programs that meet in a store (a folder or a
-        bucket), or if `OuterStep.apply` refuses `keep_unsent`.
+        bucket). Also if `keep_unsent` is True with a rule and a delay that do
+        not allow it.
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -219,14 +224,18 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - a few numbers.
   def number(self, value: int) -> Array:
-    """Returns an int32 scalar on all devices; equal numbers share one array."""
+    """Returns an int32 scalar on all devices.
+
+    Equal numbers share one array, so a program must not reuse its memory.
+    """
     return self.replicas.place(np.asarray(value, np.int32), None)
 
   @functools.cache  # noqa: B019 - P small arrays.
   def index(self, fragment: int) -> Any:
-    """Returns `FragmentView.index` of a fragment as an array on all devices.
+    """Returns the index of a fragment in its group, as an array on all devices.
 
-    The result is None if `FragmentView.index` is None.
+    Fragments of equal shapes are a group. The result is None if the fragment
+    needs no index (`FragmentView.index`).
     """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
@@ -252,8 +261,8 @@ class RoundStates:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
     They have no replica axis: if every replica has its own, the mean over the
-    replicas is returned. If the outer optimizer keeps a running average of its
-    parameters (`outer.average`), this average takes their place.
+    replicas is returned. If the outer optimizer keeps a running average of the
+    outer parameters (`outer.average`), this average takes their place.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)

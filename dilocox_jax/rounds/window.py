@@ -3,13 +3,15 @@
 A fragment is a part of the parameters. In a *window* a replica
 
   1. takes inner steps, while the pseudo-gradient that is *due* is averaged over
-     replicas: the oldest one in flight of the fragment that the window applies,
+     replicas,
   2. measures the pseudo-gradient of the fragment that the window *sends*,
   3. *applies* the mean of the pseudo-gradient that was due,
   4. keeps the new pseudo-gradient in flight, until it is due itself.
 
-A window may lack any of these parts. To send means only to measure and to keep
-in flight. The steps are divided among the messages of the exchange.
+A window may lack any of these parts. The pseudo-gradient that is due is the
+oldest one in flight of the fragment that the window applies. To send means only
+to measure and to keep in flight. The steps are divided among the messages of
+the exchange.
 
 For example, take H = 4 steps a round, P = 1 fragment and a delay of tau = 4
 steps. In the second round, the pseudo-gradient of step 4 is exchanged while
@@ -49,6 +51,8 @@ INNER_STEPS = "inner_steps"
 class ReplicaState(NamedTuple):
   """Parameters and inner optimizer of one replica, without any outer state.
 
+  If it stands for all replicas, its leaves have an axis [M] in front.
+
   Attributes:
     params: Parameters of the replica.
     optimizer: State of the inner optimizer.
@@ -62,7 +66,9 @@ class ReplicaState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-  """Metrics of inner steps.
+  """Metrics of inner steps of one replica.
+
+  If they stand for all replicas, they have an axis [M] in front.
 
   Attributes:
     loss: Loss of each inner step, [num_steps] float32.
@@ -112,9 +118,9 @@ class WindowKind:
       fragment is.
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
-    follows_send: Whether the window before has sent the fragment that this one
-      applies, after the same inner step. Always False if tau is neither 0 nor a
-      multiple of H.
+    follows_send: Whether the window before this one has sent the fragment that
+      this one applies, with no inner step in between. Always False if tau is
+      neither 0 nor a multiple of H.
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether replicas may differ from each other in their number of
@@ -209,8 +215,8 @@ class WindowProgram:
   ]:
     """Runs the inner steps, the exchange, the apply and the send of the window.
 
-    The exchange averages a pseudo-gradient over replicas, unless
-    `given.arrived` has the result already, and the apply applies the mean. The
+    The exchange averages a pseudo-gradient over replicas. If `given.arrived`
+    has its result already, no exchange is run. The apply applies the mean. The
     send only measures a new pseudo-gradient, and keeps it in flight.
 
     Args:
@@ -254,6 +260,7 @@ class WindowProgram:
       aggregator's new state, or None if nothing was due.
     """
     run_steps = self._run_steps(given.batches, given.frozen)
+    # With tau = 0 nothing is due: `_apply_and_send` measures and exchanges.
     must_exchange = (
       given.applied is not None
       and given.arrived is None
@@ -310,9 +317,9 @@ class WindowProgram:
     """Measures the applied fragment's pseudo-gradient, and applies a mean.
 
     If `arrived` is None, tau is 0: the new pseudo-gradient is averaged and
-    applied at once. Otherwise the mean in `arrived`, of an earlier one, is
-    applied. The method returns the new replica, the fragment's new state, and
-    the norms of its pseudo-gradients.
+    applied at once. Otherwise the mean in `arrived` is applied, which is that
+    of an earlier pseudo-gradient. The method returns the new replica, the
+    fragment's new state, and the norms of its pseudo-gradients.
     """
     group = self._applied_group
     index = given.indices[0]
@@ -467,7 +474,7 @@ def exchange_behind_steps(
       are equal.
 
   Returns:
-    The replica after the steps, and the result of the exchange with the
+    The replica after the steps, and a pair: the result of the exchange and the
     aggregator's new state.
 
   Raises:

@@ -13,10 +13,11 @@ received the last message of its neighbor. With M = 2 and messages of 0.1 s and
 0.3 s both replicas start step 2 at 0.3 s: replica 0 has to wait for the slow
 message of replica 1. Pieces of a message follow the same rule.
 
-The formula is exact if the messages of a step share no link or start together
-and share it evenly, and if messages of different steps never meet on a link. In
-a ring they do not. In an all-to-all they do when a replica is ahead of others,
-and then take longer than the formula says.
+The formula is exact under two conditions. Messages of the same step share no
+link, or start together and share it evenly. Messages of different steps never
+meet on a link. In a ring the second condition holds. In an all-to-all, messages
+of different steps meet if a replica is ahead of others. These messages take
+longer than the formula says.
 
 The event simulation of the tests needs no such condition. It replaces the
 methods from `_take_steps` on, and must agree to 1e-9 wherever the formula is
@@ -105,9 +106,9 @@ class Outcome:
 
   @property
   def utilization(self) -> float:
-    """Share of `total_s` in inner steps, mean over replicas, 0 to 1.
+    """Share of `total_s` that a replica spends in inner steps, 0 to 1.
 
-    It is 1 if the run takes no time.
+    It is the mean over replicas, or 1 if the run takes no time.
     """
     return (
       float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0
@@ -209,16 +210,21 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Adds the times of ops: of inner steps, exchanges, waits and returns."""
+    """Adds the times of ops.
+
+    An op is inner steps, a launch of an exchange, a wait for its end, or the
+    return of absent replicas.
+    """
     for op in ops:
       if isinstance(op, Compute):
         self._on_compute(op)
       elif isinstance(op, Launch):
         self._on_launch(op)
       elif isinstance(op, Join):
+        # Their connections were idle, so the next messages start slowly.
         self._last_sent_s[list(op.returning)] = -_NEVER_SENT_S
         self._join(op)
-      else:
+      else:  # A `Wait`: the other half of the codec's time comes after it.
         self._wait(self._exchange_ends.pop(op.key))
         half_s = self._half_codec_s(op.members)
         self._run_codec(half_s * op.codec_share)
@@ -230,6 +236,7 @@ class AnalyticClock:
     count = max(op.num_steps, *op.taken, 0)
     step_s = self.work.step_s
     if op.taken:
+      # Times `count` below, this is the time of the replica's own steps.
       step_s = step_s * (np.array(op.taken) / count)
     self._take_steps(count * step_s)
     self._worked_s = self._worked_s + count * step_s
@@ -262,12 +269,15 @@ class AnalyticClock:
   def _operation(
     self, operation: Operation, start: Moment, links: LinkCosts
   ) -> Moment:
-    """Returns when each replica has sent and received all its messages.
+    """Returns when each replica has sent and received all its messages, [M].
+
+    `start` is the time from which each replica can send (seconds), [M].
 
     In a ring, a replica passes on a piece of a message when the piece has
-    arrived. So a slow link holds up the replica that it leads to, one message
-    later the next replica, and so on, until all move at its pace. Replicas that
-    do not take part have the time in `start`.
+    arrived. So a slow link delays the replica that it leads to. One message
+    later this replica delays the next one, and so on. In the end all replicas
+    are as slow as the slow link. Replicas that do not take part have the time
+    in `start`.
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)
@@ -277,7 +287,6 @@ class AnalyticClock:
     steps = links.steps(operation)
     pieces = steps[0].pieces if steps else 1
     slowness = links.transport.slowness(operation.kind, len(members))
-    warm_s = np.zeros(len(members))
     sent = start
     # When each replica has received each piece of the step before.
     arrived = [start] * pieces
@@ -290,7 +299,8 @@ class AnalyticClock:
         sent, arrived[piece] = self._send(
           step, size_bytes, slow_s, ready, links
         )
-        slow_s = warm_s  # The line is in use now.
+        slow_s = np.zeros(len(members))  # The line is in use now.
+      # Later steps do not wait for these messages, so these may arrive last.
       if not step.is_relayed:
         end = functools.reduce(self._later, arrived, end)
     return functools.reduce(self._later, [*arrived, sent], end)
@@ -328,7 +338,7 @@ class AnalyticClock:
     the other replicas. Pauses between requests for a message that is not there
     yet are not counted.
     """
-    _, _, _, request_s = links.store_s(size_bytes)
+    request_s = links.store_s(size_bytes).request_s
     done = self._write_and_read(
       size_bytes, size_bytes, start[links.member_array], links
     )
@@ -350,7 +360,7 @@ class AnalyticClock:
     num_members = len(links.members)
     slice_bytes = -(-operation.operand_bytes // num_members)
     residual_bytes = -(-operation.residual_bytes // num_members)
-    _, _, _, request_s = links.store_s(slice_bytes)
+    request_s = links.store_s(slice_bytes).request_s
     agreed = self._write_and_read(
       operation.operand_bytes, slice_bytes, start[links.member_array], links
     )
@@ -381,18 +391,19 @@ class AnalyticClock:
       start: When each member begins to write (seconds), [number of members].
       links: The links of the members.
     """
-    write_s, _, _, _ = links.store_s(written_bytes)
-    _, slow_s, read_s, request_s = links.store_s(read_bytes)
-    written = start + write_s
+    written = start + links.store_s(written_bytes).write_s
+    reading = links.store_s(read_bytes)
     # When each member is done so far, [number of members]. First its requests
     # are answered.
-    done = written + slow_s + request_s
+    done = written + reading.slow_read_s + reading.request_s
     places = np.arange(len(written))
     # All members read the objects in the order in which these were written.
     for place in np.argsort(written, kind="stable"):
-      available = written[place] + request_s
-      # `read_s - request_s` is the time of the content alone.
-      has_read = np.maximum(done, available) + read_s - request_s
+      available = written[place] + reading.request_s
+      # The time of a read without that of its request is left for the content.
+      has_read = (
+        np.maximum(done, available) + reading.read_s - reading.request_s
+      )
       # The member that wrote the object does not read it.
       done = np.where(places == place, done, has_read)
     return done

@@ -147,7 +147,8 @@ class Cluster:
     name: Name of the cluster, for reports.
     sites: One site or more, with different names.
     placement: Index of the site of every replica, in rank order, which is the
-      order of a ring. Empty: every site has one replica.
+      order of a ring. Every site needs a replica, and its replicas must divide
+      its devices evenly. Empty: every site has one replica.
     pairs: Measurements between two sites. Other pairs are limited by their
       links.
     store: Access link of an object store. All replicas share this link. By
@@ -215,9 +216,10 @@ class Cluster:
     return peak_flops * site.achieved_fraction * site.speed
 
   def route(self, sender: int, receiver: int) -> Route:
-    """Returns the route of a transfer from one replica, or `STORE`, to another.
+    """Returns the route of a transfer from a sender to a receiver.
 
-    If sender and receiver are the same, the route has no links and no delay.
+    Each is the rank of a replica, or `STORE` for the object store. If sender
+    and receiver are the same, the route has no links and no delay.
     """
     start = self.site(sender)
     stop = self.site(receiver)

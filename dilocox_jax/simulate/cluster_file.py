@@ -87,7 +87,10 @@ _DIMENSIONS = {
 
 @functools.cache
 def cluster_presets() -> dict[str, dict[str, Any]]:
-  """Returns the presets: by name, the content of a cluster file."""
+  """Returns the content of a cluster file for each preset, by its name.
+
+  All calls return the same dict, so the caller must not change it.
+  """
   folder = importlib.resources.files("dilocox_jax.simulate")
   return json.loads(folder.joinpath("presets.json").read_text("utf-8"))
 

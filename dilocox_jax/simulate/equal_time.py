@@ -59,9 +59,12 @@ def constant_rounds(
     plan: Plan of the run.
 
   Raises:
-    ValueError: One line, if the method averages gradients, if its schedule is
-      not a plain `SyncSchedule` (rounds of one length), or if the plan has a
-      data-parallel start or a membership.
+    ValueError: In one of these cases; the message is one line:
+
+      - The method averages gradients.
+      - The rounds of its schedule do not all have one length.
+      - The plan begins with data-parallel steps.
+      - The plan has a membership: replicas may be away or slow.
   """
   schedule = plan.method.schedule
   require(
@@ -92,11 +95,14 @@ def schedules_within(
 ) -> Iterator[TimedSchedule]:
   """Yields schedules with which a run takes at most a given time.
 
-  The last rounds have H, 2 H or 4 H steps. In schedules of the first kind, the
-  first rounds have 1, 2, 4, ... steps, fewer than H, and the rounds grow about
-  as slowly as the time allows. In the second kind, all rounds are equally long,
-  after a data-parallel start that is about as long as the time allows. Lengths
-  of rounds with which every schedule takes too long are left out.
+  The last rounds have H, 2 H or 4 H steps. There are two kinds of schedules:
+
+  - The first rounds have 1, 2, 4, ... steps, fewer than H. The rounds grow
+    about as slowly as the time allows.
+  - All rounds are equally long. They follow a data-parallel start, which is
+    about as long as the time allows.
+
+  Lengths of rounds with which every schedule takes too long are left out.
 
   Args:
     most_s: Longest time of the whole run (seconds).
@@ -105,7 +111,11 @@ def schedules_within(
     script: Turns the plan into inner steps, exchanges and waits.
     plan: Plan of the run with rounds of H steps (`constant_rounds`).
     method_of: Function (H, first interval, steps per doubling) -> method. It
-      raises ValueError if the method does not allow such rounds.
+      raises ValueError if the method does not allow such rounds. Rounds that
+      grow are then left out.
+
+  Raises:
+    ValueError: If `method_of` raises it for rounds of one length.
   """
   interval = plan.method.schedule.sync_interval
 

@@ -3,10 +3,11 @@
 The receiver of a message first sends a *notice* of a few bytes, for which the
 sender waits. So a message takes a round trip besides its bytes.
 
-An all-reduce is a ring. Every slice is cut into segments of at most 1 MiB, and
-into at least two segments. A process has asked for two segments at any time.
-When a segment has come, the process adds it up, sends the sum on and asks for
-the next segment but one:
+An all-reduce is a ring. With M processes, a message is a slice: one M-th of the
+operand. Every slice is cut into segments of at most 1 MiB, and into at least
+two segments. At any time, a process has asked for two segments. When a segment
+has come, the process adds its own values, sends the sum on and asks for the
+next segment but one:
 
     receiver   ask 1, ask 2                          ask 3
     line                     segment 1    segment 2               segment 3
@@ -110,8 +111,8 @@ def request_waits_s(
     num_replicas: Number of replicas, M.
 
   Returns:
-    Time for each segment, and the time after the last segment (seconds), [M]
-    each.
+    The time that is added for each segment, and the time that is added after
+    the last segment (seconds), [M] each.
   """
   sum_s = segment_s + rtt_s
   overlap_s = segment_s * rtt_s / np.where(sum_s > 0, sum_s, 1.0)

@@ -40,6 +40,7 @@ import collections
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,6 +91,22 @@ class MessageStep:
   segments: int = 0
 
 
+class StoreTimes(NamedTuple):
+  """How long members of an exchange use a store (seconds), [M] each.
+
+  Attributes:
+    write_s: Time of a write, with slow start.
+    slow_read_s: Time that slow start adds to the first read.
+    read_s: Time of a read, without slow start.
+    request_s: Time of a request without content: one round trip.
+  """
+
+  write_s: np.ndarray
+  slow_read_s: np.ndarray
+  read_s: np.ndarray
+  request_s: np.ndarray
+
+
 def tree_steps(
   operation: Operation, num_replicas: int, pieces: int
 ) -> list[MessageStep]:
@@ -138,22 +155,21 @@ def _cut_by(
   step = MessageStep(
     hop=send.hop, size_bytes=send.size_bytes, sender=send.sender
   )
-  segment_bytes = transport.segment_bytes
-  receiver_asks = segment_bytes is not None
+  segment_bytes = transport.segment_bytes  # None: the receiver does not ask.
   match operation:
     case Broadcast():
       return step
     case AllToAll():
       # A transport that sends whole messages waits until one has arrived before
       # it sends the next, although the next one does not depend on it.
-      is_in_turn = transport.pieces == 1 and not receiver_asks
+      is_in_turn = transport.pieces == 1 and segment_bytes is None
       return dataclasses.replace(
         step, is_relayed=is_in_turn, pieces=transport.pieces
       )
     case AllReduce() if segment_bytes is not None:
       segments = num_segments(send.size_bytes, segment_bytes)
       return dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
-    case AllGather() if receiver_asks:
+    case AllGather() if segment_bytes is not None:
       return dataclasses.replace(
         step, pieces=AT_ONCE, segments=GATHERED_SEGMENTS
       )
@@ -313,11 +329,15 @@ class LinkCosts:
       size_bytes: Size of the piece (bytes).
 
     Returns:
-      How much later the sender has sent the piece, and how long after that the
-      piece arrives (seconds), [M] each. Without requests for parts, they are 0
-      and the latency. With requests (`gloo`), the first has all round trips.
-      The second is then no latency, but the time that the last part takes
-      longer because no further part overlaps with it (`request_waits_s`).
+      Two times of each member's piece (seconds), [M] each. The first is how
+      much longer the sender is busy than with the bytes alone. The second is
+      how long after that the piece arrives.
+
+      If the receiver does not ask for parts, the first time is 0 and the second
+      is the latency. If the receiver asks for parts (`gloo`), the first time
+      contains all round trips. The second is then the time that the last part
+      takes longer because no further part overlaps with it
+      (`request_waits_s`).
     """
     if not step.segments:
       return np.zeros(len(self.members)), self.latency_s(step.hop)
@@ -353,16 +373,14 @@ class LinkCosts:
     )
 
   @functools.cache  # noqa: B019 - as above.
-  def store_s(self, size_bytes: int) -> tuple[np.ndarray, ...]:
+  def store_s(self, size_bytes: int) -> StoreTimes:
     """Returns how long members take to write and read a message in a store.
 
     All members write at the same time, and read at the same time. A request
     takes a round trip besides its bytes.
 
-    Returns:
-      Four times of each member (seconds), [M] each: of a write with slow start;
-      of the slow start before the first read; of a read without slow start; and
-      of a request without content.
+    Args:
+      size_bytes: Size of the message (bytes).
     """
     uploads = [self.cluster.route(member, STORE) for member in self.members]
     downloads = [self.cluster.route(STORE, member) for member in self.members]
@@ -373,4 +391,4 @@ class LinkCosts:
     request_s = np.array([route.rtt_s for route in uploads])
     write_s = request_s + size_bytes / upload_rates + slow_write_s
     read_s = request_s + size_bytes / download_rates
-    return write_s, slow_read_s, read_s, request_s
+    return StoreTimes(write_s, slow_read_s, read_s, request_s)

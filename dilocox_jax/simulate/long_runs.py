@@ -1,8 +1,8 @@
 """Computes the simulated times of a long run as fast as those of a short run.
 
-To add the times of all ops of a round takes 0.2 ms or more, which is minutes
-for a million rounds. So the clock of this file walks through some of the rounds
-that repeat, and computes the other rounds from them.
+To add the times of all inner steps, exchanges and waits of a round takes 0.2 ms
+or more, which is minutes for a million rounds. So the clock of this file walks
+through some of the rounds that repeat, and computes the other rounds from them.
 
 Example: replica A takes 10 s for the inner steps of a round, and replica B
 takes 11 s. The exchange of a round starts when both have started the round. It
@@ -214,6 +214,7 @@ class LongRunClock(AnalyticClock):
     self._walk_from(line.state_before(last_index), ops)
     last = self._changes_since(line.state_before(last_index))
 
+    # `state_before` leaves out the duration of the periods before the last one.
     for name in POINTS_IN_TIME:
       self._origin[name] += last_index * line.period_s
     num_added = last_index + 1

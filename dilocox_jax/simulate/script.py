@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.plan.operations import Broadcast, Operation
 from dilocox_jax.plan.overlap import stretch_ends, stretches
-from dilocox_jax.plan.schedule.membership import RoundParticipation
+from dilocox_jax.plan.schedule.membership import (
+  RoundParticipation,
+  WindowParticipation,
+)
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 
@@ -129,15 +132,17 @@ class Script:
     return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields all ops of a run, flush included."""
+    """Yields all ops of a run, with the exchanges that are due at its end."""
     for segment in plan.segments():
       yield from self.segment(segment)
     yield from self.flush(plan)
 
   def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
-    """Yields the ops of a run, flush included, but repeated segments only once.
+    """Yields the ops of a run, but those of a repeated segment only once.
 
-    Each repetition of a segment has the keys (`Key`) of the first one.
+    A segment is a round, or several data-parallel steps. All its repetitions
+    have the keys (`Key`) of the first one. The ops end with the exchanges that
+    are due at the end of the run.
 
     Args:
       plan: Plan of the run.
@@ -162,10 +167,10 @@ class Script:
     for step in range(segment.start, segment.stop):
       yield Compute(1)
       # A warm start sends plain sums, which no codec encodes.
-      share = float(self.traffic.method.exchanged == "gradient")
-      gradient = ("gradient", step, 0, 0)
-      yield Launch(gradient, self._gradient, codec_share=share)
-      yield Wait(gradient, codec_share=share)
+      codec_share = float(self.traffic.method.exchanged == "gradient")
+      key = ("gradient", step, 0, 0)
+      yield Launch(key, self._gradient, codec_share=codec_share)
+      yield Wait(key, codec_share=codec_share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
     """Yields the ops of the exchanges that are due after the last inner step.
@@ -214,10 +219,13 @@ class Script:
         all replicas take all steps.
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
-    shares = participation.windows if participation else [None] * len(windows)
-    members = participation.members if participation else None
-    for window, share in zip(windows, shares, strict=True):
-      steps = Compute(window.num_steps, taken=share.num_steps if share else ())
+    by_window: Sequence[WindowParticipation | None] = [None] * len(windows)
+    members = None
+    if participation:
+      by_window = participation.windows
+      members = participation.members
+    for window, each in zip(windows, by_window, strict=True):
+      steps = Compute(window.num_steps, taken=each.num_steps if each else ())
       if window.applied and hides:
         yield from self._exchange(window.applied, start, steps, members)
         continue
@@ -256,6 +264,7 @@ class Script:
       yield Launch((*key, 0), operations, members)
       yield Wait((*key, 0), members)
       return
+    # Where the inner steps of each turn end, in 1024ths of all steps.
     ends = stretch_ends(operations, count)
     # For each turn, the number of its steps that each replica takes. Example:
     # of 4 steps, replica 0 takes 4 and replica 1 takes 2. If each of two turns

@@ -24,7 +24,10 @@ _DRAWN_ROUNDS = 100  # Rounds that count if replicas are away by chance.
 
 
 def stated_seconds(cluster: Cluster, step_s: float | int) -> np.ndarray:
-  """Returns each replica's step time, `step_s` / speed of its site, [M]."""
+  """Returns the step time of each replica (seconds), [M].
+
+  It is `step_s` divided by the speed of the replica's site.
+  """
   replicas = range(cluster.num_replicas)
   return step_s / np.array([cluster.site(r).speed for r in replicas])
 
@@ -161,6 +164,7 @@ def steady_state(
     plan: Plan of the run. The length of the run does not matter.
   """
   method = plan.method
+  # The clock begins at this inner step of the run.
   start = 0
   if method.exchanged != "gradient":
     start = plan.warm_start_steps

@@ -161,7 +161,8 @@ class AdaptiveController:
     return {
       "choice": dataclasses.asdict(self.setting),
       "since": self._since,
-      "measured": self._measured,
+      # A copy, because a checkpoint may be written in the background.
+      "measured": list(self._measured),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:

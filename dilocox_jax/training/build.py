@@ -68,8 +68,8 @@ class Programs:
     plan: Plan of the run, with the H of the config.
     traffic: Computes the bytes that `steps` and `rounds` send.
     policy: Rule by which the codec's rank, and H, may change during the run.
-    aggregator_of: Function from a codec to the aggregator that uses it, an
-      object that averages the messages of the replicas.
+    aggregator_of: Function from a codec to an aggregator, which encodes the
+      replicas' messages with this codec and averages them.
   """
 
   model: LossModel
@@ -122,6 +122,8 @@ class Programs:
         replicas.map(self.evaluation, (params_axis, None), losses_axis)
       )
 
+    # If `frozen` were not an argument, the program would contain these
+    # parameters as constants.
     def evaluation(params: Tree, batches: Tree, frozen: Tree) -> Any:
       return self.evaluation(params, batches, frozen=frozen)
 
@@ -156,9 +158,9 @@ def run_exchange(
 ) -> LocalExchange | MailboxExchange:
   """Builds the exchange that averages over the replicas of a run.
 
-  It is the exchange of the overrides or, if they have none, that of the config.
-  If the config names a mailbox and the overrides have no exchange, the result
-  exchanges nothing, and serves only to read what the run has saved.
+  If the overrides have an exchange, it is used; otherwise the config says how
+  to average. If the config names a mailbox and the overrides have no exchange,
+  the result exchanges nothing, and serves only to read what the run has saved.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange
@@ -186,8 +188,8 @@ def programs(
     end_of_text: Token after which attention starts anew; None: attention sees
       the whole sequence.
     platform: Kind of devices that the programs are for, e.g. "tpu". None means
-      the kind of `devices`, or the kind of JAX's devices.
-    devices: Devices to compile for (`jax.Device`; they need not be attached);
+      the kind of `devices`.
+    devices: Devices to compile for (`jax.Device`). They need not be attached.
       None: the devices of JAX.
 
   Raises:
@@ -196,6 +198,9 @@ def programs(
       - There are too few devices, or they lack the memory `mesh.outer_memory`.
       - An optimizer of the config is unknown or cannot be built.
       - The model cannot be divided among devices or into fragments.
+      - Pipeline stages would have to train only a part of the model.
+      - The builder of a preset returns a model with other leaves than the
+        preset.
       - Replicas may be absent or slow (`config.membership`), and each replica
         has outer parameters of its own.
       - Replicas may be absent or slow, and an exchange is passed in.
@@ -239,16 +244,7 @@ def programs(
   )
   optimizer = overrides.inner_optimizer
   if optimizer is None:
-    optimizer = inner_optimizer(
-      inner.optimizer,
-      schedule,
-      inner.changed_options,
-      clip_norm=inner.clip_norm,
-      b1=inner.b1,
-      b2=inner.b2,
-      weight_decay=inner.weight_decay,
-      momentum=inner.momentum,
-    )
+    optimizer = _named_inner_optimizer(config, schedule)
   exchange = run_exchange(config, overrides)
   if devices is not None:
     devices = tuple(devices)
@@ -263,20 +259,7 @@ def programs(
   if overrides.trainable:
     frozen = replicas.place_state(overrides.trainable.frozen, None)
   outer = outer_step(config, overrides, exchange.aggregator)
-  has_full_participation = config.membership == MembershipConfig()
-  require(
-    has_full_participation or outer.is_shared,
-    f"sync.rule={outer.method.rule!r} with exchange.collective="
-    f"{config.exchange.collective!r} gives each replica outer parameters of "
-    "its own, which one that was away cannot take over: drop "
-    "membership.absences, absence_rate and inner_steps, or take rule continue "
-    "and collective auto",
-  )
-  require(
-    not overrides.exchange or has_full_participation,
-    "an exchange that is passed in does not go with membership.absences, "
-    "absence_rate and inner_steps: name its codec in the config",
-  )
+  _check_membership(config, overrides, outer)
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.
   if config.sync.named.exchanged == "gradient":
@@ -316,13 +299,57 @@ def programs(
   )
 
 
+def _named_inner_optimizer(
+  config: RunConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+  """Builds the inner optimizer that a config names.
+
+  `schedule` is a function from the inner step to the learning rate.
+  """
+  inner = config.inner
+  return inner_optimizer(
+    inner.optimizer,
+    schedule,
+    inner.changed_options,
+    clip_norm=inner.clip_norm,
+    b1=inner.b1,
+    b2=inner.b2,
+    weight_decay=inner.weight_decay,
+    momentum=inner.momentum,
+  )
+
+
+def _check_membership(
+  config: RunConfig, overrides: Overrides, outer: OuterStep
+) -> None:
+  """Raises ValueError if replicas cannot be absent or slow in this run.
+
+  If the config has no absent and no slow replicas, nothing is refused.
+  """
+  if config.membership == MembershipConfig():
+    return
+  require(
+    outer.is_shared,
+    f"sync.rule={outer.method.rule!r} with exchange.collective="
+    f"{config.exchange.collective!r} gives each replica outer parameters of "
+    "its own, which one that was away cannot take over: drop "
+    "membership.absences, absence_rate and inner_steps, or take rule continue "
+    "and collective auto",
+  )
+  require(
+    not overrides.exchange,
+    "an exchange that is passed in does not go with membership.absences, "
+    "absence_rate and inner_steps: name its codec in the config",
+  )
+
+
 def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
   "stage" means all layers of the stage at once, "layer" one after the other.
   All processes return the same value.
   """
-  # Only if the user leaves the choice open does the free memory decide.
+  # The free memory decides only if the user leaves the choice open.
   is_open = config.mesh.gather == "auto" and config.mesh.num_stages > 1
   if devices is not None or not is_open:
     return chosen_gather(config)
@@ -361,7 +388,8 @@ def outer_step(
   """Builds the outer step of a fragment (a part of the parameters).
 
   The aggregator averages the replicas' pseudo-gradients. The outer optimizer
-  applies the mean, by the apply rule of the method.
+  applies the mean, by the apply rule of the method. If the overrides have an
+  outer optimizer, it takes the place of the one that the config names.
   """
   outer = config.outer
   optimizer = overrides.outer_optimizer
@@ -380,7 +408,8 @@ def outer_optimizer(
   """Builds the outer optimizer that a config names.
 
   With `outer.average_power`, it also keeps an average of the parameters. The
-  argument `learning_rate`, which may be traced, replaces `outer.learning_rate`.
+  argument `learning_rate` takes the place of `outer.learning_rate` of the
+  config. It may be a traced value.
   """
   outer = config.outer
   rate = learning_rate

@@ -155,7 +155,8 @@ class Checkpoints:
       step: Name of the checkpoint: the number of finished inner steps, or one
         more for the last state of a run, after its last exchanges.
       state: Tree of arrays. They may be donated as soon as this call returns.
-      record: Values that JSON can hold, which are saved with the state.
+      record: Values that JSON can hold, which are saved with the state. They
+        must not change until the save is complete (`wait`).
 
     Raises:
       SaveError: If the disk refused the earlier save, or refuses the start of
@@ -249,9 +250,9 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Reads the newest checkpoint whose files are not damaged.
 
-    Newer checkpoints, which are damaged, are moved to the folder
-    "broken_checkpoints" beside the directory, unless the directory is
-    read-only. All processes must call this method.
+    Damaged checkpoints that are newer than this one are moved to the folder
+    "broken_checkpoints" beside the directory. In a read-only directory they
+    stay. All processes must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -263,8 +264,12 @@ class Checkpoints:
       or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If the checkpoint does not fit the template, or if all
-        checkpoints are damaged and the directory is not read-only.
+      RefusedError: In one of these cases:
+
+        - The checkpoint does not fit the template, or `template` raises it.
+        - All checkpoints are damaged, and the directory is not read-only.
+        - A damaged checkpoint has to be moved, and "broken_checkpoints" is a
+          file or a symbolic link.
     """
     step = self._find_newest()
     if step is None:
@@ -277,8 +282,8 @@ class Checkpoints:
   ) -> tuple[Tree, dict[str, Any]] | None:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
-    Newer checkpoints, which are damaged, are moved as by `restore`. All
-    processes must call this method.
+    It moves newer, damaged checkpoints away as `restore` does. All processes
+    must call this method.
 
     Args:
       template: Function from a checkpoint's record (the JSON values that were
@@ -291,8 +296,12 @@ class Checkpoints:
       and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If all checkpoints are damaged and the directory is not
-        read-only, or if `template` raises it.
+      RefusedError: In one of these cases:
+
+        - `template` raises it.
+        - All checkpoints are damaged, and the directory is not read-only.
+        - A damaged checkpoint has to be moved, and "broken_checkpoints" is a
+          file or a symbolic link.
     """
     step = self._find_newest()
     if step is None:
@@ -309,9 +318,9 @@ class Checkpoints:
   def _find_newest(self) -> int | None:
     """Returns the step of the newest undamaged checkpoint, or None.
 
-    Newer checkpoints, which are damaged, are moved away, except in a read-only
-    directory. If all are damaged, the result is None in a read-only directory,
-    and otherwise `RefusedError` is raised.
+    Damaged checkpoints that are newer than this one are moved away, except in a
+    read-only directory. If all are damaged, the result is None in a read-only
+    directory, and otherwise `RefusedError` is raised.
     """
     self._manager.wait_until_finished()
     # The main process chooses the checkpoint and moves damaged ones, so that
@@ -386,7 +395,7 @@ class Checkpoints:
     for leaf in jax.tree.leaves(like):
       if leaf.size:
         leaves.append(next(stored))
-      else:
+      else:  # A leaf of zero size is not saved.
         leaves.append(jnp.zeros_like(leaf, device=leaf.sharding))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

@@ -45,19 +45,20 @@ def losses(
   Args:
     programs: Programs of the run.
     state: State of this program's replicas (with a mailbox, a single one).
-    validation: Held-out batches: arrays of token ids [N, B, L + 1] of any
-      sizes, or trees of examples. Every predicted token, or example, has the
-      same weight.
+    validation: Held-out batches, at least one: arrays of token ids
+      [N, B, L + 1] of any sizes, or trees of examples. They are read several
+      times, so they must not be an iterator. Every predicted token, or example,
+      has the same weight.
     judging: Batches of the judge text, which only the last evaluation of a run
       reads. None: this is not the last evaluation, or there is no such text.
 
   Returns:
-    The losses, and the bytes that a replica sent to compute them. The losses
-    are floats:
+    The losses by name, and the bytes that a replica sent to compute them. The
+    names are:
 
     - "outer_loss": loss of the parameters of `params_to_keep`.
-    - "mean_loss": loss of the mean of the replicas' parameters; None during
-      rounds if there are several processes.
+    - "mean_loss": loss of the mean of the replicas' parameters. During rounds
+      it is None if there are several processes.
     - "replica_loss": loss of replica 0, or with a mailbox of the only replica
       of this program.
     - "judge_loss": loss of the parameters of `params_to_keep` on `judging`. It
@@ -74,34 +75,35 @@ def losses(
     return arrays_to_host(programs.evaluate_each(params, batches))[0]
 
   outer_params = params_to_keep(programs, state)
-  losses_by_view: dict[str, float | None] = {"outer_loss": loss(outer_params)}
+  losses_by_name: dict[str, float | None] = {"outer_loss": loss(outer_params)}
   if isinstance(state, SharedState):
     # All replicas have equal parameters. They differ from the outer parameters
     # if these are an average over the steps.
-    shared_loss = losses_by_view["outer_loss"]
+    shared_loss = losses_by_name["outer_loss"]
     if outer_params is not state.params:
       shared_loss = loss(state.params)
-    losses_by_view["mean_loss"] = shared_loss
-    losses_by_view["replica_loss"] = shared_loss
+    losses_by_name["mean_loss"] = shared_loss
+    losses_by_name["replica_loss"] = shared_loss
   elif jax.process_count() > 1:
-    losses_by_view["mean_loss"] = None
-    losses_by_view["replica_loss"] = _mean_loss(
+    losses_by_name["mean_loss"] = None
+    losses_by_name["replica_loss"] = _mean_loss(
       programs, loss_of_first_replica, state.replica.params, validation
     )
   else:
-    losses_by_view["mean_loss"] = loss(mean_of(state.replica.params))
-    losses_by_view["replica_loss"] = loss(_first(state.replica.params))
+    losses_by_name["mean_loss"] = loss(mean_of(state.replica.params))
+    losses_by_name["replica_loss"] = loss(_first(state.replica.params))
   if judging is not None:
-    losses_by_view["judge_loss"] = loss(outer_params, judging)
-  return losses_by_view, _sent_bytes(programs, state)
+    losses_by_name["judge_loss"] = loss(outer_params, judging)
+  return losses_by_name, _sent_bytes(programs, state)
 
 
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   """Returns the parameters that a run evaluates and exports.
 
-  They are the outer parameters (the mean if each replica has its own), or in a
-  `SharedState` the parameters that all replicas share. If the run keeps an
-  average of these over the steps, the average is returned.
+  During rounds they are the outer parameters. If each replica has its own, they
+  are the mean over the replicas. In a `SharedState` they are the parameters
+  that all replicas share. If the run keeps an average of these parameters over
+  the steps, the average is returned instead.
   """
   if isinstance(state, SharedState):
     return parameters_to_keep(state.optimizer, state.params)
@@ -155,7 +157,7 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 
   Raises:
     NotFiniteError: If a value is not finite. The message names the first step
-      with such a value, and a replica.
+      with such a value, and a replica that has it.
   """
   is_bad = ~np.isfinite(np.stack(metrics)).all(axis=0)
   if is_bad.any():
@@ -170,9 +172,9 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 def applied_events(segment: Segment) -> list[Event]:
   """Returns the exchanges whose means a segment, e.g. a round, applies.
 
-  Each `Event` names a fragment (a part of the parameters), and the steps of the
-  schedule after which its pseudo-gradients were measured and their mean is
-  applied.
+  Each `Event` names a fragment (a part of the parameters) and two steps of the
+  schedule. After the step `send_step` the fragment's pseudo-gradients were
+  measured. After the step `step` their mean is applied.
   """
   return [window.applied for window in segment.windows if window.applied]
 
@@ -217,7 +219,7 @@ def check_drifts(
   """Checks that the replicas' pseudo-gradients in some exchanges are finite.
 
   If a filter (`exchange.max_norm_ratio`) has left a replica out of a mean, a
-  warning is logged. With a mailbox, the replica logs this elsewhere.
+  warning is logged. With a mailbox, this function logs nothing.
 
   Args:
     exchanges: For every exchange, norms of the pseudo-gradients, on the host.

@@ -14,8 +14,9 @@ from dilocox_jax.trees import Tree
 class KeyedStreams:
   """Streams of batches with random keys, for a loss that draws random numbers.
 
-  The class has the methods of `data.streams.Streams`, and each batch is a
-  `KeyedBatch`. The keys depend on the seed, the replica and the step alone.
+  The class has the methods of `data.streams.Streams`. It returns the batches
+  together with their keys (`KeyedBatch`). The keys depend on the seed, the
+  replica and the step alone.
   """
 
   def __init__(self, streams: Streams, num_replicas: int, seed: int):

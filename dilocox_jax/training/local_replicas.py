@@ -1,8 +1,8 @@
 """The replicas of a run that all live in one program of JAX (a runtime).
 
 The program may have several connected processes. The trainer uses
-`LocalReplicas`, or for one replica with a mailbox
-`mailbox_replica.MailboxReplica`, which has the same methods.
+`LocalReplicas`. If the replicas of a run are separate programs with a mailbox,
+it uses `mailbox_replica.MailboxReplica` instead, which has the same methods.
 """
 
 import pathlib
@@ -76,7 +76,7 @@ class LocalReplicas:
     return self._rounds.replicas.own
 
   def join(self, state: RoundState, total_steps: int) -> RoundState | None:
-    """Returns None: no replica joins a run in one runtime late."""
+    """Returns None: in one runtime, no replica joins the run late."""
     del state, total_steps
     return None
 

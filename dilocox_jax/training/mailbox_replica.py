@@ -155,8 +155,11 @@ class MailboxReplica:
     inner optimizer's state, and of a batch of one inner step.
 
     Raises:
-      ValueError: If the code of a step communicates over the replica axis, or
-        if `mailbox.store_bytes` is too low for this run.
+      ValueError: In one of these cases:
+
+        - The code of a step communicates over the replica axis.
+        - The apply rule gives each replica outer parameters of its own.
+        - `mailbox.store_bytes` is too low for this run.
     """
     _ = rounds.runtime  # This tells the client how the replica is divided.
     rounds.check_alone(params, optimizer, batch)
@@ -224,6 +227,8 @@ class MailboxReplica:
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
         name, the secret or the address of the mailbox is wrong.
+      StoppedError: If this program was asked to stop, and the store does not
+        answer in time.
     """
     terms = mailbox_terms(values, override_names)
     try:
@@ -265,15 +270,27 @@ class MailboxReplica:
 
     If it is not, this property also tells the other replicas to wait for the
     message.
+
+    Raises:
+      ReplicaStaleError: If the other replicas have deleted the exchange.
     """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
     """Brings this replica from its first state to where the run is now.
 
+    It begins again if the other replicas meanwhile delete what it reads.
+
+    Args:
+      state: The first state (`Rounds.init`). Its memory is reused.
+      total_steps: Number of inner steps of the whole run.
+
     Returns:
       The state with which this replica continues. Its `step` says how many
       inner steps of the run count as done.
+
+    Raises:
+      StoppedError: If beginning again would not help.
     """
     self._client.writes_snapshots = True
     while True:
@@ -288,6 +305,10 @@ class MailboxReplica:
     """Goes through a segment's exchanges, but takes none of its inner steps.
 
     Returns the state after the segment (a part of the run, such as a round).
+
+    Raises:
+      ReplicaStaleError: If the replica must join the run again (`join`).
+      StoppedError: If joining again would not help.
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps
@@ -322,6 +343,9 @@ class MailboxReplica:
 
   def record(self, step: int) -> str:
     """Records the exchanges that have ended since the last call.
+
+    Args:
+      step: Number of finished inner steps, which each row states.
 
     Returns:
       A note for the progress line: the number of replicas in the last exchange,

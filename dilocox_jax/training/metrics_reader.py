@@ -81,8 +81,8 @@ class DispatchedSegment:
     metrics: Losses and gradient norms [M, num_steps], still on the devices.
     drifts: For every exchange that the segment applies, norms of the replicas'
       messages (`Drift`); still on the devices.
-    ready_s: Time at which the devices have computed metrics and drifts
-      (`wall_time.ready_time`).
+    ready_s: Future of the time at which the devices have computed metrics and
+      drifts, in seconds of `time.perf_counter` (`wall_time.ready_time`).
     waits: Spans (begin, end) in which the segment waited for exchanges, in
       seconds of `time.perf_counter`; None if they are not known.
     note: A text for the progress line; may be "".
@@ -189,7 +189,7 @@ class MetricsReader:
     This is the time since the end of the event that was recorded before.
 
     If JAX compiled something in this time, the time to compile becomes a row of
-    its own before the row of the event.
+    its own before the row of the event, and is not part of the event's time.
 
     Args:
       event: Name of the event, e.g. "round" (`recorder.Timing.event`).
@@ -293,7 +293,7 @@ class MetricsReader:
       participation: Says which replicas take part in the flush; None: all do.
 
     Raises:
-      NotFiniteError: If a value is not finite.
+      NotFiniteError: If the message of a replica that takes part is not finite.
     """
     exchanges = arrays_to_host(drifts)
     evaluation.check_drifts(exchanges, [step] * len(exchanges), participation)

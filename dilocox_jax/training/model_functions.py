@@ -33,6 +33,9 @@ from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.trees import Scalar, Tree, shapes_by_path
 
+# The model with the loss of evaluations, its gradient, and its evaluation.
+ModelFunctions = tuple[LossModel, Gradient, Callable[..., Scalar]]
+
 
 def run_division(config: RunConfig, supplied: LossModel | None) -> Division:
   """Returns how the arrays of a replica are divided among its devices.
@@ -60,7 +63,7 @@ def model_functions(
   supplied: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
-) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
+) -> ModelFunctions:
   """Builds the model of a replica with its gradient and its evaluation.
 
   Args:
@@ -98,22 +101,9 @@ def model_functions(
     stacked_by=computation.stacked_by,
   )
   if supplied is not None:
-    loss = supplied.loss
-    # The layers of this model are not known, and it may compute them again by
-    # itself. So model.remat is applied to the whole loss, and only if it is
-    # set.
-    if computation.remat != "auto":
-      loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
-    if not config.mesh.is_divided:
-      return whole_model_functions(supplied, loss)
-    evaluated = supplied._replace(
-      loss=automatic.with_divided_rows(supplied.loss, division)
+    return _supplied_model_functions(
+      config, computation, division, supplied, whole_model_functions
     )
-    evaluated, gradient, evaluation = whole_model_functions(
-      evaluated, automatic.with_divided_rows(loss, division)
-    )
-    gradient = automatic.with_divided_gradients(gradient, division)
-    return evaluated, gradient, evaluation
   shape = config.model.shape
   chunk_tokens = computation.loss_chunk_tokens
   remat = computation.remat
@@ -126,6 +116,7 @@ def model_functions(
     attention=computation.attention,
     remat=remat,
   )
+  # A builder may return something else. All leaves then count as missing.
   leaves = {}
   if isinstance(model, transformer.Model):
     leaves = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
@@ -142,6 +133,7 @@ def model_functions(
   # The z-loss is a part of the training loss only.
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
+    # A function from the weight of the z-loss to the model in parts.
     cut_model = functools.partial(
       _cut_model, config, model, end_of_text, chunk_tokens
     )
@@ -159,6 +151,35 @@ def model_functions(
     return whole_model_functions(evaluated, loss)
   loss = functools.partial(loss, model, z_loss=config.model.z_loss)
   return whole_model_functions(evaluated, loss)
+
+
+def _supplied_model_functions(
+  config: RunConfig,
+  computation: Computation,
+  division: Division,
+  supplied: LossModel,
+  whole_model_functions: Callable[[LossModel, Loss], ModelFunctions],
+) -> ModelFunctions:
+  """Returns the results of `model_functions` for a model of the user.
+
+  `whole_model_functions` is `_whole_model_functions` with the settings of the
+  run. It gets the model with the loss of evaluations, and the loss of training.
+  """
+  loss = supplied.loss
+  # The layers of this model are not known, and it may compute them again by
+  # itself. So model.remat is applied to the whole loss, and only if it is set.
+  if computation.remat != "auto":
+    loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
+  if not config.mesh.is_divided:
+    return whole_model_functions(supplied, loss)
+  evaluated = supplied._replace(
+    loss=automatic.with_divided_rows(supplied.loss, division)
+  )
+  evaluated, gradient, evaluation = whole_model_functions(
+    evaluated, automatic.with_divided_rows(loss, division)
+  )
+  gradient = automatic.with_divided_gradients(gradient, division)
+  return evaluated, gradient, evaluation
 
 
 def _check_heads(config: RunConfig) -> None:
@@ -182,7 +203,7 @@ def _whole_model_functions(
   trainable: Adaptation | None,
   micro_batches: int,
   stacked_by: str,
-) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
+) -> ModelFunctions:
   """Returns the results of `model_functions` without pipeline stages.
 
   The model `evaluated` has the loss of evaluations; `loss` is that of training.
@@ -249,7 +270,7 @@ def _divided_functions(
   mesh = config.mesh
   layers = config.stage_layers
   num_micro_batches = config.inner.accumulate_steps
-  # Rows of a micro-batch on a data shard, which evaluations take over.
+  # Rows of a micro-batch on a data shard. Evaluations use as many if they can.
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
   tables = config.division.divided_tables(config.model.shape)
   stage_gradient = pipelined_gradient(
@@ -289,6 +310,7 @@ def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
     num_rows=1,  # No effect: `loss_by_layer` computes all rows at once.
     divided_tables=division.divided_tables(config.model.shape),
   )
+  # `loss` takes batches [N, B, L + 1], so this batch becomes N = 1 batches.
   return lambda params, batch: loss(params, batch[None])
 
 
