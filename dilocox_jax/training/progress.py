@@ -134,7 +134,10 @@ class ProgressLog:
     return repeating(log, _LOG_S)
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Logs step, loss, speed and the time left, if a line is due."""
+    """Logs step, loss, speed, bytes sent and time left, if a line is due.
+
+    The class says when a line is due. `note` is put into the line; "" for none.
+    """
     step = progress.step
     now_s = time.monotonic()
     has_many_steps = step - self._logged_step >= _LOG_SHARE * self._total_steps
@@ -234,7 +237,10 @@ class ProgressBar:
       self._activity = ""
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Moves the bar, and shows loss, speed and the time left."""
+    """Moves the bar, and shows loss, speed and the time left.
+
+    `note` is shown after them; "" for none.
+    """
     speed = self._speed.tokens_per_s(progress)
     minutes_left = self._speed.minutes_left(progress)
     self._result = (

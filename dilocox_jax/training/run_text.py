@@ -45,12 +45,13 @@ class RunData:
     step_tokens: Number of predicted tokens, or of examples, in one replica's
       inner step.
     streams: Training batches of every replica.
-    validation: Batches of every evaluation, leaves [N, B, ...].
+    validation: Batches of every evaluation: trees with leaves [N, B, ...] of N
+      batches with B examples each.
     batch: Shapes and types of one replica's batch of an inner step, leaves
       [B, ...].
     text: The text; None if the data is not a text.
-    judging: Batches for the last evaluation only, leaves [N, B, ...]; None:
-      there are none.
+    judging: Batches for the last evaluation only, in the form of `validation`;
+      None: there are none.
     bytes_per_token: Mean number of bytes of text in a token of the validation
       text; None if it is not known.
     end_of_text: Token that ends a document, after which attention starts anew.
@@ -73,7 +74,7 @@ class RunData:
 
   @property
   def held_out_digest(self) -> str:
-    """Digest of the held-out batches, which every evaluation reads."""
+    """Digest of `validation`, the batches of every evaluation."""
     return tree_digest(self.validation, "held out")
 
 
@@ -81,13 +82,17 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
   """Loads the data of a run: the user's data, or the text of the config.
 
   Raises:
-    ValueError: If there is too little data, if tokens are not in the model's
-      vocabulary, or if the config's section `data` does not fit the data or the
-      model that the caller passes.
+    ValueError: In one of these cases:
+
+      - The text cannot be loaded.
+      - There is too little data for one batch.
+      - A token is not in the vocabulary of the text or of the model.
+      - The config does not fit the data or the model that the caller passes.
   """
   data = _run_data(config, overrides)
   if overrides.model is None or not overrides.model.draws_random:
     return data
+  # The model's loss draws random numbers, so each example gets a random key.
   batch_size = jax.tree.leaves(data.batch)[0].shape[0]
   keys = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
   return dataclasses.replace(
@@ -250,7 +255,8 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
   Raises:
     ValueError: If the text cannot be loaded, or if the vocabulary of the model
       is smaller than the vocabulary of the text.
-    TokenError: If a token of the text is not in the text's vocabulary.
+    TokenError: If a token of the text is not in the text's vocabulary. Of
+      tokens that are mapped from a file, only the first one is checked.
   """
   text = overrides.data
   if not isinstance(text, Corpus):

@@ -98,7 +98,7 @@ class Trainer:
         of the model is trained, `start.with_trainable` must have added it.
       address: Mailbox of the run, and name of the only replica that this
         program trains. The trainer then sets exchange.collective=mailbox. None:
-        this program trains all replicas.
+        the run has no mailbox, and its processes train all replicas.
       watching: Logs, functions and displays that observe the run.
 
     Raises:
@@ -170,6 +170,8 @@ class Trainer:
         if all checkpoints of the directory are damaged, or if the run cannot
         start from `checkpoint.init_from`.
       SaveError: If the disk refuses to store a checkpoint.
+      RecordError: If another file of the run cannot be written.
+      TokenError: If a batch has a token that is not in the vocabulary.
       BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
     """
@@ -354,6 +356,8 @@ class Trainer:
     while self.progress.step < self.config.total_steps:
       segment = self.controller.plan.segment(self.progress.step)
       if self._replicas.is_behind:
+        # The other replicas have gone on. This replica applies their results
+        # and skips its own inner steps until it has caught up.
         assert isinstance(state, RoundState)
         state = self._replicas.skip_segment(state, segment)
         self._skip_to(segment.stop)
