@@ -79,7 +79,7 @@ class Answer:
 
   @property
   def own_offers(self) -> Mapping[int, Offer]:
-    """The entry of the planned method in `offers`; empty if it has none."""
+    """Offers of the planned method, by number of replicas; may be empty."""
     return self.offers.get(self.method, {})
 
 

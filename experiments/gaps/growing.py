@@ -45,7 +45,7 @@ class GrowingSetting(Setting):
 
   @property
   def num_exchanges(self) -> int:
-    """Number of outer steps and of data-parallel steps in a run."""
+    """Number of outer steps plus number of data-parallel steps in a run."""
     if self.is_allreduce:
       return self.steps
     config = self.config(Run(Rates(inner=1.0, outer=1.0), seed=0))

@@ -73,7 +73,7 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 
 
 def usual_processes() -> int:
-  """Returns how many runs train at once.
+  """Returns how many runs train at once by default.
 
   It is one for each core, or a single one if JAX is installed for a GPU or a
   TPU.
@@ -95,7 +95,7 @@ def measured(
     minutes: Most minutes that the training may take, by an estimate.
 
   Raises:
-    ValueError: One line, if B is odd, if `minutes` are too few also for two
+    ValueError: One line, if B is odd, if `minutes` are too few even for two
       smaller models, or if the larger batch does not lower the loss.
     StoppedError: If a run failed, or if all rates of a batch diverged.
   """

@@ -49,8 +49,8 @@ class Hours:
   def verdict(self) -> str:
     """Whether the run ends with a lower loss than one cluster after equal time.
 
-    It is "yes", "no", or "not known" if `alone_loss` lies within the range of
-    `loss`, or if AllReduce's loss is not known.
+    The answer is "yes" or "no". It is "not known" if `alone_loss` lies within
+    the range of `loss`, or if AllReduce's loss is not known.
     """
     if self.loss.high < self.alone_loss:
       return "yes"

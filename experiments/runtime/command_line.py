@@ -156,9 +156,10 @@ def _refuse_nan() -> None:
 def one_line_errors() -> Iterator[None]:
   """Ends the program with one line if the block raises an expected error.
 
-  The expected errors are `ENDINGS`, `SavedAndStoppedError`, KeyboardInterrupt
-  (Ctrl-C), and BrokenPipeError if the reader of standard output has gone. Other
-  errors pass through. The function can also decorate `main`.
+  Expected are the errors in `ENDINGS` (such as `UsageError`),
+  `SavedAndStoppedError` and KeyboardInterrupt (Ctrl-C). If the reader of
+  standard output has gone, the program ends without a line. Other errors pass
+  through. The function can also decorate `main`.
   """
   try:
     yield
@@ -218,7 +219,7 @@ def usage_errors(
 
   Args:
     where: Text in front of the message, such as "--config: ". The message of a
-      KeyError is only a name, so "no field " is put between the two.
+      KeyError is only a name, so "no field " is put in front of the name.
     kinds: Types of errors to turn into a `UsageError`.
   """
   try:

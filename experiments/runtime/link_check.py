@@ -91,6 +91,7 @@ def transfer_bps(
     network.command(receiver, module), stdout=subprocess.PIPE, text=True
   ) as listening:
     assert listening.stdout
+    # The receiver prints a line as soon as it listens.
     listening.stdout.readline()
     num_bytes = max(4 * _CHUNK_BYTES, round(expected_bps / 8 * _TRANSFER_S))
     arguments = [network.addresses[receiver], str(num_bytes)]
