@@ -123,7 +123,8 @@ class ProgressLog:
   ) -> contextlib.AbstractContextManager[None]:
     """Logs the run's activity every 30 seconds, inside a `with` block.
 
-    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600". In it, `name` is
+    "compiling", and `then` is "steps 1 to 30 of 600".
     """
 
     def log(seconds: float) -> None:
@@ -226,7 +227,8 @@ class ProgressBar:
   def activity(self, name: str, then: str) -> Iterator[None]:
     """Shows the run's activity and its duration, inside a `with` block.
 
-    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600". In it, `name` is
+    "compiling", and `then` is "steps 1 to 30 of 600".
     """
     self._activity_start_s = time.monotonic()
     self._then = then

@@ -85,7 +85,7 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
     ValueError: In one of these cases:
 
       - The text cannot be loaded.
-      - There is too little data for one batch.
+      - There is too little data.
       - A token is not in the vocabulary of the text or of the model.
       - The config does not fit the data or the model that the caller passes.
   """
@@ -155,6 +155,7 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
     _check_sequences(config, overrides, example, "a training batch")
     sequences_shape = (example.shape[0], example.shape[1] - 1)
     vocabulary = _known_tokens(config, overrides, sequences_shape)
+    # `CheckedStreams` checks the other training tokens when they are read.
     check_token_ids(feed.seen_at_once(), vocabulary, "tokens of training")
     for batches in validation:
       first_batch = jax.tree.map(lambda leaf: leaf[0], batches)
@@ -208,6 +209,8 @@ def _check_same_form(train: Tree, validation: Tree) -> None:
   The form of an array is its kind (booleans, integers or floats) and its number
   of axes.
   """
+  # The first example is compared: leaves [B, ...] of one training batch, and
+  # leaves [N, B, ...] of several validation batches.
   train_leaves = leaves_by_path(train)
   validation_leaves = leaves_by_path(validation)
   for path in train_leaves | validation_leaves:
@@ -294,8 +297,9 @@ def _known_tokens(
 ) -> Vocabulary:
   """Returns the token ids that the run's model knows: 0 to the largest one.
 
-  A supplied model, which must have logits, knows as many tokens as it has
-  logits, or fewer if a table in which it looks up tokens has fewer rows.
+  The model of a config knows `model.vocab_size` tokens. A supplied model must
+  have logits. It knows as many tokens as it has logits. If the table in which
+  it looks up tokens has fewer rows, it knows only as many tokens as rows.
   """
   model = overrides.model
   if model is None:

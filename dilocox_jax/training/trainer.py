@@ -573,7 +573,8 @@ class Trainer:
     }
     checkpoint_number = self.progress.step
     if self.progress.is_finished:
-      checkpoint_number += 1  # The step was saved before the flush.
+      # This step may have a checkpoint already, from before the flush.
+      checkpoint_number += 1
     self._checkpoints.save(checkpoint_number, state, record)
     self._reader.record_time("checkpoint", self.progress.step)
 

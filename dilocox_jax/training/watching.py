@@ -50,7 +50,8 @@ class Watching:
   """Logs, functions and displays that observe a run.
 
   Attributes:
-    log: Gets every row that the run writes; None: the rows go to files alone.
+    log: Gets every row of metrics that the run writes into files; None: the
+      rows go to the files alone.
     on_round: Function that every process calls after the dispatch of a round,
       or of some data-parallel steps; None: there is none.
     console: Terminal or notebook that shows a progress bar; None: the run logs

@@ -16,11 +16,11 @@ rounds of `small`. Each method was tuned with seven runs (the study
 convergence_muon_others of docs/results/runs.csv).
 
 `long`: eight methods at up to 20 tokens a parameter, which are 17,000 steps of
-1,024 tokens. A start without data-parallel steps costs a large share of 2000
-steps, but a small share of these. MuLoCo and DiLoCo only have runs with as many
-steps as fit into the time of DiLoCoX on each clock; AllReduce has both kinds.
-Few settings were tuned at this length, all on seed 0, so the results leave seed
-0 out:
+1,024 tokens. A start without data-parallel steps costs a large share of 2,000
+steps, but a small share of 17,000. MuLoCo and DiLoCo only have runs with as
+many steps as fit into the time of DiLoCoX on each clock; AllReduce has both
+kinds. Few settings were tuned at this length, all on seed 0, so the results
+leave seed 0 out:
 
 - With Muon, AllReduce was tried at the inner rates 0.0028, 0.004 and 0.006, and
   `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008. For both, the two lowest

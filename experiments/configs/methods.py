@@ -53,9 +53,9 @@ cocktail_sgd: the gradients of every step, by mask, top-k and 4 bits. Source:
   slower over 500 Mbit/s than on a fast network. Differs: top-k by blocks; AdamW
   runs on the mean, and a step waits for it. The authors' code sends progress
   one step late instead of gradients. The runs `cocktail_params` of
-  docs/results/runs.csv do so, and end with a far lower loss. All runs here send
-  2 % of the values (a fifth of a tenth), as in the authors' README. The
-  authors' script for training from scratch sends 20 % (a half of 0.4).
+  docs/results/runs.csv do so, and end with a far lower loss. Both kinds of
+  runs send 2 % of the values (a fifth of a tenth), as in the authors' README.
+  The authors' script for training from scratch sends 20 % (a half of 0.4).
 """
 
 from dilocox_jax.checks import known

@@ -9,18 +9,25 @@ loss (`loss`). Results are losses on the judge files (`judge_loss`), which only
 the evaluation after the last step reads. docs/results/predictions.md ("Earlier
 runs") lists the choices that were made in advance.
 
-`main`: three or five seeds at the chosen rates. "4x2" stands for four replicas
-of two sequences each. All divisions of the same eight sequences have one
-baseline, AllReduce with two replicas of four. With Muon this baseline has a
-momentum of 0.9, which suits AllReduce better. `one`: one replica with an outer
-step, beside its inner optimizer on the same batches; twenty seeds. `long`:
-17,000 steps. `sizes`: other models with 20 tokens a parameter; two or five
-seeds. `tune`: the runs on seed 1000 that chose the rates. All these ran on one
-NVIDIA H200, many runs as one program, with products in TF32. Four sweeps ran on
-a CPU in fp32: `way_back` (how much loss the rounding of a mean costs a small
-model), `cpu` (equal time on 1 Gbit/s with four replicas, and eager updates),
-`equal_time` (the same with two replicas) and `equal_rounds` (DiLoCo, MuLoCo and
-`overlap_loco` with the same H).
+These sweeps ran on one NVIDIA H200, many runs as one program, with matrix
+products in TF32:
+
+- `main`: three or five seeds at the chosen rates. "4x2" stands for four
+  replicas of two sequences each. All divisions of the same eight sequences have
+  one baseline, AllReduce with two replicas of four. With Muon this baseline has
+  a momentum of 0.9, which suits AllReduce better.
+- `one`: one replica with an outer step, compared with its inner optimizer alone
+  on the same batches; twenty seeds.
+- `long`: 17,000 steps.
+- `sizes`: other models with 20 tokens a parameter; two or five seeds.
+- `tune`: the runs on seed 1000 that chose the rates.
+
+These sweeps ran on a CPU in fp32:
+
+- `way_back`: how much loss the rounding of a mean costs a small model.
+- `cpu`: equal time on 1 Gbit/s with four replicas, and eager updates.
+- `equal_time`: equal time with two replicas.
+- `equal_rounds`: DiLoCo, MuLoCo and `overlap_loco` with the same H.
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \
         --config=experiments/configs/replicas.py:main

@@ -35,8 +35,9 @@ class Hours:
     loss: Expected loss at the end, with its range (nats a token); all NaN if
       AllReduce's loss is not known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,
-      derived), by fewer steps or fewer sequences in a step, whichever is
-      better.
+      derived). If the time is too short for the whole run, the cluster takes
+      fewer steps, or fewer sequences in a step, whichever is better. NaN if
+      AllReduce's loss is not known.
   """
 
   time_s: float
