@@ -13,10 +13,11 @@ page with three things:
   number of replicas M.
 
 The fit leaves out the size and the number of replicas that are held out
-(docs/results/predictions.md). `--write` also writes
-the constants with which `dx.expected_gap` predicts a gap
-(dilocox_jax/gap/law.json). A test fails while these are older than the
-committed runs.
+(docs/results/predictions.md).
+
+With --write the program also writes the constants with which `dx.expected_gap`
+predicts a gap (dilocox_jax/gap/law.json). A test fails while these are older
+than the committed runs.
 """
 
 import pathlib

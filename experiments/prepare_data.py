@@ -5,7 +5,7 @@ r"""Turns text into tokens on disk, for text that is larger than memory.
 
 The program reads plain text and JSON lines, also compressed. A run with
 --config.data.source=shards --config.data.glob=tokens then trains on the tokens.
-It maps the files into memory instead of reading them.
+The run maps the files into memory instead of reading them whole.
 """
 
 import pathlib

@@ -405,7 +405,8 @@ def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
     arrays have fewer or shorter sequences.
 
   Raises:
-    ValueError: If there are too few tokens for one batch.
+    ValueError: If there are too few tokens for one batch. If an evaluation
+      reads all tokens, two tokens are enough.
   """
   return held_out_batches(
     tokens,

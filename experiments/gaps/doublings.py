@@ -66,8 +66,9 @@ def costs(
 ) -> list[Cost]:
   """Returns the `Cost` of each setting of replicas whose runs are finished.
 
-  With B the sequences in a step of all replicas, the runs of AllReduce with B
-  and with B / 2 sequences must be finished, too. AllReduce itself is left out.
+  The replicas take B sequences in a step together. A setting is left out if the
+  runs of AllReduce with B or with B / 2 sequences are not finished. AllReduce
+  itself has no cost, and is left out, too.
 
   Args:
     rows_by_setting: Finished runs of each setting.

@@ -31,7 +31,7 @@ class Hours:
     time_s: Time of the run (seconds, simulated).
     allreduce_s: Time of AllReduce on the same links (seconds, simulated).
     alone_share: Share of the run's work that one cluster alone would do in
-      `time_s`.
+      `time_s`; above 1 if it would do more.
     loss: Expected loss at the end, with its range (nats a token); all NaN if
       AllReduce's loss is not known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,

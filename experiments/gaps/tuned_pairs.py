@@ -71,8 +71,8 @@ class TunedPair:
   Attributes:
     parameters: Number of parameters of the model.
     steps: Number of inner steps of every run.
-    half: The rates that were tried with B / 2 sequences in a step.
-    full: The rates that were tried with B sequences in a step.
+    half: Rates that were tried with B / 2 sequences in a step, with losses.
+    full: Rates that were tried with B sequences in a step, with losses.
     gain: s, the share by which the loss falls from B / 2 to B sequences.
     num_seeds: Number of seeds behind s.
   """

@@ -60,7 +60,11 @@ class UsageError(Exception):
 
 
 class SavedAndStoppedError(Exception):
-  """Raised if a signal has stopped a run after the run had saved its state."""
+  """Raised if a signal has stopped a run after the run had saved its state.
+
+  Attributes:
+    exit_code: Exit code of the program, 128 plus the number of the signal.
+  """
 
   def __init__(self, message: object, stop_signal: int):
     """Sets the exit code to 128 + the number of the signal, as shells do."""
@@ -69,7 +73,11 @@ class SavedAndStoppedError(Exception):
 
 
 class StoppedError(Exception):
-  """Raised if a run cannot go on. The message says why."""
+  """Raised if a run cannot go on. The message says why.
+
+  Attributes:
+    exit_code: Exit code of the program.
+  """
 
   def __init__(self, message: object, exit_code: int = 1):
     super().__init__(message)
@@ -110,7 +118,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def set_up_terminal() -> None:
-  """Prepares the standard streams and the log for lines that a user reads."""
+  """Prepares the standard streams and the log for lines that a user reads.
+
+  Each log message becomes one line. The loggers of jax, orbax and absl show
+  only warnings. Characters that standard output cannot encode are escaped. A
+  standard stream that is closed is connected to the null device.
+  """
   _open_closed_streams()
   if isinstance(sys.stdout, io.TextIOWrapper):
     # A path may have bytes or letters that the output has no encoding for.
