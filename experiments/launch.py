@@ -116,6 +116,7 @@ def _run_processes(
   environment = process_group.environment(count)
   if network:
     coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
+    # Each process records the bytes that pass its interface.
     environment[link_counter.LINK_VARIABLE] = INTERFACE
   else:
     coordinator = f"127.0.0.1:{placement.free_port()}"

@@ -108,6 +108,7 @@ def _prepare(workdir: pathlib.Path) -> None:
   make_tokenizer = tokenizers.choose(
     _TOKENIZER.value, _VOCAB_SIZE.value, _END_OF_TEXT.value
   )
+  # A new tokenizer is trained on some documents, which are read again below.
   tokenizer = make_tokenizer(_training_documents())
   total_bytes = 0
   for pattern in split_globs(_GLOB.value):

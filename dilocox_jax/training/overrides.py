@@ -27,8 +27,8 @@ class Overrides:
     outer_optimizer: Optimizer of the outer parameters, in place of the one that
       `config.outer` names. `config.outer.average_power` still applies.
     exchange: Averages a fragment (a part of the parameters) over the replicas,
-      in place of `config.exchange`. For a run with a mailbox the trainer sets
-      it.
+      in place of `config.exchange`. For a run with a mailbox the caller leaves
+      it None, and the trainer sets it.
     trainable: The part of the model that is trained (`start.with_trainable`
       builds it, also for the adapters of a config); None means the whole model.
   """

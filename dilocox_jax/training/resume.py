@@ -34,8 +34,8 @@ def check_nothing_is_lost(
 
   - The config in the directory is that of the run that is to start. Only fields
     that may change when a run continues may differ (`config.free_on_resume`).
-  - The digest of the data in `run.json` is that of the run that is to start, or
-    `run.json` is missing.
+  - The digest of the data in `run.json` is that of the run that is to start. If
+    `run.json` is missing or cannot be read, this is not checked.
   - The folder of checkpoints exists.
   - There is no report, which a run writes at its end.
 
@@ -69,6 +69,8 @@ def _lost_run(
   ]
   if not files:
     return ""
+  # A run makes the folder first, and saves a checkpoint before it writes the
+  # report. So without the folder, or with a report, checkpoints were deleted.
   reason = "its checkpoints are gone"
   if (workdir / FOLDER).is_dir() and not (workdir / PAGE).exists():
     reason = _other_run(values, workdir, corpus_digest)
@@ -115,6 +117,10 @@ def resumed_state(
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Reads the newest undamaged checkpoint of this run.
 
+  If newer checkpoints are damaged, they are moved to the folder
+  "broken_checkpoints" in the run directory. All processes must call this
+  function.
+
   The checkpoint fits this run only if it was saved with the same config, data
   and overrides. Fields in `config.free_on_resume()` may differ. Overrides are
   compared by `check_same_overrides`.
@@ -135,6 +141,7 @@ def resumed_state(
       are damaged.
   """
 
+  # `restore` calls this with the record of the checkpoint.
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(values, corpus_digest, record)
     check_same_overrides(record, overrides)

@@ -343,6 +343,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
   Raises:
     ValueError: If the text cannot be loaded.
   """
+  # The other fields of the section say how the loaded text is read.
   settings = {
     name: value
     for name, value in vars(data).items()
@@ -401,12 +402,14 @@ def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
 
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
-    If an evaluation reads all tokens (`evaluation.num_sequences=0`), the last
-    arrays have fewer or shorter sequences.
+    They have at most `evaluation.num_sequences` sequences together. If this
+    field is 0, they have all tokens, and the last arrays have fewer or shorter
+    sequences.
 
   Raises:
-    ValueError: If there are too few tokens for one batch. If an evaluation
-      reads all tokens, two tokens are enough.
+    ValueError: If there are too few tokens for one batch, or if
+      `evaluation.num_sequences` is less than a batch. If the field is 0, two
+      tokens are enough.
   """
   return held_out_batches(
     tokens,

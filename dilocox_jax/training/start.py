@@ -307,7 +307,8 @@ def saved_outer_params(
   """Reads the outer parameters of a run's newest checkpoint onto one device.
 
   If the run keeps an average of the outer parameters, the average is read. If
-  the run trained only a part of the model, only this part is read.
+  each replica has outer parameters of its own, their mean is read. If the run
+  trained only a part of the model, only this part is read.
 
   Args:
     workdir: Directory of the run.

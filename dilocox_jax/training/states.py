@@ -154,7 +154,7 @@ def segment_sent_bytes(
   """Returns the bytes that a replica sends in a segment, e.g. a round.
 
   If any replicas return after an absence, every replica passes on a copy of one
-  replica's state, so the bytes of this state are added once.
+  replica's state, so the bytes of one such state are added.
   """
   sent_bytes = traffic.segment_bytes(segment)
   if segment.participation and segment.participation.returning:
@@ -204,7 +204,7 @@ def copies_are_equal(state: Tree) -> bool:
 
   Args:
     state: Tree of arrays. An array is compared only if its sharding has a mesh
-      and does not divide it among replicas.
+      with an axis of replicas, and does not divide the array along this axis.
   """
   leaves = [
     leaf for leaf in jax.tree.leaves(state) if _is_shared(leaf.sharding)

@@ -139,8 +139,9 @@ class Trainer:
     """Asks the run to save and stop after the current segment, e.g. a round.
 
     Any thread may call this method. If one process is asked, all stop. A
-    replica with a mailbox may be waiting for its store. It gives up after
-    `mailbox.grace_s` seconds plus the seconds that its last exchange took.
+    replica with a mailbox may be waiting for its store. If the wait then lasts
+    longer than `mailbox.grace_s` seconds plus the seconds that the last
+    exchange took, `run` raises TrainingStoppedError without a save.
     """
     self._stop_signal = stop_signal
     self._replicas.request_stop()
@@ -363,7 +364,7 @@ class Trainer:
         self._skip_to(segment.stop)
         self._reader.record_time("catch_up", self.progress.step)
         if self._agreed_stop_signal():
-          break
+          break  # The state is saved below.
         continue
       self._is_compiling = self._is_new(segment)
       if self._is_compiling:
@@ -439,7 +440,7 @@ class Trainer:
     Returns the state after the segment, and the segment with its metrics.
     """
     batches = self.data.streams.take(segment.num_steps, self._replicas.indices)
-    drifts = []
+    drifts = []  # For each applied mean, how far the replicas were apart.
     # No array may move between host and devices by accident.
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):

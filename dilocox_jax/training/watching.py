@@ -40,7 +40,9 @@ class FinishedRound:
   def outer_params(self) -> Tree:
     """Outer parameters, or their average if the run keeps one.
 
-    In a phase without rounds, they are the parameters that all replicas share.
+    If each replica has outer parameters of its own, their mean over the
+    replicas is returned. In a phase without rounds, they are the parameters
+    that all replicas share.
     """
     return params_to_keep(self._programs, self.state)
 

@@ -35,10 +35,11 @@ dilocox: the whole next round hides the exchange. Source: arXiv 2506.21263.
   lower loss than runs that drop it; with rounds of twenty steps both end alike
   (measured). The residual is the error of the replica's own message; in the
   paper it is the error of the mean (recalled).
-delayed: any schedule with any rule that it allows. Source: the combination is
-  this project's own; the rule is LOSCAR-SGD's (arXiv 2605.20866). Claim: with
-  rounds of four steps sync.rule=continue ends with a lower loss than "reset";
-  with rounds of twenty steps both end alike (measured).
+delayed: any schedule, and any value of sync.rule that goes with the schedule.
+  Here, sync.rule=continue. Source: the combination is this project's own; the
+  rule "continue" is LOSCAR-SGD's (arXiv 2605.20866). Claim: with rounds of four
+  steps "continue" ends with a lower loss than "reset"; with rounds of twenty
+  steps both end alike (measured).
 sparse_loco: the largest values of a pseudo-gradient's blocks, in 2 bits.
   Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (recalled): better loss
   than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. As in the

@@ -61,15 +61,17 @@ _SUFFIXES = (
 def _baselines() -> dict[str, str]:
   """Returns the name of each setting's baseline, by name of the setting."""
   baselines = {}
+  # Names of settings are "overlap_loco 2x4" or "overlap_loco in fp32, 2x4".
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":
       for suffix in _SUFFIXES:
         baselines[f"{method}{suffix}"] = f"allreduce{suffix}"
-  # Other divisions of the same sequences among replicas.
   return baselines | {
+    # Other divisions of the same sequences among replicas.
     "overlap_loco 4x2": "allreduce 2x4",
     "overlap_loco 8x1": "allreduce 2x4",
     "overlap_loco 16x1": "allreduce 4x4",
+    # One replica takes all eight sequences.
     "one replica, H = 16": "allreduce 1x8",
     "one replica, H = 30": "allreduce 1x8",
     "one replica, AdamW, H = 16": "allreduce, AdamW, 2x4",

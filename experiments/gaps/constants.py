@@ -152,7 +152,10 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
 
 
 def write(rows: Sequence[GapRow], field: str) -> None:
-  """Writes `law.json` with the result of `content`."""
+  """Writes `law.json` with the constants that follow from finished runs.
+
+  `field` is the name of the loss that is compared, a field of `GapRow`.
+  """
   write_json(PATH, content(rows, field))
 
 
@@ -229,6 +232,7 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   powers = []
   for setting, lost in lost_by_setting.items():
     usual = dataclasses.replace(setting, interval=_INTERVAL)
+    # NaN: the setting at H = 16 is not finished.
     usual_lost = lost_by_setting.get(usual, math.nan)
     if setting == usual or not (lost > 0 and usual_lost > 0):
       continue
@@ -271,9 +275,10 @@ def _factors(power: float) -> dict[str, Any]:
       continue
     # A gap g means d doublings lost with ln(1 + g) = -d ln(1 - s), where
     # AllReduce's loss falls by the share s if its batch doubles.
-    ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
-    intervals = gap.settings[name] / diloco.settings[name]
-    value = ratio * intervals**-power
+    doublings_ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
+    # The method may have been measured at another H than DiLoCo.
+    interval_ratio = gap.settings[name] / diloco.settings[name]
+    value = doublings_ratio * interval_ratio**-power
     # DiLoCo's own factor is 1 and has no range.
     width = 1.0 if method == "diloco" else _FACTOR_RANGE
     factors[method] = {

@@ -123,7 +123,8 @@ def result_losses(
 def gap_of(doublings: float, gain: float) -> float:
   """Returns the gap to AllReduce that a number of doublings lost means.
 
-  Each doubling that is lost multiplies the loss by 1 / (1 - s).
+  The gap is the loss divided by AllReduce's, minus 1. Each doubling that is
+  lost multiplies the loss by 1 / (1 - s).
 
   Args:
     doublings: How many times AllReduce's batch may be halved until its loss is

@@ -121,7 +121,7 @@ class GrowingRuns:
     logging.info("%s %s: %.1f s a run", name, tuple(rates), seconds)
     sent_bytes = population.sent_bytes(setting)
     if setting.is_allreduce:
-      sent_bytes = 0
+      sent_bytes = 0  # Its single replica has none to send to.
     rows = [
       GrowingRow(
         setting=name,

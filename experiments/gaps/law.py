@@ -55,7 +55,8 @@ def lines(
   """Fits "doublings lost = a log2 M - b" to groups of settings.
 
   The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of M replicas. The settings of a group differ only in M. A
+  its loss is that of M replicas. The settings of a group differ only in M.
+  Settings with M = 1 are left out, and settings whose doublings lost are NaN. A
   group with fewer than three values of M is left out.
 
   Args:

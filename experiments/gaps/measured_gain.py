@@ -18,7 +18,11 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.gap.gain import SizeGain, extended_gain, gain_of_losses
 from dilocox_jax.gap.law import Estimate
 from dilocox_jax.plan.model.shapes import parameter_count
-from experiments.gaps.smaller_models import pair_flops, smaller_configs
+from experiments.gaps.smaller_models import (
+  NUM_SIZES,
+  pair_flops,
+  smaller_configs,
+)
 from experiments.gaps.tuned_pairs import (
   PairTraining,
   TunedPair,
@@ -59,7 +63,7 @@ class MeasuredGain:
 
 
 def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
-  """Computes AllReduce's gain from a doubled batch from two known losses.
+  """Computes from two known losses what AllReduce gains from a doubled batch.
 
   Args:
     losses: Losses of AllReduce with B / 2 and with B sequences in a step (nats
@@ -112,7 +116,7 @@ def measured(
     pair = pairs.trained(own)
     _check_gain(pair)
     return MeasuredGain(pair.gain, pair.full.loss, "measured", [pair])
-  seconds = 60 * minutes - _start_s(3, pairs)
+  seconds = 60 * minutes - _start_s(NUM_SIZES, pairs)
   most_flops = seconds * _flops_per_s(pairs)
   configs = smaller_configs(own, most_flops)
   require(

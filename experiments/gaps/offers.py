@@ -36,8 +36,9 @@ class Hours:
       AllReduce's loss is not known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,
       derived). If the time is too short for the whole run, the cluster takes
-      fewer steps, or fewer sequences in a step, whichever is better. NaN if
-      AllReduce's loss is not known.
+      fewer steps, or fewer sequences in a step, whichever is better. If there
+      is time for more, the cluster takes more steps. NaN if AllReduce's loss is
+      not known.
   """
 
   time_s: float
@@ -92,6 +93,7 @@ def offer(
       dropped.
     method: Name of the method. The config's own method keeps its settings. Any
       other one gets its usual settings, with the config's H if H is set there.
+      With every method, H and the codec's rank do not adapt.
     num_replicas: Number of replicas, M.
     gain: s, the share by which AllReduce's loss falls if its batch doubles from
       half of the sequences in a step to all of them.

@@ -128,6 +128,8 @@ def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
     Tokens [steps, M, B, L + 1]: in a step, each of M replicas takes B sequences
     of L + 1 tokens.
   """
+  # One stream with the sequences of all replicas, which are divided below. So
+  # the number of replicas does not change what is read in a step.
   stream = ReplicaStreams(
     text.train,
     num_replicas=1,
@@ -222,6 +224,7 @@ def _programs(setting: Setting) -> _Programs:
   if computation.stacked_by == "map":
     evaluation = sequential_vmap(evaluation)
   one_run = _OneRun(setting, config, init=model.init, gradient=gradient)
+  # All runs get the same array of tokens.
   train = jax.vmap(one_run.train, in_axes=(0, 0, 0, 0, None))
   evaluate = jax.vmap(evaluation, in_axes=(0, None))
   return _Programs(train=jax.jit(train), evaluate=jax.jit(evaluate))

@@ -133,6 +133,7 @@ class PairTraining:
 
     At most `most_rates` rates are tried for each config.
     """
+    # A point p is the inner rate of the config times 2^p.
     points_by_config = [list(_FIRST_POINTS) for _ in configs]
     while True:
       # `_train` leaves out runs that are finished.
@@ -233,10 +234,12 @@ def allreduce_config(config: RunConfig) -> RunConfig:
 
   Both take the same number of sequences in a step of all replicas together.
   The model, the text, the inner optimizer, the steps and the average of the
-  parameters stay. With `mesh.layout` = "stacked" and without `data.mix`, all
-  replicas become one, which computes the same mean gradient faster.
+  parameters stay. The run is evaluated only after its last step. With
+  `mesh.layout` = "stacked" and without `data.mix`, all replicas become one,
+  which computes the same mean gradient faster.
   """
   values = flat(config.to_mapping())
+  # Sections that AllReduce does not need get their defaults.
   for path in list(values):
     section, _, _ = path.partition(".")
     if section in _ROUND_SECTIONS:

@@ -84,8 +84,8 @@ def missing_runs(
     setting: Setting whose rates are searched.
     results: Finished runs of the setting.
     start: The point at which the search begins. It is not read once a point is
-      finished on all tuning seeds. None: the usual first point for the size of
-      the model.
+      finished on all tuning seeds without divergence. None: the usual first
+      point for the size of the model.
   """
   center = best_point(setting, results) or start or _first_point(setting)
   done = {(_point(setting, result), result.seed) for result in results}
@@ -114,9 +114,10 @@ def start_point(
 ) -> Point | None:
   """Returns the point at which the search for a setting's best rates begins.
 
-  It is the best point of the most similar finished setting; None: there is no
-  such setting. Only settings of the same model size count. For AllReduce only
-  settings of AllReduce count, and for replicas only settings of replicas.
+  It is the best point of the most similar finished setting. None: there is no
+  such setting, or no point of it is finished without divergence. Only settings
+  of the same model size count. For AllReduce only settings of AllReduce count,
+  and for replicas only settings of replicas.
   """
   points = {
     other: best_point(other, results)

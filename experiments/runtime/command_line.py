@@ -142,7 +142,8 @@ def read_flags(argv: Sequence[str]) -> list[str]:
     The path of the program, and the arguments that are no flags.
 
   Raises:
-    UsageError: If a flag does not exist or has a wrong value.
+    UsageError: If a flag does not exist or has a wrong value, or if a required
+      flag is missing.
   """
   if "h" not in flags.FLAGS:
     flags.DEFINE_alias("h", "help")
@@ -299,9 +300,10 @@ def typed_command() -> str:
 
 
 def print_error(error: Exception, where: str = "") -> None:
-  """Prints the message of an error as one line on standard error.
+  """Prints "error: " and the message of an error on standard error.
 
-  The text `where`, such as "name: ", is in front of the message.
+  The message becomes one line. The text `where`, such as "name: ", is put in
+  front of it.
   """
   line = " ".join(str(error).split())
   print(printable(f"error: {where}{line}"), file=sys.stderr)

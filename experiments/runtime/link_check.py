@@ -50,7 +50,8 @@ def checked_ratio(network: ThrottledNetwork, node: int) -> float:
   reach on this link. The nodes are numbered from 0.
 
   Raises:
-    UsageError: As in `check`.
+    UsageError: If the rate is wrong by more than 3 % three times in a row, or
+      if a transfer fails.
   """
   peer = (node + 1) % len(network.links)
   # A transfer leaves the node by its uplink, and reaches the peer by the peer's

@@ -313,6 +313,7 @@ def environment(count: int) -> dict[str, str]:
   If NPROC is set already, the numbers of threads stay as they are.
   """
   variables = dict(os.environ)
+  # The processes record this command instead of their own.
   variables[COMMAND_VARIABLE] = typed_command()
   variables["JAX_PLATFORMS"] = "cpu"
   if "NPROC" in os.environ:  # The user has set the threads.

@@ -112,8 +112,8 @@ def train(
 ) -> None:
   """Trains a run to its end, prints a table, and adds a sample to its report.
 
-  With `process`, an error in training ends this process instead of being
-  raised: an orderly end would wait for the other processes.
+  With `process`, an error of the connection or in training ends this process
+  instead of being raised: an orderly end would wait for the other processes.
 
   Args:
     config: Config of the run.
