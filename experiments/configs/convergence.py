@@ -4,10 +4,10 @@
 method was tuned before, with 11 runs of 1000 steps on seed 1000 (the study
 convergence_small_others of docs/results/runs.csv): six inner learning rates,
 then five settings of the method at the best of them. Three seeds were trained
-with the best setting, and once more with as many steps as fit into the time of
-DiLoCoX on each clock (a simulated cluster). H = 25 and OpenDiLoCo's H = 500
-both divide 2000. A run of 2000 steps took 4 to 14 minutes with two at once on
-two CPU cores (measured).
+with the best setting. For each clock (a simulated cluster) they were trained
+again, with as many steps as fit into the time of DiLoCoX on that cluster.
+H = 25 and OpenDiLoCo's H = 500 both divide 2000. A run of 2000 steps took 4 to
+14 minutes with two at once on two CPU cores (measured).
 
 `muon`: Muon as inner optimizer of the methods that have AdamW in `small`. Muon
 changes nothing about the exchange, so a fair comparison gives it to every

@@ -2,8 +2,8 @@
 
 Every run has 2,000 steps, a warm-up of 50, an inner momentum of 0.95 (Muon), an
 average of power 14 and a last rate of a fifth, unless its name says otherwise.
-A round of `overlap_loco` has the fewest steps that hide all of its bytes on the
-clock of 107B parameters (simulated). The text is divided into three parts:
+A round of `overlap_loco` has the fewest steps that hide all of its bytes in the
+simulation of a model of 107B parameters. The text is divided into three parts:
 training, validation and judge files. Settings were chosen by the validation
 loss (`loss`). Results are losses on the judge files (`judge_loss`), which only
 the evaluation after the last step reads. docs/results/predictions.md ("Earlier

@@ -185,6 +185,7 @@ class GrowingRuns:
       results = self._results(name)
       if not results:
         continue
+      # All results of a setting have the same rates and bytes.
       row = next(iter(results.values()))
       lines.append(
         f"| {name} | {row.exchanges} | {row.sent_bytes / 1e6:.2f} | "

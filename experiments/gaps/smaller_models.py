@@ -105,6 +105,7 @@ def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
   values |= {
     "total_steps": steps,
     "data.batch_size": batch,
+    # One replica on one device is enough for a small model.
     "mesh.num_replicas": 1,
     "mesh.layout": "stacked",
     "mesh.num_stages": 1,

@@ -50,8 +50,8 @@ class Point(NamedTuple):
   """A point of the grid of rates.
 
   Attributes:
-    inner: The inner rate is 0.02 times the square root of 2 to this power.
-    outer: The outer rate is the square root of 2 to this power.
+    inner: A number p. The inner rate of the point is 0.02 * 2^(p / 2).
+    outer: A number q. The outer rate of the point is 2^(q / 2).
   """
 
   inner: int

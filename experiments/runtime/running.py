@@ -71,6 +71,7 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
   if cache:
     path = pathlib.Path(cache).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(path))
+    # Programs that compile for at least this long are cached.
     shortest = "jax_persistent_cache_min_compile_time_secs"
     jax.config.update(shortest, min(0.5, getattr(jax.config, shortest)))
 
@@ -180,6 +181,7 @@ def _train(
 
   The arguments and the errors are those of `train`.
   """
+  # A program that started this one passes on the command that the user typed.
   command = os.environ.get(command_line.COMMAND_VARIABLE)
   command = command or command_line.typed_command()
   _check_directory(workdir)
