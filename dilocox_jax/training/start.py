@@ -66,7 +66,8 @@ def with_trainable(
 
   Raises:
     ValueError: If both `trainable` and the config name a trained part, if no
-      leaf is trained, or if the model cannot be read.
+      leaf is trained, if the model lacks one of `lora.products`, or if the
+      model cannot be read.
     TypeError: If `trainable` cannot be called.
   """
   require(

@@ -20,8 +20,8 @@ class GrowingSetting(Setting):
   Attributes:
     first_interval: Number of inner steps of the first rounds; 0: all rounds
       have `interval` steps.
-    steps_per_doubling: Inner steps from one doubling of the length of a round
-      to the next, up to `interval`; 0: it does not double.
+    steps_per_doubling: Inner steps between two doublings of the length of a
+      round. The length grows up to `interval`. 0: it does not double.
     outer_schedule: Schedule of the outer rate, "constant" or "cosine".
     outer_optimizer: Name of the outer optimizer. With "schedule_free_sgd", its
       own average is evaluated in place of the usual average of the outer
