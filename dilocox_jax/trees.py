@@ -52,7 +52,7 @@ class LazyArray:
 
 
 def in_memory(tree: Tree) -> Tree:
-  """Replaces every `LazyArray` of a tree by an array of numpy."""
+  """Returns a tree with an array of numpy in place of each `LazyArray`."""
 
   def read(leaf: Any) -> Any:
     return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf

@@ -19,8 +19,9 @@ _GROUPS = {
 def programs(folder: pathlib.Path) -> dict[str, str]:
   """Returns the first line of each program's docstring, by module name.
 
-  The files are read but not imported, because importing would define their
-  flags.
+  A program is a file that has a line `if __name__ == "__main__":`. The file
+  `__main__.py` is left out. The files are read but not imported, because
+  importing would define their flags.
 
   Args:
     folder: Folder of the programs; folders inside it are not searched.

@@ -22,7 +22,7 @@ flags.adopt_module_key_flags(workdir_flag)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Compares runs, whose directories are the arguments; writes a page."""
+  """Compares the runs whose directories are the arguments; writes a page."""
   from rich.console import Console
 
   from dilocox_jax import report

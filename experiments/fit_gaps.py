@@ -3,18 +3,21 @@ r"""Fits the law of the gap: how much several replicas cost beside AllReduce.
   python -m experiments.fit_gaps --rows=docs/results/gap_law.csv \
     --workdir=runs/gap_law
 
-reads the runs that `experiments.train_gaps` trained, and writes a page with
-three things: the gap of each setting whose runs are finished; the *doublings
-lost*, which say how many times AllReduce's batch may be halved until its loss
-is that of the replicas; and for each kind of setting the line
+The program reads the runs that `experiments.train_gaps` trained. It writes a
+page with three things:
 
-  doublings lost = a log2 M - b
+- The gap of each setting whose runs are finished.
+- The *doublings lost* of these settings. They say how many times AllReduce's
+  batch may be halved until its loss is that of the replicas.
+- For each kind of setting the line "doublings lost = a log2 M - b" in the
+  number of replicas M.
 
-in the number of replicas M. The fit reads neither the size nor the number of
-replicas that are held out (docs/results/predictions.md). `--write` also writes
-the constants with which `dx.expected_gap` predicts a gap
-(dilocox_jax/gap/law.json). A test fails while these are older than the
-committed runs.
+The fit leaves out the size and the number of replicas that are held out
+(docs/results/predictions.md).
+
+With --write the program also writes the constants with which `dx.expected_gap`
+predicts a gap (dilocox_jax/gap/law.json). A test fails while these are older
+than the committed runs.
 """
 
 import pathlib

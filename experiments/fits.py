@@ -88,6 +88,8 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
     f"{flops:.4g} FLOPs a token of training (L = {config.data.sequence_length})"
   )
   memory = device_memory(config, memory_bytes)
+  # `memory` is for one replica. With the layout "stacked", all replicas of this
+  # program are on one device.
   num_stacked = 1
   if config.mesh.layout != "mesh":
     num_stacked = config.num_local_replicas
@@ -152,8 +154,9 @@ def _print_table(
 def _compile(config: RunConfig, topology: str) -> None:
   """Compiles a run for absent devices, and writes the page.
 
-  `topology` is the kind and size of one of their groups with fast links, e.g.
-  "v5e:2x2". Raises StoppedError if the program does not fit into a device.
+  `topology` is the kind and size of a slice, a group of devices with fast links
+  between them, e.g. "v5e:2x2". Raises StoppedError if the program does not fit
+  into a device.
   """
   # Programs are compiled for slices that are not there. So JAX must not look
   # for real ones.

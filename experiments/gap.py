@@ -3,22 +3,23 @@ r"""Says beforehand what M replicas cost you in loss, from runs of AllReduce.
   python -m experiments.gap --workdir=runs/gap \
     --config=experiments/configs/quickstart.py
 
-trains AllReduce with B and with B / 2 sequences in a step, where B counts the
+This trains AllReduce with B and with B / 2 sequences in a step. B counts the
 sequences of all replicas of the planned run (--config) together. Each batch
-gets the best of a few rates. The share by which the larger batch lowers the
-loss, s, is all that the law of the gap needs. The program prints the expected
-gap with its range for 2 to 64 replicas and for each method. The planned run
-itself is not trained. With losses that you have, nothing is trained:
+gets the best of a few rates. s is the share by which the larger batch lowers
+the loss. It is all that the law of the gap needs. The program prints the
+expected gap with its range for 2 to 64 replicas and for each method. The
+planned run itself is not trained. With losses that you have, nothing is
+trained:
 
   python -m experiments.gap --workdir=runs/gap --losses=1.69,1.59 \
     --config.sync.method=overlap_loco --config.total_steps=2000 \
     --config.data.batch_size=8 --cluster=1gbit --step_s=0.05
 
-With --cluster the table also has hours, and the loss of one cluster alone after
-the same time: whether a second cluster is worth it. If the training would take
-longer than --minutes, smaller models of the same shape are trained, and s is
-extrapolated to the planned size. The same command goes on after an
-interruption.
+With --cluster the program also prints hours, and the loss of one cluster alone
+after the same time. They say whether a second cluster is worth it. If the
+training would take longer than --minutes, smaller models of the same shape are
+trained, and s is extrapolated to the planned size. The same command goes on
+after an interruption.
 """
 
 import os

@@ -3,14 +3,17 @@ r"""Starts several processes for one run on this machine, like a cluster.
   python -m experiments.launch --processes=2 --config.sync.method=dilocox \
     --workdir=runs/dilocox
 
-The launcher has all flags of experiments.train. The processes communicate over
-the loopback interface. If a process fails, the launcher ends all processes, and
-the same command continues the run from its newest checkpoint. The launcher
-passes SIGTERM and Ctrl-C on to the processes, which save and stop.
+The launcher takes the flags of experiments.train. It sets --distributed,
+--coordinator, --num_processes and --process_id itself. The processes
+communicate over the loopback interface. If a process fails, the launcher ends
+all processes, and the same command continues the run from its newest
+checkpoint. The launcher passes SIGTERM and Ctrl-C on to the processes, which
+save and stop.
 
 With --link='100 Mbit/s' every process gets a network of its own behind a link
 of that rate, which the kernel throttles (Linux only; root is not needed). --rtt
-and --loss delay and lose packets. A short transfer checks the links first.
+delays packets, and --loss drops some of them. A short transfer checks the rates
+of the links first.
 """
 
 import sys
@@ -75,6 +78,8 @@ def main(argv: Sequence[str]) -> None:
   parts_flag.register()
   config_values = config_flag.CONFIG.value
   config_values.mesh.layout = "mesh"
+  # The flags are checked here too, so that a mistake is one line of the
+  # launcher. Every process reads the flags again.
   train.mailbox_address(config_values)
   config = run_configs.run_config(config_values)
   run_configs.check_files(config)
@@ -94,6 +99,7 @@ def main(argv: Sequence[str]) -> None:
       _run_processes(count, lock)
       return
     with throttled_network([link] * count) as network:
+      # The rates are measured before delays and losses could lower them.
       link_check.check(network)
       network.impair()
       _run_processes(count, lock, network)
@@ -110,6 +116,7 @@ def _run_processes(
   environment = process_group.environment(count)
   if network:
     coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
+    # Each process records the bytes that pass its interface.
     environment[link_counter.LINK_VARIABLE] = INTERFACE
   else:
     coordinator = f"127.0.0.1:{placement.free_port()}"

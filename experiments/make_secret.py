@@ -2,8 +2,8 @@ r"""Makes the secret that the replicas of a run in an object store share.
 
   python -m experiments.make_secret --file=run.secret
 
-Only the owner can read the file. Copy it to every machine of the run in a way
-that nobody else can read, e.g. with scp.
+The file must not exist yet. Only the owner can read it. Copy it to every
+machine of the run in a way that nobody else can read, e.g. with scp.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ r"""Turns text into tokens on disk, for text that is larger than memory.
 
 The program reads plain text and JSON lines, also compressed. A run with
 --config.data.source=shards --config.data.glob=tokens then trains on the tokens.
-It maps the files into memory instead of reading them.
+The run maps the files into memory instead of reading them whole.
 """
 
 import pathlib
@@ -108,6 +108,7 @@ def _prepare(workdir: pathlib.Path) -> None:
   make_tokenizer = tokenizers.choose(
     _TOKENIZER.value, _VOCAB_SIZE.value, _END_OF_TEXT.value
   )
+  # A new tokenizer is trained on some documents, which are read again below.
   tokenizer = make_tokenizer(_training_documents())
   total_bytes = 0
   for pattern in split_globs(_GLOB.value):

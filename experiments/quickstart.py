@@ -7,8 +7,9 @@ the same text, Python's own library. The losses are measured on a small model.
 The hours are simulated for another model: 107 billion parameters on two
 clusters that are joined by 1 Gbit/s. A round has the fewest inner steps behind
 which its exchange hides on that link. All three methods train at once, each
-with its share of the cores, and take a few minutes on two cores. If the program
-was stopped, the same command goes on. Text of your own:
+with its share of the cores, and take a few minutes on two cores. On a TPU they
+train one after the other. If the program was stopped, the same command goes on.
+Text of your own:
 
   python -m experiments.quickstart --workdir=runs/notes --glob='notes/**/*.txt'
 """

@@ -21,14 +21,16 @@ class Overrides:
   Attributes:
     model: Model to train, in place of `config.model`.
     data: Text, or data of another kind, in place of `config.data.source`.
-    inner_optimizer: Optimizer of the replicas, in place of `config.inner`. It
-      has its own learning rate.
-    outer_optimizer: Optimizer of the outer parameters, in place of
-      `config.outer`.
+    inner_optimizer: Optimizer of the replicas, in place of the one that
+      `config.inner` names. It has its own learning rate.
+      `config.inner.accumulate_steps` still applies.
+    outer_optimizer: Optimizer of the outer parameters, in place of the one that
+      `config.outer` names. `config.outer.average_power` still applies.
     exchange: Averages a fragment (a part of the parameters) over the replicas,
-      in place of `config.exchange`. For a run with a mailbox the trainer sets
-      it.
-    trainable: The part of the model that is trained; None means all of it.
+      in place of `config.exchange`. For a run with a mailbox the caller leaves
+      it None, and the trainer sets it.
+    trainable: The part of the model that is trained (`start.with_trainable`
+      builds it, also for the adapters of a config); None means the whole model.
   """
 
   model: LossModel | None = None

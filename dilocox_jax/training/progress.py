@@ -123,7 +123,8 @@ class ProgressLog:
   ) -> contextlib.AbstractContextManager[None]:
     """Logs the run's activity every 30 seconds, inside a `with` block.
 
-    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600". In it, `name` is
+    "compiling", and `then` is "steps 1 to 30 of 600".
     """
 
     def log(seconds: float) -> None:
@@ -134,7 +135,10 @@ class ProgressLog:
     return repeating(log, _LOG_S)
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Logs step, loss, speed and the time left, if a line is due."""
+    """Logs step, loss, speed, bytes sent and time left, if a line is due.
+
+    The class says when a line is due. `note` is put into the line; "" for none.
+    """
     step = progress.step
     now_s = time.monotonic()
     has_many_steps = step - self._logged_step >= _LOG_SHARE * self._total_steps
@@ -223,7 +227,8 @@ class ProgressBar:
   def activity(self, name: str, then: str) -> Iterator[None]:
     """Shows the run's activity and its duration, inside a `with` block.
 
-    Example: "compiling for 30 s; next: steps 1 to 30 of 600".
+    Example: "compiling for 30 s; next: steps 1 to 30 of 600". In it, `name` is
+    "compiling", and `then` is "steps 1 to 30 of 600".
     """
     self._activity_start_s = time.monotonic()
     self._then = then
@@ -234,7 +239,10 @@ class ProgressBar:
       self._activity = ""
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Moves the bar, and shows loss, speed and the time left."""
+    """Moves the bar, and shows loss, speed and the time left.
+
+    `note` is shown after them; "" for none.
+    """
     speed = self._speed.tokens_per_s(progress)
     minutes_left = self._speed.minutes_left(progress)
     self._result = (

@@ -32,9 +32,10 @@ def check_nothing_is_lost(
   compute the same rows again, equal in every bit. So a directory with a run but
   without a checkpoint is accepted only if all of this is true:
 
-  - The directory has the config and the digest of the data of the run that is
-    to start. Fields that may change when a run continues may differ
-    (`config.free_on_resume`).
+  - The config in the directory is that of the run that is to start. Only fields
+    that may change when a run continues may differ (`config.free_on_resume`).
+  - The digest of the data in `run.json` is that of the run that is to start. If
+    `run.json` is missing or cannot be read, this is not checked.
   - The folder of checkpoints exists.
   - There is no report, which a run writes at its end.
 
@@ -68,6 +69,8 @@ def _lost_run(
   ]
   if not files:
     return ""
+  # A run makes the folder first, and saves a checkpoint before it writes the
+  # report. So without the folder, or with a report, checkpoints were deleted.
   reason = "its checkpoints are gone"
   if (workdir / FOLDER).is_dir() and not (workdir / PAGE).exists():
     reason = _other_run(values, workdir, corpus_digest)
@@ -114,18 +117,31 @@ def resumed_state(
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Reads the newest undamaged checkpoint of this run.
 
-  The config (`values`, apart from `config.free_on_resume`), the data and the
-  names of the overrides must be those with which the checkpoint was saved.
+  If newer checkpoints are damaged, they are moved to the folder
+  "broken_checkpoints" in the run directory. All processes must call this
+  function.
+
+  The checkpoint fits this run only if it was saved with the same config, data
+  and overrides. Fields in `config.free_on_resume()` may differ. Overrides are
+  compared by `check_same_overrides`.
+
+  Args:
+    values: Config of this run, as a nested dict.
+    programs: Programs of this run.
+    checkpoints: Checkpoints of the run directory.
+    corpus_digest: Digest of the data of this run.
+    overrides: Objects in place of those that the config names.
 
   Returns:
-    The state, and the record of the checkpoint, the JSON values that were saved
-    with the state. None if there is no checkpoint.
+    The state and the record of the checkpoint. The record is the JSON values
+    that were saved with the state. None if there is no checkpoint.
 
   Raises:
     RefusedError: If the checkpoint does not fit this run, or if all checkpoints
       are damaged.
   """
 
+  # `restore` calls this with the record of the checkpoint.
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(values, corpus_digest, record)
     check_same_overrides(record, overrides)
@@ -143,13 +159,15 @@ def resumed_state(
 
 
 def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
-  """Restores a run's clock from `saved`, the clock's state in a checkpoint.
+  """Restores the simulated clock of a run that continues.
 
-  For a run without a clock, both arguments are None.
+  Args:
+    clock: Clock of the run; None: the run simulates no time.
+    saved: State of the clock in the checkpoint; None: it has none.
 
   Raises:
-    RefusedError: If only one of the two is None, or if the two have different
-      clusters or durations of a step (`--step_s`).
+    RefusedError: If only one of the two is None, or if the state is from a
+      clock with another cluster or another duration of a step (`--step_s`).
   """
   if (saved is None) != (clock is None):
     began = "without" if saved is None else "with"
@@ -188,13 +206,17 @@ def _check_same_run(
 def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
   """Refuses to continue a run with other overrides than it began with.
 
-  Overrides are objects in place of those that a config names. Only the names of
-  the fields that are set, such as "model", and the digest of frozen weights are
-  compared. "data" is left out, because `resumed_state` compares the digest of
-  the data.
+  Overrides are objects in place of those that a config names. The objects
+  themselves are not compared. What is compared are the names of the fields that
+  are set, such as "model", and the digest of the frozen weights. The name
+  "data" is left out: `resumed_state` compares the digest of the data.
+
+  Args:
+    record: Record of the run (`run.json`) or of its checkpoint.
+    overrides: Overrides that are passed now.
 
   Raises:
-    RefusedError: If these names, or the digests of frozen weights, differ.
+    RefusedError: If the names, or the digests of the frozen weights, differ.
   """
   saved_names = sorted(set(record.get("overrides", ())) - {"data"})
   new_names = sorted(set(overrides.names) - {"data"})

@@ -28,7 +28,7 @@ class Clock(Protocol):
 
     Args:
       segment: Next segment of the run, such as a round.
-      traffic: Counter of the bytes that the segment's exchanges send.
+      traffic: Computes the bytes that the segment's exchanges send.
 
     Returns:
       Simulated seconds since the start of the run.
@@ -40,7 +40,7 @@ class Clock(Protocol):
 
     Args:
       plan: Plan of the run.
-      traffic: Counter of the bytes that the exchanges of the flush send.
+      traffic: Computes the bytes that the exchanges of the flush send.
 
     Returns:
       Simulated seconds since the start of the run.
@@ -55,7 +55,7 @@ class Clock(Protocol):
     """Restores the clock from a state that `get_state` returned.
 
     Raises:
-      ValueError: If the state is that of a clock with another cluster or other
-        durations.
+      ValueError: If the state is from a clock with another cluster or another
+        duration of a step.
     """
     ...

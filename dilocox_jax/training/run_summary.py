@@ -31,7 +31,13 @@ def record(
   command: str,
   is_resumed: bool,
 ) -> None:
-  """Writes `config.json` and `run.json`, the records of the run."""
+  """Writes `config.json` and `run.json` into the run directory.
+
+  `config.json` has the whole config. `run.json` has the digests of the data,
+  the size of the model, the command, and the versions of packages. If the run
+  continues (`is_resumed`), `run.json` also lists the earlier starts that differ
+  from this one, for example in the command.
+  """
   run: dict = {
     "bytes_per_token": data.bytes_per_token,
     "corpus_digest": data.digest,

@@ -45,12 +45,13 @@ class RunData:
     step_tokens: Number of predicted tokens, or of examples, in one replica's
       inner step.
     streams: Training batches of every replica.
-    validation: Batches of every evaluation, leaves [N, B, ...].
+    validation: Batches of every evaluation: trees with leaves [N, B, ...] of N
+      batches with B examples each.
     batch: Shapes and types of one replica's batch of an inner step, leaves
       [B, ...].
     text: The text; None if the data is not a text.
-    judging: Batches for the last evaluation only, leaves [N, B, ...]; None:
-      there are none.
+    judging: Batches for the last evaluation only, in the form of `validation`;
+      None: there are none.
     bytes_per_token: Mean number of bytes of text in a token of the validation
       text; None if it is not known.
     end_of_text: Token that ends a document, after which attention starts anew.
@@ -73,7 +74,7 @@ class RunData:
 
   @property
   def held_out_digest(self) -> str:
-    """Digest of the held-out batches, which every evaluation reads."""
+    """Digest of `validation`, the batches of every evaluation."""
     return tree_digest(self.validation, "held out")
 
 
@@ -81,13 +82,17 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
   """Loads the data of a run: the user's data, or the text of the config.
 
   Raises:
-    ValueError: If there is too little data, if tokens are not in the model's
-      vocabulary, or if the config's section `data` does not fit the data or the
-      model that the caller passes.
+    ValueError: In one of these cases:
+
+      - The text cannot be loaded.
+      - There is too little data.
+      - A token is not in the vocabulary of the text or of the model.
+      - The config does not fit the data or the model that the caller passes.
   """
   data = _run_data(config, overrides)
   if overrides.model is None or not overrides.model.draws_random:
     return data
+  # The model's loss draws random numbers, so each example gets a random key.
   batch_size = jax.tree.leaves(data.batch)[0].shape[0]
   keys = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
   return dataclasses.replace(
@@ -150,6 +155,7 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
     _check_sequences(config, overrides, example, "a training batch")
     sequences_shape = (example.shape[0], example.shape[1] - 1)
     vocabulary = _known_tokens(config, overrides, sequences_shape)
+    # `CheckedStreams` checks the other training tokens when they are read.
     check_token_ids(feed.seen_at_once(), vocabulary, "tokens of training")
     for batches in validation:
       first_batch = jax.tree.map(lambda leaf: leaf[0], batches)
@@ -203,6 +209,8 @@ def _check_same_form(train: Tree, validation: Tree) -> None:
   The form of an array is its kind (booleans, integers or floats) and its number
   of axes.
   """
+  # The first example is compared: leaves [B, ...] of one training batch, and
+  # leaves [N, B, ...] of several validation batches.
   train_leaves = leaves_by_path(train)
   validation_leaves = leaves_by_path(validation)
   for path in train_leaves | validation_leaves:
@@ -250,7 +258,8 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
   Raises:
     ValueError: If the text cannot be loaded, or if the vocabulary of the model
       is smaller than the vocabulary of the text.
-    TokenError: If a token of the text is not in the text's vocabulary.
+    TokenError: If a token of the text is not in the text's vocabulary. Of
+      tokens that are mapped from a file, only the first one is checked.
   """
   text = overrides.data
   if not isinstance(text, Corpus):
@@ -288,8 +297,9 @@ def _known_tokens(
 ) -> Vocabulary:
   """Returns the token ids that the run's model knows: 0 to the largest one.
 
-  A supplied model, which must have logits, knows as many tokens as it has
-  logits, or fewer if a table in which it looks up tokens has fewer rows.
+  The model of a config knows `model.vocab_size` tokens. A supplied model must
+  have logits. It knows as many tokens as it has logits. If the table in which
+  it looks up tokens has fewer rows, it knows only as many tokens as rows.
   """
   model = overrides.model
   if model is None:
@@ -333,6 +343,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
   Raises:
     ValueError: If the text cannot be loaded.
   """
+  # The other fields of the section say how the loaded text is read.
   settings = {
     name: value
     for name, value in vars(data).items()
@@ -391,11 +402,14 @@ def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
 
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
-    If an evaluation reads all tokens (`evaluation.num_sequences=0`), the last
-    arrays have fewer or shorter sequences.
+    They have at most `evaluation.num_sequences` sequences together. If this
+    field is 0, they have all tokens, and the last arrays have fewer or shorter
+    sequences.
 
   Raises:
-    ValueError: If there are too few tokens for one batch.
+    ValueError: If there are too few tokens for one batch, or if
+      `evaluation.num_sequences` is less than a batch. If the field is 0, two
+      tokens are enough.
   """
   return held_out_batches(
     tokens,

@@ -25,7 +25,7 @@ from dilocox_jax.trees import LazyArray, leaves_by_path, nested
 
 @dataclasses.dataclass(frozen=True)
 class SavedLeaf(LazyArray):
-  """A parameter of a model that is still in the files of a checkpoint.
+  """A model's parameter whose values are still in the files of a checkpoint.
 
   Attributes:
     path: Path of the parameter, e.g. "head/kernel".
@@ -35,7 +35,8 @@ class SavedLeaf(LazyArray):
     parts: For every fragment, its part of the parameter; None if the fragment
       has no part of it. If there is one fragment, it has the whole parameter.
     is_shared: Whether all replicas have the same parameters. If not, the parts
-      begin with an axis [M], and the parameter is the mean over this axis.
+      begin with an axis of the replicas, and the parameter is the mean over
+      this axis.
   """
 
   path: str
@@ -70,10 +71,10 @@ class SavedLeaf(LazyArray):
 
 
 def saved_leaves(programs: Programs, state: TrainingState) -> dict[str, Any]:
-  """Returns the parameters of a checkpoint, which are not read yet.
+  """Returns the outer parameters of a checkpoint without reading them.
 
   Args:
-    programs: Programs of the run, which trained a model of this package.
+    programs: Programs of a run that trained a model of this package.
     state: State of the checkpoint, with a `SavedArray` in place of each array.
 
   Returns:

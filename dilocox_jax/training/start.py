@@ -66,7 +66,8 @@ def with_trainable(
 
   Raises:
     ValueError: If both `trainable` and the config name a trained part, if no
-      leaf is trained, or if the model cannot be read.
+      leaf is trained, if the model lacks one of `lora.products`, or if the
+      model cannot be read.
     TypeError: If `trainable` cannot be called.
   """
   require(
@@ -108,14 +109,17 @@ def first_state(
 ) -> TrainingState:
   """Returns the state before the first step.
 
-  The field `checkpoint.init_from` can name one of these:
+  The field `checkpoint.init_from` says where the parameters come from:
 
-  - Another run: its outer parameters are taken over and, if the first phase is
-    "rounds" and the shapes fit, the state of its outer optimizer.
-  - A checkpoint of another library: its parameters are taken over.
+  - Empty: they are drawn at random, with `config.seed`.
+  - Directory of another run: its outer parameters, or their average if it keeps
+    one. If the first phase is "rounds" and the shapes fit, the state of its
+    outer optimizer is taken over, too.
+  - Checkpoint of another library: its parameters.
 
-  If only a part of the model is trained, `with_trainable` has read the frozen
-  part from there, and the trained part starts as `Adaptation.init` says.
+  If only a part of the model is trained, this function does not read
+  `checkpoint.init_from`. `with_trainable` has read the frozen part from there,
+  and the trained part starts as `Adaptation.init` says.
 
   Args:
     config: Config of the run.
@@ -304,7 +308,8 @@ def saved_outer_params(
   """Reads the outer parameters of a run's newest checkpoint onto one device.
 
   If the run keeps an average of the outer parameters, the average is read. If
-  the run trained only a part of the model, only this part is read.
+  each replica has outer parameters of its own, their mean is read. If the run
+  trained only a part of the model, only this part is read.
 
   Args:
     workdir: Directory of the run.
@@ -329,7 +334,7 @@ def saved_leaves(
   If the run keeps an average of the outer parameters, the average is opened.
 
   Args:
-    workdir: Directory of the run, which trained a whole model of this package.
+    workdir: Directory of a run that trained a whole model of this package.
     overrides: Overrides that the caller passed to the run.
 
   Returns:
@@ -418,8 +423,8 @@ def _saved_outer(
 
   Returns the outer parameters, or their average if the run keeps one, and a
   list of the outer optimizer states of all fragments (parts of the parameters).
-  The list is None for a `SharedState`, and if each replica has outer parameters
-  of its own, which the apply rule or the collective may give it.
+  None takes the place of the list in two cases: the state is a `SharedState`,
+  or each replica has outer parameters of its own.
   """
   programs = build.programs(_on_one_device(config), overrides)
   template = _template_of(config, source, programs)

@@ -86,9 +86,9 @@ class TrainingProgress:
 def first_params(programs: Programs, seed: int) -> Tree:
   """Draws the parameters with which a run starts, on the replicas' devices.
 
-  If only a part of the model is trained, they are the first values of this part
-  (`Adaptation.init`). Every shard is made on its device, so no device holds all
-  parameters of a divided replica.
+  If only a part of the model is trained, the result is the first values of this
+  part (`Adaptation.init`). Every shard is made on its own device. So if a
+  replica is divided among devices, no device holds all of its parameters.
   """
 
   def draw() -> Tree:
@@ -154,7 +154,7 @@ def segment_sent_bytes(
   """Returns the bytes that a replica sends in a segment, e.g. a round.
 
   If any replicas return after an absence, every replica passes on a copy of one
-  replica's state, so the bytes of this state are added once.
+  replica's state, so the bytes of one such state are added.
   """
   sent_bytes = traffic.segment_bytes(segment)
   if segment.participation and segment.participation.returning:
@@ -199,12 +199,12 @@ _all_finite = jax.jit(all_finite)
 def copies_are_equal(state: Tree) -> bool:
   """Whether all replicas have equal copies of the arrays that they share.
 
-  The checksums of the replicas' copies are compared. They differ if the
-  replicas' devices have not computed the same values.
+  The copies are compared by checksums. They differ if the replicas' devices
+  have not computed the same values. All processes must call this function.
 
   Args:
-    state: Tree of arrays. Arrays without a mesh, and arrays that their sharding
-      divides among replicas, are not compared.
+    state: Tree of arrays. An array is compared only if its sharding has a mesh
+      with an axis of replicas, and does not divide the array along this axis.
   """
   leaves = [
     leaf for leaf in jax.tree.leaves(state) if _is_shared(leaf.sharding)

@@ -98,7 +98,7 @@ class Trainer:
         of the model is trained, `start.with_trainable` must have added it.
       address: Mailbox of the run, and name of the only replica that this
         program trains. The trainer then sets exchange.collective=mailbox. None:
-        this program trains all replicas.
+        the run has no mailbox, and its processes train all replicas.
       watching: Logs, functions and displays that observe the run.
 
     Raises:
@@ -139,8 +139,9 @@ class Trainer:
     """Asks the run to save and stop after the current segment, e.g. a round.
 
     Any thread may call this method. If one process is asked, all stop. A
-    replica with a mailbox may be waiting for its store. It gives up after
-    `mailbox.grace_s` seconds plus the seconds that its last exchange took.
+    replica with a mailbox may be waiting for its store. If the wait then lasts
+    longer than `mailbox.grace_s` seconds plus the seconds that the last
+    exchange took, `run` raises TrainingStoppedError without a save.
     """
     self._stop_signal = stop_signal
     self._replicas.request_stop()
@@ -170,6 +171,8 @@ class Trainer:
         if all checkpoints of the directory are damaged, or if the run cannot
         start from `checkpoint.init_from`.
       SaveError: If the disk refuses to store a checkpoint.
+      RecordError: If another file of the run cannot be written.
+      TokenError: If a batch has a token that is not in the vocabulary.
       BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
     """
@@ -354,12 +357,14 @@ class Trainer:
     while self.progress.step < self.config.total_steps:
       segment = self.controller.plan.segment(self.progress.step)
       if self._replicas.is_behind:
+        # The other replicas have gone on. This replica applies their results
+        # and skips its own inner steps until it has caught up.
         assert isinstance(state, RoundState)
         state = self._replicas.skip_segment(state, segment)
         self._skip_to(segment.stop)
         self._reader.record_time("catch_up", self.progress.step)
         if self._agreed_stop_signal():
-          break
+          break  # The state is saved below.
         continue
       self._is_compiling = self._is_new(segment)
       if self._is_compiling:
@@ -435,7 +440,7 @@ class Trainer:
     Returns the state after the segment, and the segment with its metrics.
     """
     batches = self.data.streams.take(segment.num_steps, self._replicas.indices)
-    drifts = []
+    drifts = []  # For each applied mean, how far the replicas were apart.
     # No array may move between host and devices by accident.
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
@@ -569,7 +574,8 @@ class Trainer:
     }
     checkpoint_number = self.progress.step
     if self.progress.is_finished:
-      checkpoint_number += 1  # The step was saved before the flush.
+      # This step may have a checkpoint already, from before the flush.
+      checkpoint_number += 1
     self._checkpoints.save(checkpoint_number, state, record)
     self._reader.record_time("checkpoint", self.progress.step)
 

@@ -40,7 +40,7 @@ class CompileTimes:
     jax.monitoring.register_event_duration_secs_listener(self._hear)
 
   def close(self) -> None:
-    """Stops listening."""
+    """Stops listening to JAX's events."""
     jax.monitoring.unregister_event_duration_listener(self._hear)
 
   def _hear(

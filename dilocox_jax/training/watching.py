@@ -40,7 +40,9 @@ class FinishedRound:
   def outer_params(self) -> Tree:
     """Outer parameters, or their average if the run keeps one.
 
-    In a phase without rounds, they are the parameters that all replicas share.
+    If each replica has outer parameters of its own, their mean over the
+    replicas is returned. In a phase without rounds, they are the parameters
+    that all replicas share.
     """
     return params_to_keep(self._programs, self.state)
 
@@ -50,7 +52,8 @@ class Watching:
   """Logs, functions and displays that observe a run.
 
   Attributes:
-    log: Gets every row that the run writes; None: the rows go to files alone.
+    log: Gets every row of metrics that the run writes into files; None: the
+      rows go to the files alone.
     on_round: Function that every process calls after the dispatch of a round,
       or of some data-parallel steps; None: there is none.
     console: Terminal or notebook that shows a progress bar; None: the run logs

@@ -5,9 +5,9 @@ The size of the model follows the colon. `tiny` reads the pages of docs/.
 --config.data.glob and --config.data.tokenizer.
 
 Source: LoRA, arXiv 2106.09685; method, ranks and rates: this project. Claim:
-two stacked replicas of 1.1 billion parameters need less than 12 GB (estimated
-by `experiments.fits`; not run). Cost: a minute on two CPU cores, or one
-accelerator a replica.
+two replicas of 1.1 billion parameters on one device need less than 12 GB
+(estimated by `experiments.fits`; not run). Cost: a minute on two CPU cores, or
+one accelerator a replica.
 
     python -m experiments.train --config=experiments/configs/adapters.py:tiny \
         --config.checkpoint.init_from=base --workdir=runs/adapters

@@ -21,6 +21,8 @@ ADAPTIVE = FEEDBACK | {"adaptive.mode": "rank", "adaptive.window_rounds": 3}
 
 def get_config():
   """Returns the config of a sweep: DiLoCo in fp32, and 19 ways to send less."""
+  # The last number is the feedback: how much of the codec's error is added to
+  # the next message ("ef").
   runs = [
     {"name": "float32"},
     _codec("float16", "float16"),

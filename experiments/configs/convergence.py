@@ -3,24 +3,26 @@
 `small`: two replicas of `tiny` (0.86 million parameters), 2000 steps. Each
 method was tuned before, with 11 runs of 1000 steps on seed 1000 (the study
 convergence_small_others of docs/results/runs.csv): six inner learning rates,
-then five settings of the method at the best of them. Three seeds were trained
-with the best setting, and once more with as many steps as fit into the time of
-DiLoCoX on each clock (a simulated cluster). H = 25 and OpenDiLoCo's H = 500
-both divide 2000. A run of 2000 steps took 4 to 14 minutes with two at once on
-two CPU cores (measured).
+then five settings of the method at the best of them. Only
+`allreduce_muon_average` had fewer runs. Three seeds were trained with the best
+setting. Most methods were also trained with as many steps as fit into the time
+of DiLoCoX on a clock, which is a simulated cluster. H = 25 and OpenDiLoCo's
+H = 500 both divide 2000. A run of 2000 steps took 4 to 14 minutes with two at
+once on two CPU cores (measured).
 
 `muon`: Muon as inner optimizer of the methods that have AdamW in `small`. Muon
 changes nothing about the exchange, so a fair comparison gives it to every
 method. The sweep has eleven methods, with the model, text, clocks, seeds and
 rounds of `small`. Each method was tuned with seven runs (the study
-convergence_muon_others of docs/results/runs.csv).
+convergence_muon_others of docs/results/runs.csv), `allreduce_muon_average` with
+four.
 
 `long`: eight methods at up to 20 tokens a parameter, which are 17,000 steps of
-1,024 tokens. A start without data-parallel steps costs a large share of 2000
-steps, but a small share of these. MuLoCo and DiLoCo only have runs with as many
-steps as fit into the time of DiLoCoX on each clock; AllReduce has both kinds.
-Few settings were tuned at this length, all on seed 0, so the results leave seed
-0 out:
+1,024 tokens. A start without data-parallel steps costs a large share of 2,000
+steps, but a small share of 17,000. MuLoCo and DiLoCo only have runs with as
+many steps as fit into the time of DiLoCoX on each clock; AllReduce has both
+kinds. Few settings were tuned at this length, all on seed 0, so the results
+leave seed 0 out:
 
 - With Muon, AllReduce was tried at the inner rates 0.0028, 0.004 and 0.006, and
   `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008. For both, the two lowest

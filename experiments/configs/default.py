@@ -32,6 +32,12 @@ def get_config(path: str = "") -> config_dict.ConfigDict:
   Args:
     path: JSON file whose values replace the defaults, such as the config.json
       of a run; "" means no file.
+
+  Raises:
+    ValueError: If the file cannot be read or holds no JSON object.
+    KeyError: If a name in the file is no field.
+    TypeError: If the value of a field has a wrong type.
+    AttributeError: If the value of a section is not an object.
   """
   config = _section(RunConfig)
   config.lock()

@@ -35,14 +35,15 @@ dilocox: the whole next round hides the exchange. Source: arXiv 2506.21263.
   lower loss than runs that drop it; with rounds of twenty steps both end alike
   (measured). The residual is the error of the replica's own message; in the
   paper it is the error of the mean (recalled).
-delayed: any schedule with any rule that it allows. Source: the combination is
-  this project's own; the rule is LOSCAR-SGD's (arXiv 2605.20866). Claim: with
-  rounds of four steps sync.rule=continue ends with a lower loss than "reset";
-  with rounds of twenty steps both end alike (measured).
+delayed: any schedule, and any value of sync.rule that goes with the schedule.
+  Here, sync.rule=continue. Source: the combination is this project's own; the
+  rule "continue" is LOSCAR-SGD's (arXiv 2605.20866). Claim: with rounds of four
+  steps "continue" ends with a lower loss than "reset"; with rounds of twenty
+  steps both end alike (measured).
 sparse_loco: the largest values of a pseudo-gradient's blocks, in 2 bits.
   Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (recalled): better loss
-  than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. Differs: H =
-  30; the outer learning rate is 1, without momentum, as in the paper.
+  than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. As in the
+  paper, the outer learning rate is 1, without momentum. Differs: H = 30.
 muloco: Muon as inner optimizer, 2 bits a value between replicas. Source:
   Therien et al., 2025, arXiv 2505.23725. Claim (recalled): Muon's
   pseudo-gradients compress better than AdamW's; 2 bits with error feedback end
@@ -53,9 +54,9 @@ cocktail_sgd: the gradients of every step, by mask, top-k and 4 bits. Source:
   slower over 500 Mbit/s than on a fast network. Differs: top-k by blocks; AdamW
   runs on the mean, and a step waits for it. The authors' code sends progress
   one step late instead of gradients. The runs `cocktail_params` of
-  docs/results/runs.csv do so, and end with a far lower loss. Both send 2 % of
-  the values (a fifth of a tenth), as in the authors' README; the authors'
-  script for training from scratch sends 20 % (a half of 0.4).
+  docs/results/runs.csv do so, and end with a far lower loss. Both kinds of
+  runs send 2 % of the values (a fifth of a tenth), as in the authors' README.
+  The authors' script for training from scratch sends 20 % (a half of 0.4).
 """
 
 from dilocox_jax.checks import known

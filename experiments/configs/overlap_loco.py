@@ -23,7 +23,10 @@ AVERAGE = {"outer.average_power": 14.0, "inner.final_fraction": 0.2}
 
 
 def get_config():
-  """Returns the default run with `overlap_loco`, which keeps an average."""
+  """Returns the default run, changed to `overlap_loco`.
+
+  The run evaluates and keeps an average of the outer parameters.
+  """
   config = default.get_config()
   config.sync.method = "overlap_loco"
   config.update_from_flattened_dict(AVERAGE)

@@ -6,7 +6,7 @@ its repository; Streaming DiLoCo, arXiv 2501.18512, tables 2 and 5. The papers
 leave some settings open. This project has chosen the batches and inner rates of
 DiLoCoX and Streaming DiLoCo, and the pipeline schedule. Differs: E3M0 has a
 scale for each block. Claims: see docs/reproduction.md. Cost: one accelerator a
-replica, and 32 for 107B.
+replica; for 107B, 16 accelerators for each of the two replicas.
 
 The text comes from experiments.prepare_data, with the tokenizer of the paper:
 WikiText-103 for DiLoCoX, C4 for the others.

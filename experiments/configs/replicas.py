@@ -2,25 +2,32 @@
 
 Every run has 2,000 steps, a warm-up of 50, an inner momentum of 0.95 (Muon), an
 average of power 14 and a last rate of a fifth, unless its name says otherwise.
-A round of `overlap_loco` has the fewest steps that hide all of its bytes on the
-clock of 107B parameters (simulated). The text is divided into three parts:
+A round of `overlap_loco` has the fewest steps that hide all of its bytes in the
+simulation of a model of 107B parameters. The text is divided into three parts:
 training, validation and judge files. Settings were chosen by the validation
 loss (`loss`). Results are losses on the judge files (`judge_loss`), which only
 the evaluation after the last step reads. docs/results/predictions.md ("Earlier
 runs") lists the choices that were made in advance.
 
-`main`: three or five seeds at the chosen rates. "4x2" stands for four replicas
-of two sequences each. All divisions of the same eight sequences have one
-baseline, AllReduce with two replicas of four. With Muon this baseline has a
-momentum of 0.9, which suits AllReduce better. `one`: one replica with an outer
-step, beside its inner optimizer on the same batches; twenty seeds. `long`:
-17,000 steps. `sizes`: other models with 20 tokens a parameter; two or five
-seeds. `tune`: the runs on seed 1000 that chose the rates. All these ran on one
-NVIDIA H200, many runs as one program, with products in TF32. Four sweeps ran on
-a CPU in fp32: `way_back` (how much loss the rounding of a mean costs a small
-model), `cpu` (equal time on 1 Gbit/s with four replicas, and eager updates),
-`equal_time` (the same with two replicas) and `equal_rounds` (DiLoCo, MuLoCo and
-`overlap_loco` with the same H).
+These sweeps ran on one NVIDIA H200, many runs as one program, with matrix
+products in TF32:
+
+- `main`: three or five seeds at the chosen rates. "4x2" stands for four
+  replicas of two sequences each. All divisions of the same eight sequences have
+  one baseline, AllReduce with two replicas of four. With Muon this baseline has
+  a momentum of 0.9, which suits AllReduce better.
+- `one`: one replica with an outer step, compared with its inner optimizer alone
+  on the same batches; twenty seeds.
+- `long`: 17,000 steps.
+- `sizes`: other models with 20 tokens a parameter; two or five seeds.
+- `tune`: the runs on seed 1000 that chose the rates.
+
+These sweeps ran on a CPU in fp32:
+
+- `way_back`: how much loss the rounding of a mean costs a small model.
+- `cpu`: equal time on 1 Gbit/s with four replicas, and eager updates.
+- `equal_time`: equal time with two replicas.
+- `equal_rounds`: DiLoCo, MuLoCo and `overlap_loco` with the same H.
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \
         --config=experiments/configs/replicas.py:main
@@ -54,15 +61,17 @@ _SUFFIXES = (
 def _baselines() -> dict[str, str]:
   """Returns the name of each setting's baseline, by name of the setting."""
   baselines = {}
+  # Names of settings are "overlap_loco 2x4" or "overlap_loco in fp32, 2x4".
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":
       for suffix in _SUFFIXES:
         baselines[f"{method}{suffix}"] = f"allreduce{suffix}"
-  # Other divisions of the same sequences among replicas.
   return baselines | {
+    # Other divisions of the same sequences among replicas.
     "overlap_loco 4x2": "allreduce 2x4",
     "overlap_loco 8x1": "allreduce 2x4",
     "overlap_loco 16x1": "allreduce 4x4",
+    # One replica takes all eight sequences.
     "one replica, H = 16": "allreduce 1x8",
     "one replica, H = 30": "allreduce 1x8",
     "one replica, AdamW, H = 16": "allreduce, AdamW, 2x4",

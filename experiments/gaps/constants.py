@@ -2,10 +2,11 @@
 
 The law predicts the gap of M replicas to AllReduce from the *doublings lost*:
 how many times AllReduce's batch may be halved until its loss is that of the
-replicas. The lines "doublings lost = a log2 M - b" and the power of H are
-fitted to finished runs. DiLoCo's gap, and the factors by which other methods
-lose more doublings, come from the committed sweeps. Constants that no finished
-run measures, and lines of an earlier study, are in `ELSEWHERE`.
+replicas. The lines "doublings lost = a log2 M - b" are fitted to finished runs.
+So is the power p of H, where the doublings lost are proportional to H^p.
+DiLoCo's gap, and the factors by which other methods lose more doublings, come
+from the committed sweeps. Constants that no finished run measures, and lines of
+an earlier study, are in `ELSEWHERE`.
 """
 
 import dataclasses
@@ -151,7 +152,10 @@ def content(rows: Sequence[GapRow], field: str) -> dict[str, Any]:
 
 
 def write(rows: Sequence[GapRow], field: str) -> None:
-  """Writes `law.json` with the result of `content`."""
+  """Writes `law.json` with the constants that follow from finished runs.
+
+  `field` is the name of the loss that is compared, a field of `GapRow`.
+  """
   write_json(PATH, content(rows, field))
 
 
@@ -210,13 +214,15 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   """Computes the power p of "doublings lost are proportional to H^p".
 
   The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of the replicas. Each setting of DiLoCo with default options,
-  several replicas and H other than 16 gives a value of p, by comparison with
-  the same setting at H = 16, if both lose more than 0 doublings.
+  its loss is that of the replicas. Only settings of DiLoCo with default options
+  and several replicas count. Each of them whose H is not 16 is compared with
+  the same setting at H = 16. This gives a value of p if both settings lose more
+  than 0 doublings.
 
   Returns:
-    The entry "interval_power" of `law.json`, with the mean of these values;
-    None if no setting gives a value.
+    The entry "interval_power" of `law.json`: the mean of these values, and a
+    range that covers them and an earlier study. None if no setting gives a
+    value.
   """
   lost_by_setting = {
     cost.setting: cost.by_last_doubling
@@ -226,6 +232,7 @@ def _interval_power(all_costs: Sequence[Cost]) -> dict[str, Any] | None:
   powers = []
   for setting, lost in lost_by_setting.items():
     usual = dataclasses.replace(setting, interval=_INTERVAL)
+    # NaN: the setting at H = 16 is not finished.
     usual_lost = lost_by_setting.get(usual, math.nan)
     if setting == usual or not (lost > 0 and usual_lost > 0):
       continue
@@ -268,9 +275,10 @@ def _factors(power: float) -> dict[str, Any]:
       continue
     # A gap g means d doublings lost with ln(1 + g) = -d ln(1 - s), where
     # AllReduce's loss falls by the share s if its batch doubles.
-    ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
-    intervals = gap.settings[name] / diloco.settings[name]
-    value = ratio * intervals**-power
+    doublings_ratio = math.log1p(gap.gap) / math.log1p(diloco.gap)
+    # The method may have been measured at another H than DiLoCo.
+    interval_ratio = gap.settings[name] / diloco.settings[name]
+    value = doublings_ratio * interval_ratio**-power
     # DiLoCo's own factor is 1 and has no range.
     width = 1.0 if method == "diloco" else _FACTOR_RANGE
     factors[method] = {

@@ -78,6 +78,8 @@ def _cpu() -> list[Group]:
   one_bit: dict[str, Any] = {"bits": 1}
   both = short_delay | one_bit
   two_and_eight = ("2x8", "8x2")
+  # The numbers are sequences in a step for `_allreduce`, and values of H for
+  # `_intervals`.
   return [
     Group(
       "center",

@@ -66,8 +66,9 @@ def costs(
 ) -> list[Cost]:
   """Returns the `Cost` of each setting of replicas whose runs are finished.
 
-  With B the sequences in a step of all replicas, the runs of AllReduce with B
-  and with B / 2 sequences must be finished, too. AllReduce itself is left out.
+  The replicas take B sequences in a step together. A setting is left out if the
+  runs of AllReduce with B or with B / 2 sequences are not finished. AllReduce
+  itself has no cost, and is left out, too.
 
   Args:
     rows_by_setting: Finished runs of each setting.
@@ -122,7 +123,8 @@ def result_losses(
 def gap_of(doublings: float, gain: float) -> float:
   """Returns the gap to AllReduce that a number of doublings lost means.
 
-  Each doubling that is lost multiplies the loss by 1 / (1 - s).
+  The gap is the loss divided by AllReduce's, minus 1. Each doubling that is
+  lost multiplies the loss by 1 / (1 - s).
 
   Args:
     doublings: How many times AllReduce's batch may be halved until its loss is

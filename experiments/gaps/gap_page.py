@@ -79,7 +79,7 @@ class Answer:
 
   @property
   def own_offers(self) -> Mapping[int, Offer]:
-    """The entry of the planned method in `offers`; empty if it has none."""
+    """Offers of the planned method, by number of replicas; may be empty."""
     return self.offers.get(self.method, {})
 
 
@@ -100,9 +100,10 @@ def answer(
       follows from the operations of a step and the cluster's devices.
 
   Raises:
-    ValueError: One line, if the planned run does not fit on the cluster, or if
-      no gap can be computed for the planned method, e.g. because none of
-      `NUMBERS_OF_REPLICAS` divides the sequences in a step.
+    ValueError: One line, if there is no such cluster, if the planned run does
+      not fit on it, or if no gap can be computed for the planned method. For
+      example, the method averages gradients, or none of the numbers 2, 4, 8,
+      16, 32 and 64 divides the sequences in a step.
   """
   planned_method = config.sync.method_name
   other_methods = [name for name in METHODS if name != planned_method]
@@ -255,7 +256,10 @@ def _hours_table(found: Answer) -> Table:
 
 
 def _method_table(found: Answer) -> Table:
-  """Returns the table of the expected gaps of all methods (per cent)."""
+  """Returns the table of the expected gaps of all methods (per cent).
+
+  H and the bytes of a method are those of its run with the fewest replicas.
+  """
   numbers = [
     number for number in NUMBERS_OF_REPLICAS if number in found.own_offers
   ]

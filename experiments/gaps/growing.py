@@ -20,8 +20,8 @@ class GrowingSetting(Setting):
   Attributes:
     first_interval: Number of inner steps of the first rounds; 0: all rounds
       have `interval` steps.
-    steps_per_doubling: Inner steps from one doubling of the length of a round
-      to the next, up to `interval`; 0: it does not double.
+    steps_per_doubling: Inner steps between two doublings of the length of a
+      round. The length grows up to `interval`. 0: it does not double.
     outer_schedule: Schedule of the outer rate, "constant" or "cosine".
     outer_optimizer: Name of the outer optimizer. With "schedule_free_sgd", its
       own average is evaluated in place of the usual average of the outer
@@ -45,7 +45,7 @@ class GrowingSetting(Setting):
 
   @property
   def num_exchanges(self) -> int:
-    """Number of outer steps and of data-parallel steps in a run."""
+    """Number of outer steps plus number of data-parallel steps in a run."""
     if self.is_allreduce:
       return self.steps
     config = self.config(Run(Rates(inner=1.0, outer=1.0), seed=0))

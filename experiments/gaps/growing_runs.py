@@ -26,7 +26,7 @@ class GrowingRow(Row):
 
   Attributes:
     setting: Name of the setting (`growing.SETTINGS`).
-    exchanges: Number of outer steps and of data-parallel steps.
+    exchanges: Number of outer steps plus number of data-parallel steps.
     sent_bytes: Bytes that one replica sent; 0 for AllReduce, whose single
       replica takes all sequences.
     inner_rate: Highest inner learning rate.
@@ -86,7 +86,8 @@ class GrowingRuns:
   def choose_rates(self, name: str) -> None:
     """Trains a setting with each pair of its rates on each of `seeds`.
 
-    Runs that are finished already are not trained again.
+    Runs that are finished already are not trained again. After the deadline no
+    run is started.
     """
     for rates in RATES[name]:
       self._train(name, rates, self.seeds)
@@ -94,8 +95,9 @@ class GrowingRuns:
   def train_results(self, name: str) -> None:
     """Trains a setting with its best rates, on `result_seeds`.
 
-    Nothing is trained while no pair of rates has finished all of `seeds`
-    without divergence.
+    The best rates are those with the lowest mean loss over `seeds`. Nothing is
+    trained if no pair of rates is finished on all of these seeds without
+    divergence. After the deadline no run is started.
     """
     best = self._best_rates(name)
     if best is not None:
@@ -119,7 +121,7 @@ class GrowingRuns:
     logging.info("%s %s: %.1f s a run", name, tuple(rates), seconds)
     sent_bytes = population.sent_bytes(setting)
     if setting.is_allreduce:
-      sent_bytes = 0
+      sent_bytes = 0  # Its single replica has none to send to.
     rows = [
       GrowingRow(
         setting=name,
@@ -166,8 +168,9 @@ class GrowingRuns:
   def table(self, names: Sequence[str]) -> str:
     """Returns a Markdown table of losses on the judge text.
 
-    It also has each setting's change of the loss from the setting `constant`,
-    the mean over common seeds with its standard error.
+    Beside each loss it has the change from the setting `constant` (per cent).
+    The change is a mean over the seeds that both settings have, with its
+    standard error. With fewer than two such seeds it is left out.
 
     Args:
       names: Names of the settings. Settings without results are left out.
@@ -182,6 +185,7 @@ class GrowingRuns:
       results = self._results(name)
       if not results:
         continue
+      # All results of a setting have the same rates and bytes.
       row = next(iter(results.values()))
       lines.append(
         f"| {name} | {row.exchanges} | {row.sent_bytes / 1e6:.2f} | "

@@ -37,8 +37,8 @@ class Line(NamedTuple):
     slope: a, the doublings lost for each doubling of M.
     offset: b, in doublings.
     correlation: Correlation of the errors of a and b.
-    misses: By M, the gap that the line gives minus the measured gap, as a
-      fraction.
+    misses: By M, the gap that the line gives minus the measured gap. A gap is a
+      fraction: 0.02 means a loss 2 % above AllReduce's.
   """
 
   setting: Setting
@@ -55,7 +55,8 @@ def lines(
   """Fits "doublings lost = a log2 M - b" to groups of settings.
 
   The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of M replicas. The settings of a group differ only in M. A
+  its loss is that of M replicas. The settings of a group differ only in M.
+  Settings with M = 1 are left out, and settings whose doublings lost are NaN. A
   group with fewer than three values of M is left out.
 
   Args:

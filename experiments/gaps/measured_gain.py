@@ -18,7 +18,11 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.gap.gain import SizeGain, extended_gain, gain_of_losses
 from dilocox_jax.gap.law import Estimate
 from dilocox_jax.plan.model.shapes import parameter_count
-from experiments.gaps.smaller_models import pair_flops, smaller_configs
+from experiments.gaps.smaller_models import (
+  NUM_SIZES,
+  pair_flops,
+  smaller_configs,
+)
 from experiments.gaps.tuned_pairs import (
   PairTraining,
   TunedPair,
@@ -59,7 +63,7 @@ class MeasuredGain:
 
 
 def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
-  """Computes AllReduce's gain from a doubled batch from two known losses.
+  """Computes from two known losses what AllReduce gains from a doubled batch.
 
   Args:
     losses: Losses of AllReduce with B / 2 and with B sequences in a step (nats
@@ -73,7 +77,7 @@ def gain_of_user(losses: Sequence[float]) -> MeasuredGain:
 
 
 def usual_processes() -> int:
-  """Returns how many runs train at once.
+  """Returns how many runs train at once by default.
 
   It is one for each core, or a single one if JAX is installed for a GPU or a
   TPU.
@@ -95,7 +99,7 @@ def measured(
     minutes: Most minutes that the training may take, by an estimate.
 
   Raises:
-    ValueError: One line, if B is odd, if `minutes` are too few also for two
+    ValueError: One line, if B is odd, if `minutes` are too few even for two
       smaller models, or if the larger batch does not lower the loss.
     StoppedError: If a run failed, or if all rates of a batch diverged.
   """
@@ -112,7 +116,7 @@ def measured(
     pair = pairs.trained(own)
     _check_gain(pair)
     return MeasuredGain(pair.gain, pair.full.loss, "measured", [pair])
-  seconds = 60 * minutes - _start_s(3, pairs)
+  seconds = 60 * minutes - _start_s(NUM_SIZES, pairs)
   most_flops = seconds * _flops_per_s(pairs)
   configs = smaller_configs(own, most_flops)
   require(

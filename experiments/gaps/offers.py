@@ -31,12 +31,14 @@ class Hours:
     time_s: Time of the run (seconds, simulated).
     allreduce_s: Time of AllReduce on the same links (seconds, simulated).
     alone_share: Share of the run's work that one cluster alone would do in
-      `time_s`.
+      `time_s`; above 1 if it would do more.
     loss: Expected loss at the end, with its range (nats a token); all NaN if
       AllReduce's loss is not known.
     alone_loss: Loss of one cluster alone after the same time (nats a token,
-      derived), by fewer steps or fewer sequences in a step, whichever is
-      better.
+      derived). If the time is too short for the whole run, the cluster takes
+      fewer steps, or fewer sequences in a step, whichever is better. If there
+      is time for more, the cluster takes more steps. NaN if AllReduce's loss is
+      not known.
   """
 
   time_s: float
@@ -49,8 +51,8 @@ class Hours:
   def verdict(self) -> str:
     """Whether the run ends with a lower loss than one cluster after equal time.
 
-    It is "yes", "no", or "not known" if `alone_loss` lies within the range of
-    `loss`, or if AllReduce's loss is not known.
+    The answer is "yes" or "no". It is "not known" if `alone_loss` lies within
+    the range of `loss`, or if AllReduce's loss is not known.
     """
     if self.loss.high < self.alone_loss:
       return "yes"
@@ -91,6 +93,7 @@ def offer(
       dropped.
     method: Name of the method. The config's own method keeps its settings. Any
       other one gets its usual settings, with the config's H if H is set there.
+      With every method, H and the codec's rank do not adapt.
     num_replicas: Number of replicas, M.
     gain: s, the share by which AllReduce's loss falls if its batch doubles from
       half of the sequences in a step to all of them.

@@ -46,7 +46,7 @@ class _Speed(NamedTuple):
 
 @functools.cache
 def run_operations(setting: Setting) -> float:
-  """Returns the operations of one run (FLOP), by `flops_per_token`."""
+  """Returns the estimated operations of one run (FLOP)."""
   config = setting.config(Run(Rates(inner=1.0, outer=1.0), seed=0))
   token_flops = flops_per_token(config.model.shape, setting.sequence_length)
   return token_flops * setting.tokens
@@ -59,9 +59,9 @@ def training_needed(
 
   Args:
     settings: Settings whose runs are counted.
-    rows: Finished runs. Runs of other settings count for the speed.
-    list_name: Name of the list of settings (`design.DESIGNS`), for its assumed
-      speed while no run is finished.
+    rows: Finished runs of any settings. All of them count for the mean speed.
+    list_name: Name of the list of settings (`design.DESIGNS`). It decides the
+      assumed speed if `rows` is empty.
   """
   rows_by_setting = by_setting(rows)
   flops_per_s = _speed(rows, list_name).flops_per_s

@@ -81,7 +81,8 @@ class Carry(NamedTuple):
 
   Attributes:
     params: Parameters of the M replicas, leaves [M, ...].
-    state: State of the transform of each replica, leaves [M, ...].
+    state: State of each replica's optax transform, which takes the inner and
+      the outer steps, leaves [M, ...].
   """
 
   params: Tree
@@ -89,11 +90,12 @@ class Carry(NamedTuple):
 
 
 def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
-  """Trains runs of a setting to their end and evaluates them.
+  """Trains runs of a setting to their end, and returns their losses in order.
 
   If the text has no judge part (on which nothing is chosen), the judge losses
   are those on the validation part.
   """
+  # Runs with one seed read the same tokens, which are stored once.
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])
   text_indices = [seeds.index(run.seed) for run in runs]
@@ -123,8 +125,11 @@ def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
   seed, sequence length and number of sequences of all replicas together.
 
   Returns:
-    Tokens [steps, M, B, L + 1]: in a step, M replicas take B sequences each.
+    Tokens [steps, M, B, L + 1]: in a step, each of M replicas takes B sequences
+    of L + 1 tokens.
   """
+  # One stream with the sequences of all replicas, which are divided below. So
+  # the number of replicas does not change what is read in a step.
   stream = ReplicaStreams(
     text.train,
     num_replicas=1,
@@ -147,8 +152,9 @@ def train_on(
   Args:
     setting: Setting of the runs.
     runs: Rates and seed of each of the R runs.
-    tokens: Results of `training_tokens`, [texts, steps, M, B, L + 1].
-    text_indices: Index in `tokens` of the text of each run, [R].
+    tokens: Stacked results of `training_tokens`, [texts, steps, M, B, L + 1].
+    text_indices: For each run, the index of its text on the first axis of
+      `tokens`, [R].
   """
   program = _programs(setting)
   return program.train(
@@ -166,7 +172,8 @@ def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
   Args:
     setting: Setting of the runs.
     params: Parameters of the runs, leaves [R, ...].
-    batches: Held-out tokens in N batches, [N, sequences, L + 1].
+    batches: N batches of held-out sequences of L + 1 tokens,
+      [N, sequences, L + 1].
   """
   return np.asarray(_programs(setting).evaluate(params, batches))
 
@@ -217,6 +224,7 @@ def _programs(setting: Setting) -> _Programs:
   if computation.stacked_by == "map":
     evaluation = sequential_vmap(evaluation)
   one_run = _OneRun(setting, config, init=model.init, gradient=gradient)
+  # All runs get the same array of tokens.
   train = jax.vmap(one_run.train, in_axes=(0, 0, 0, 0, None))
   evaluate = jax.vmap(evaluation, in_axes=(0, None))
   return _Programs(train=jax.jit(train), evaluate=jax.jit(evaluate))

@@ -135,7 +135,14 @@ def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
 
 
 def read(path: pathlib.Path) -> list[GapRow]:
-  """Reads the finished runs of a file such as gap_law.csv (`read_rows`)."""
+  """Reads the finished runs of a file such as docs/results/gap_law.csv.
+
+  Without a file there are none.
+
+  Raises:
+    RecordError: If the file cannot be read, or if its columns are not the
+      fields of `GapRow`.
+  """
   return read_rows(path, GapRow)
 
 

@@ -45,7 +45,7 @@ def pair_flops(config: RunConfig) -> float:
 
 
 def smaller_configs(config: RunConfig, most_flops: float) -> list[RunConfig]:
-  """Chooses up to `NUM_SIZES` smaller models to train in place of a large one.
+  """Chooses up to three smaller models to train in place of a large one.
 
   Larger models are tried first. Each may take at most half of the operations
   that are left, so that smaller ones can follow.
@@ -105,6 +105,7 @@ def _smaller(config: RunConfig, divisor: int) -> RunConfig | None:
   values |= {
     "total_steps": steps,
     "data.batch_size": batch,
+    # One replica on one device is enough for a small model.
     "mesh.num_replicas": 1,
     "mesh.layout": "stacked",
     "mesh.num_stages": 1,
@@ -134,6 +135,7 @@ def _sizes(shape: ModelShape, divisor: int) -> dict[str, int] | None:
   width = 2 * heads * round(shape.model_dim / divisor / (2 * heads))
   if width < 8:
     return None
+  # Every key-value head must serve equally many heads.
   kv_heads = max(shape.kv_heads // divisor, 1)
   while heads % kv_heads:
     kv_heads -= 1

@@ -38,7 +38,7 @@ _ROUND_SECTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-  """AllReduce with one batch, at the rates that were tried.
+  """Losses of AllReduce with one size of the batch, at several inner rates.
 
   Attributes:
     batch: Sequences in a step of all replicas together.
@@ -46,9 +46,10 @@ class Tuned:
       the run diverged.
     rate: The rate with the lowest loss.
     is_inner: Whether rates below and above the best one were tried.
-    refined: Loss at the vertex of the parabola through the best rate and its
-      neighbors, over the logarithm of the rate (derived). Without a parabola it
-      is the lowest loss that was measured.
+    refined: An estimate of the loss at the true best rate (derived). It is the
+      lowest point of the parabola through the losses at the best rate and its
+      two neighbors, over the logarithm of the rate. Without a parabola it is
+      the lowest loss that was measured.
   """
 
   batch: int
@@ -70,8 +71,8 @@ class TunedPair:
   Attributes:
     parameters: Number of parameters of the model.
     steps: Number of inner steps of every run.
-    half: The rates that were tried with B / 2 sequences in a step.
-    full: The rates that were tried with B sequences in a step.
+    half: Rates that were tried with B / 2 sequences in a step, with losses.
+    full: Rates that were tried with B sequences in a step, with losses.
     gain: s, the share by which the loss falls from B / 2 to B sequences.
     num_seeds: Number of seeds behind s.
   """
@@ -128,12 +129,14 @@ class PairTraining:
     )
 
   def _tuned(self, configs: Sequence[RunConfig]) -> list[Tuned]:
-    """Tries rates until each config's best one has a lower and a higher one.
+    """Tries rates for each config until the best one lies between two others.
 
     At most `most_rates` rates are tried for each config.
     """
+    # A point p is the inner rate of the config times 2^p.
     points_by_config = [list(_FIRST_POINTS) for _ in configs]
     while True:
+      # `_train` leaves out runs that are finished.
       self._train(
         [
           _run(config, _rate(config, point), config.seed)
@@ -227,13 +230,16 @@ class PairTraining:
 
 
 def allreduce_config(config: RunConfig) -> RunConfig:
-  """Returns AllReduce with as many sequences in a step as a planned run.
+  """Returns the config of AllReduce that a planned run is compared with.
 
+  Both take the same number of sequences in a step of all replicas together.
   The model, the text, the inner optimizer, the steps and the average of the
-  parameters stay. With `mesh.layout` = "stacked" and without `data.mix`, all
-  replicas become one, which computes the same mean gradient faster.
+  parameters stay. The run is evaluated only after its last step. With
+  `mesh.layout` = "stacked" and without `data.mix`, all replicas become one,
+  which computes the same mean gradient faster.
   """
   values = flat(config.to_mapping())
+  # Sections that AllReduce does not need get their defaults.
   for path in list(values):
     section, _, _ = path.partition(".")
     if section in _ROUND_SECTIONS:
@@ -253,6 +259,9 @@ def allreduce_config(config: RunConfig) -> RunConfig:
 
 def halved(config: RunConfig) -> RunConfig:
   """Returns the config of AllReduce with half of the sequences in a step.
+
+  If `data.batch_size` is even, it is halved. Otherwise the number of replicas
+  is halved.
 
   Raises:
     ValueError: One line, if the number of sequences is odd.
@@ -278,7 +287,7 @@ def global_batch(config: RunConfig) -> int:
 
 
 def tuned_batch(batch: int, losses: Mapping[float, float]) -> Tuned:
-  """Finds the best of the rates that were tried with a batch.
+  """Finds the best of the rates that were tried with one size of the batch.
 
   Args:
     batch: Sequences in a step of all replicas together.

@@ -50,8 +50,8 @@ class Point(NamedTuple):
   """A point of the grid of rates.
 
   Attributes:
-    inner: The inner rate is `_FIRST_INNER` times this power of the root of 2.
-    outer: The outer rate is this power of the root of 2.
+    inner: A number p. The inner rate of the point is 0.02 * 2^(p / 2).
+    outer: A number q. The outer rate of the point is 2^(q / 2).
   """
 
   inner: int
@@ -75,16 +75,17 @@ def missing_runs(
 ) -> Missing:
   """Returns the runs that a setting needs next.
 
-  At first these are runs of the tuning seeds, by which rates are chosen, at the
-  best rates so far and at their neighbors on the grid. Once all of these are
-  finished, the result seeds come next, at the best rates only.
+  At first these are runs with the tuning seeds, at the best rates so far and at
+  their neighbors on the grid. Rates are chosen by the losses of these runs.
+  Once all of them are finished, runs with the result seeds come next, at the
+  best rates only.
 
   Args:
     setting: Setting whose rates are searched.
     results: Finished runs of the setting.
-    start: The point at which the search begins, read only while no point is
-      finished on all tuning seeds; None: the usual first point for the size of
-      the model.
+    start: The point at which the search begins. It is not read once a point is
+      finished on all tuning seeds without divergence. None: the usual first
+      point for the size of the model.
   """
   center = best_point(setting, results) or start or _first_point(setting)
   done = {(_point(setting, result), result.seed) for result in results}
@@ -113,9 +114,10 @@ def start_point(
 ) -> Point | None:
   """Returns the point at which the search for a setting's best rates begins.
 
-  It is the best point of the most similar finished setting of this model size;
-  None: there is none. AllReduce begins where AllReduce was best, and replicas
-  where replicas were.
+  It is the best point of the most similar finished setting. None: there is no
+  such setting, or no point of it is finished without divergence. Only settings
+  of the same model size count. For AllReduce only settings of AllReduce count,
+  and for replicas only settings of replicas.
   """
   points = {
     other: best_point(other, results)
@@ -133,8 +135,8 @@ def start_point(
 def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
   """Returns the point of the grid of rates with the lowest mean loss.
 
-  The mean is over the tuning seeds. Only points count at which all tuning seeds
-  are finished and none diverged; None if there are none.
+  The mean is over the tuning seeds. A point counts only if it is finished on
+  all of these seeds without divergence. None if no point counts.
   """
   return lowest_mean(
     (
@@ -150,12 +152,12 @@ def lowest_mean(
 ) -> Choice | None:
   """Returns the choice with the lowest mean loss over some seeds.
 
-  Only choices count whose runs of all seeds are finished and did not diverge;
-  None if there are none.
+  A choice counts only if it is finished on all seeds without divergence. None
+  if no choice counts.
 
   Args:
-    losses: For each finished run, what was chosen (such as a pair of rates),
-      its seed and its loss.
+    losses: For each finished run its choice (such as a pair of rates), its seed
+      and its loss. The loss of a run that diverged is not finite.
     seeds: The seeds. Runs of other seeds are left out.
   """
   by_choice: dict[Choice, dict[int, float]] = {}

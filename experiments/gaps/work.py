@@ -1,6 +1,6 @@
 """Trains the runs that a list of settings still needs, and adds them to a file.
 
-The *line* of a finished run is its line in a CSV file (`rows.GapRow`).
+Each finished run is one line of a CSV file (`rows.GapRow`).
 """
 
 import dataclasses

@@ -60,7 +60,11 @@ class UsageError(Exception):
 
 
 class SavedAndStoppedError(Exception):
-  """Raised if a signal has stopped a run after the run had saved its state."""
+  """Raised if a signal has stopped a run after the run had saved its state.
+
+  Attributes:
+    exit_code: Exit code of the program, 128 plus the number of the signal.
+  """
 
   def __init__(self, message: object, stop_signal: int):
     """Sets the exit code to 128 + the number of the signal, as shells do."""
@@ -69,7 +73,11 @@ class SavedAndStoppedError(Exception):
 
 
 class StoppedError(Exception):
-  """Raised if a run cannot go on. The message says why."""
+  """Raised if a run cannot go on. The message says why.
+
+  Attributes:
+    exit_code: Exit code of the program.
+  """
 
   def __init__(self, message: object, exit_code: int = 1):
     super().__init__(message)
@@ -110,7 +118,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def set_up_terminal() -> None:
-  """Prepares the standard streams and the log for lines that a user reads."""
+  """Prepares the standard streams and the log for lines that a user reads.
+
+  Each log message becomes one line. The loggers of jax, orbax and absl show
+  only warnings. Characters that standard output cannot encode are escaped. A
+  standard stream that is closed is connected to the null device.
+  """
   _open_closed_streams()
   if isinstance(sys.stdout, io.TextIOWrapper):
     # A path may have bytes or letters that the output has no encoding for.
@@ -129,7 +142,8 @@ def read_flags(argv: Sequence[str]) -> list[str]:
     The path of the program, and the arguments that are no flags.
 
   Raises:
-    UsageError: If a flag does not exist or has a wrong value.
+    UsageError: If a flag does not exist or has a wrong value, or if a required
+      flag is missing.
   """
   if "h" not in flags.FLAGS:
     flags.DEFINE_alias("h", "help")
@@ -156,9 +170,10 @@ def _refuse_nan() -> None:
 def one_line_errors() -> Iterator[None]:
   """Ends the program with one line if the block raises an expected error.
 
-  The expected errors are `ENDINGS`, `SavedAndStoppedError`, KeyboardInterrupt
-  (Ctrl-C), and BrokenPipeError if the reader of standard output has gone. Other
-  errors pass through. The function can also decorate `main`.
+  Expected are the errors in `ENDINGS` (such as `UsageError`),
+  `SavedAndStoppedError` and KeyboardInterrupt (Ctrl-C). If the reader of
+  standard output has gone, the program ends without a line. Other errors pass
+  through. The function can also decorate `main`.
   """
   try:
     yield
@@ -218,7 +233,7 @@ def usage_errors(
 
   Args:
     where: Text in front of the message, such as "--config: ". The message of a
-      KeyError is only a name, so "no field " is put between the two.
+      KeyError is only a name, so "no field " is put in front of the name.
     kinds: Types of errors to turn into a `UsageError`.
   """
   try:
@@ -285,9 +300,10 @@ def typed_command() -> str:
 
 
 def print_error(error: Exception, where: str = "") -> None:
-  """Prints the message of an error as one line on standard error.
+  """Prints "error: " and the message of an error on standard error.
 
-  The text `where`, such as "name: ", is in front of the message.
+  The message becomes one line. The text `where`, such as "name: ", is put in
+  front of it.
   """
   line = " ".join(str(error).split())
   print(printable(f"error: {where}{line}"), file=sys.stderr)

@@ -71,7 +71,8 @@ def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
     The settings; None without --distributed.
 
   Raises:
-    UsageError: If the flags do not go together.
+    UsageError: If one of these flags is given without --distributed, or if
+      --process_id is not below --num_processes.
   """
   command_line.refuse_unused(
     COORDINATOR,

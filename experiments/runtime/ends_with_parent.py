@@ -30,7 +30,9 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 def main(parent: str, *command: str) -> None:
   """Replaces this program by a command that Linux kills when `parent` ends.
 
-  `parent` is the id of the process that started this program.
+  `parent` is the id of the process that started this program. The program exits
+  with code 1 if the command cannot be started, or, on Linux, if `parent` has
+  already ended.
   """
   prctl = getattr(ctypes.CDLL(None), "prctl", None)
   if prctl:

@@ -50,7 +50,8 @@ def checked_ratio(network: ThrottledNetwork, node: int) -> float:
   reach on this link. The nodes are numbered from 0.
 
   Raises:
-    UsageError: As in `check`.
+    UsageError: If the rate is wrong by more than 3 % three times in a row, or
+      if a transfer fails.
   """
   peer = (node + 1) % len(network.links)
   # A transfer leaves the node by its uplink, and reaches the peer by the peer's
@@ -91,6 +92,7 @@ def transfer_bps(
     network.command(receiver, module), stdout=subprocess.PIPE, text=True
   ) as listening:
     assert listening.stdout
+    # The receiver prints a line as soon as it listens.
     listening.stdout.readline()
     num_bytes = max(4 * _CHUNK_BYTES, round(expected_bps / 8 * _TRANSFER_S))
     arguments = [network.addresses[receiver], str(num_bytes)]

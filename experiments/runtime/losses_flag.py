@@ -36,7 +36,7 @@ def losses() -> tuple[float, float] | None:
       " --losses=1.69,1.59"
     ) from None
   with command_line.usage_errors("--losses: "):
-    gain_of_losses(numbers)
+    gain_of_losses(numbers)  # Only to check the numbers.
   half, full = numbers
   return half, full
 
@@ -47,7 +47,8 @@ def gain() -> Estimate | None:
   The share and its range follow from --losses; None if the flag is not given.
 
   Raises:
-    UsageError: As in `losses`.
+    UsageError: If --losses has not two positive losses of which the second is
+      lower.
   """
   half_and_full = losses()
   return None if half_and_full is None else gain_of_losses(half_and_full)

@@ -308,11 +308,12 @@ def thread_limits(count: int) -> dict[str, str]:
 def environment(count: int) -> dict[str, str]:
   """Returns the environment of CPU processes that exchange while they compute.
 
-  It is a copy of this process's environment, in which each of `count` processes
-  gets an equal share of the cores, but at least two threads. If NPROC is set
-  already, the numbers of threads stay as they are.
+  It is a copy of this process's environment with JAX_PLATFORMS=cpu. Each of
+  `count` processes gets an equal share of the cores, but at least two threads.
+  If NPROC is set already, the numbers of threads stay as they are.
   """
   variables = dict(os.environ)
+  # The processes record this command instead of their own.
   variables[COMMAND_VARIABLE] = typed_command()
   variables["JAX_PLATFORMS"] = "cpu"
   if "NPROC" in os.environ:  # The user has set the threads.

@@ -21,11 +21,13 @@ def run_config(values: config_dict.ConfigDict) -> RunConfig:
 
 
 def check_files(config: RunConfig) -> None:
-  """Checks that a run's text and initial checkpoint exist, without JAX.
+  """Checks that a run's text files and initial checkpoint exist, without JAX.
+
+  Text files are looked for only if data.source is "text_files".
 
   Raises:
     UsageError: If no file matches a pattern of data.glob, or if
-      checkpoint.init_from is not a directory with a config.json.
+      checkpoint.init_from is set and is not a directory with a config.json.
   """
   data = config.data
   if data.source == "text_files":

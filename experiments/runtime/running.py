@@ -71,6 +71,7 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
   if cache:
     path = pathlib.Path(cache).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(path))
+    # Programs that compile for at least this long are cached.
     shortest = "jax_persistent_cache_min_compile_time_secs"
     jax.config.update(shortest, min(0.5, getattr(jax.config, shortest)))
 
@@ -112,8 +113,8 @@ def train(
 ) -> None:
   """Trains a run to its end, prints a table, and adds a sample to its report.
 
-  With `process`, an error in training ends this process instead of being
-  raised: an orderly end would wait for the other processes.
+  With `process`, an error of the connection or in training ends this process
+  instead of being raised: an orderly end would wait for the other processes.
 
   Args:
     config: Config of the run.
@@ -180,6 +181,7 @@ def _train(
 
   The arguments and the errors are those of `train`.
   """
+  # A program that started this one passes on the command that the user typed.
   command = os.environ.get(command_line.COMMAND_VARIABLE)
   command = command or command_line.typed_command()
   _check_directory(workdir)
