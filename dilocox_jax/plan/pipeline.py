@@ -50,7 +50,7 @@ class Pipeline:
   micro-batches (Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1).
 
   Attributes:
-    name: One of `PIPELINES`.
+    name: "gpipe" or "1f1b".
     num_stages: Number of stages, p.
     num_micro_batches: Number of micro-batches in an optimizer step, m.
   """

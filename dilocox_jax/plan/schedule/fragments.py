@@ -34,14 +34,16 @@ class Fragments:
   """A division of the parameter tree into P disjoint fragments.
 
   Attributes:
-    num_fragments: Number of fragments, P.
+    num_fragments: Number of fragments, P. In the orders "sequential" and
+      "strided" it must not exceed `num_layers`, except that P = 1 is always
+      allowed.
     num_layers: Number of layers of the model. Stacked leaves have a leading
       axis of this length.
     order: What a fragment consists of: "sequential" (neighboring layers),
       "strided" (every (P - 1)-th layer, the default of Streaming DiLoCo, arXiv
       2501.18512), "sliced" (neighboring rows of every leaf), or "interleaved"
-      (every P-th row of every leaf). In the first two orders, if P > 1,
-      fragment 0 has the leaves outside the layers, and no layers.
+      (every P-th row of every leaf). If P > 1, fragment 0 of the first two
+      orders has the leaves outside the layers, and no layers.
   """
 
   num_fragments: int
@@ -101,8 +103,9 @@ class Fragments:
     """Returns a shape that gives the P slices of a leaf an axis of their own.
 
     Reshape the leaf to this shape, [..., parts, P, rows, ...]. Then index p of
-    the axis P selects slice p, the part of the leaf in fragment p. For example,
-    a leaf of 6 rows and P = 2:
+    the axis P selects slice p, which belongs to fragment p. The slice has
+    `parts` groups of `rows` neighboring rows each. For example, a leaf of 6
+    rows and P = 2:
 
         sliced       [1, 2, 3]   slice 1, [:, 1, :], has the rows 3, 4 and 5
         interleaved  [3, 2, 1]   slice 1, [:, 1, :], has the rows 1, 3 and 5
@@ -172,8 +175,9 @@ class Fragments:
 def is_stacked(path: str) -> bool:
   """Returns whether the first axis of the leaf at a path is the layer axis.
 
-  This is so below "blocks", as in "blocks/query/kernel", unless a number
-  follows: in "blocks/0/kernel" every layer has leaves of its own.
+  It is if the path begins with "blocks/", as in "blocks/query/kernel".
+  Exception: if a number follows, as in "blocks/0/kernel", every layer has
+  leaves of its own, which are not stacked.
   """
   first_key, _, other_keys = path.partition("/")
   second_key = other_keys.split("/", 1)[0]

@@ -2,15 +2,18 @@
 
 A replica that is away for some rounds takes no inner steps. A mean leaves it
 out if it was away in any round from the *send* (pseudo-gradients are measured)
-to the *apply* (their mean is applied). The replica comes back at the start of a
-round as a copy of the *source replica*, the first replica that was present in
-the round before: it gets the outer parameters and the source replica's inner
-optimizer state, but no residual of error feedback, and has nothing in flight.
+to the *apply* (their mean is applied).
+
+A replica comes back at the start of a round. It begins with the outer
+parameters, and with a copy of the inner optimizer state of the *source
+replica*. This is the first replica that was present in the round before. The
+residual of error feedback and the pseudo-gradients in flight of the replica
+that comes back become zeros.
 
 A slow replica m takes h_m of the H steps of a round. It takes its step k when
 floor(t h_m / H) reaches k for the first time, where t counts the H steps. The
-mean of the replicas is weighted by h_m, also for a replica that has just come
-back and sends after fewer steps.
+mean of the replicas is weighted by h_m. A replica that has just come back has
+the weight h_m, too, although it may send after fewer steps.
 
 Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1. In
 round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are two
@@ -92,12 +95,13 @@ class Membership:
     schedule: Schedule of the rounds. All its rounds must have H inner steps.
     num_replicas: Number of replicas, M.
     absences: Planned absences as triples (replica, first round, last round),
-      counted from 0. The replica is away in the last round, too.
+      both counted from 0. The replica is away in the last round, too. In each
+      round at least one replica must be present by this plan.
     absence_rate: Probability that a replica is away in a round, in addition to
       `absences`. If no replica would be left, one stays.
     seed: Seed of the random absences.
-    inner_steps: Number of inner steps of each replica in a round, 1 to H, of
-      which the largest must be H. Empty: all replicas take H steps.
+    inner_steps: Number of inner steps of each replica in a round, 1 to H. The
+      largest number must be H. Empty: all replicas take H steps.
   """
 
   schedule: SyncSchedule
@@ -108,7 +112,7 @@ class Membership:
   inner_steps: tuple[int, ...] = ()
 
   def __post_init__(self):
-    """Raises ValueError if a field is wrong or does not fit the schedule."""
+    """Raises ValueError if absences or steps do not fit the schedule."""
     count = self.num_replicas
     interval = self.schedule.sync_interval
     require(
@@ -159,9 +163,10 @@ class Membership:
     return ~is_away
 
   def num_present(self, rounds: Iterable[int]) -> dict[int, int]:
-    """Returns in how many of some rounds how many replicas are present.
+    """Counts rounds by the number of replicas that are present.
 
-    Example: {3: 8, 2: 1} means 3 replicas in 8 rounds, and 2 in one round.
+    Example: {3: 8, 2: 1} means that 3 replicas are present in 8 of the rounds,
+    and 2 replicas in one round.
 
     Args:
       rounds: Indices of the rounds, from 0.
@@ -212,9 +217,10 @@ class Membership:
   def _weights(self, send_step: int, round_index: int) -> tuple[float, ...]:
     """Returns the factor of each replica in the mean of a fragment, [M].
 
-    It is 0 if the replica was away in any round from that of the send to
-    `round_index`, that of the apply. The other factors have the mean 1, and are
-    proportional to the replica's steps in a whole round.
+    The mean is applied in round `round_index`. The factor is 0 if the replica
+    was away in this round, in the round of the send, or in a round between. The
+    other factors have the mean 1, and are proportional to the replica's steps
+    in a whole round.
     """
     sent_round, _ = self.schedule.round_at(send_step - 1)
     is_counted = np.ones(self.num_replicas, bool)
@@ -268,7 +274,8 @@ def named_absences(text: str) -> Absences:
 
   Args:
     text: For example "1:3-5;0:8": replica 1 is away in the rounds 3 to 5, and
-      replica 0 in round 8, both counted from 0. Empty: there are no absences.
+      replica 0 in round 8. Replicas and rounds are counted from 0. Empty: there
+      are no absences.
 
   Returns:
     Triples (replica, first round, last round).
@@ -292,7 +299,7 @@ def named_absences(text: str) -> Absences:
 def named_inner_steps(text: str) -> tuple[int, ...]:
   """Parses numbers of inner steps of replicas: "32,16" becomes (32, 16).
 
-  An empty text has no numbers. Raises ValueError if a text is not of this form.
+  An empty text becomes (). Raises ValueError if a text is not of this form.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,

@@ -24,12 +24,13 @@ class Segment:
     phase: "rounds" or "data_parallel".
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
-    windows: The round in parts. Each is some inner steps, then at most one mean
-      to apply, and at most one fragment (part of the parameters) to measure for
-      an exchange. Empty if `phase` is "data_parallel".
+    windows: The round in parts. A part is some inner steps, then at most one
+      mean to apply, and at most one fragment (part of the parameters) to
+      measure for an exchange. Empty if `phase` is "data_parallel".
     ends_phase: Whether the first round follows after this segment.
-    schedule_start: Number of inner steps of the run before step 0 of the
-      schedule, from which `windows` count. 0 if `phase` is "data_parallel".
+    schedule_start: Number of inner steps of the run before the schedule starts.
+      The steps of the events in `windows` are counted from this start. 0 if
+      `phase` is "data_parallel".
     participation: What each replica does in the windows. None: all replicas
       take all inner steps and have equal weights.
   """
@@ -56,8 +57,8 @@ class Segment:
   def crosses(self, interval_steps: int) -> bool:
     """Returns whether a multiple of an interval lies in (start, stop].
 
-    Then something is due that is done once in `interval_steps` inner steps. For
-    0 the result is False.
+    Something that is done once in `interval_steps` inner steps, such as an
+    evaluation, is due then. For 0 the result is False.
     """
     if not interval_steps:
       return False
@@ -73,9 +74,9 @@ class RunPlan:
     total_steps: Number of inner steps of the run, warm start included.
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Largest number of steps of a data-parallel segment.
-    schedule_start: Number of inner steps of the run before step 0 of the
-      schedule, which starts again when H (inner steps of a round) changes.
-      None: the schedule starts with the first round.
+    schedule_start: Number of inner steps of the run before the schedule starts.
+      The schedule starts again when H (inner steps of a round) changes. None:
+      the schedule starts with the first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """
@@ -169,8 +170,9 @@ class RunPlan:
     return min(num_rounds, num_alike)
 
   def round_starts(self) -> list[float]:
-    """Returns for each round the share of all rounds' steps that precede it.
+    """Returns, for each round, the fraction of training before it, 0 to 1.
 
+    The fraction counts the inner steps of rounds, without data-parallel steps.
     Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps give 0,
     0.25 and 0.5.
     """

@@ -60,9 +60,9 @@ class Window:
     applied: The apply after the inner steps. None: nothing is applied.
     sent: The send after the inner steps. If it is of the fragment that is
       applied, its pseudo-gradient is measured first. None: nothing is sent.
-    follows_send: Whether the window before has sent the fragment that this one
-      applies, after the same inner step. Always False if tau is neither 0 nor a
-      multiple of H.
+    follows_send: Whether the window before this window sends the same fragment
+      after the same inner step. It can be True only if tau is 0 or a multiple
+      of H.
   """
 
   num_steps: int
@@ -134,9 +134,10 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Largest number of a fragment's sends whose means are not applied yet.
+    """Largest number of sends of one fragment that are pending at once.
 
-    It is ceil(tau / H). Example: with H = 4 and tau = 6, the mean of the send
+    A send is pending until its mean is applied. The number is ceil(tau / H).
+    Example: with H = 4 and tau = 6, the mean of the send
     after step 4 is applied after step 10. The next send is after step 8. So two
     sends are pending after step 8, and the depth is 2.
     """
@@ -155,8 +156,8 @@ class SyncSchedule:
     """Smallest number of inner steps that run at the same time as an exchange.
 
     It is 0 if tau is 0. It may be less than tau, because a compiled program
-    does not begin an exchange at the send, but after the last send or apply
-    that comes before the apply of this exchange.
+    does not begin an exchange at the send. It begins the exchange after the
+    last event (send or apply) before the mean of the exchange is applied.
 
     Example: with H = 6, P = 1 and tau = 8, the fragment is sent after steps 6
     and 12, and the mean of the first send is applied after step 14. The
@@ -233,7 +234,8 @@ class SyncSchedule:
     """Returns how many inner steps lie between a send and its apply: tau.
 
     Args:
-      send_step: Inner step of the send, which only subclasses read.
+      send_step: Inner step of the send. Here all sends have the same delay. In
+        a subclass the delay may depend on this step.
     """
     del send_step
     return self.overlap_steps
@@ -309,8 +311,8 @@ class SyncSchedule:
     """Returns, for every fragment, how many sends are not applied yet, [P].
 
     Args:
-      step: Number of finished inner steps. What is to be sent and applied right
-        after step `step` has been sent and applied.
+      step: Number of finished inner steps. The sends and applies that are due
+        after this step are finished, too.
     """
     counts = [0] * self.num_fragments
     for event in self._pending(step):
@@ -343,8 +345,8 @@ class SyncSchedule:
     pending, so the order is apply(8), send(9), apply(9).
 
     Args:
-      step: Number of finished inner steps. What is to be sent and applied right
-        after step `step` has been sent and applied.
+      step: Number of finished inner steps. The sends and applies that are due
+        after this step are finished, too.
 
     Returns:
       Windows in order, each with one send or one apply and no inner steps. An
