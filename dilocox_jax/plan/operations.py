@@ -78,8 +78,8 @@ class AllReduce(Operation):
 
   With M replicas, an operand is cut into M slices. In M - 1 messages, partial
   sums of slices go around the ring, until each replica has one slice of the
-  sum. In M - 1 more messages these slices go around. For example, with M = 3 and an operand of
-  1200 bytes a replica sends four slices of 400 bytes.
+  sum. In M - 1 more messages these slices go around. For example, with M = 3
+  and an operand of 1200 bytes a replica sends four slices of 400 bytes.
 
   Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
   """
@@ -135,7 +135,7 @@ class AllToAll(Operation):
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages of a replica: a slice for each other replica."""
+    """Returns the M - 1 messages of a replica: a slice to each of the others."""
     slice_bytes = self.operand_bytes / num_replicas
     hops = range(1, num_replicas)
     return [Send(hop=hop, size_bytes=slice_bytes) for hop in hops]
@@ -212,7 +212,8 @@ class StoreShares(Operation):
   its operand, and reads one slice of the operand of each other replica. It
   averages these slices and its own slice. The mean is its *share*. The replica
   writes the share and the share's rounding error (the residual), and reads the
-  shares of the others. `sends` is not implemented, because no message goes to a replica.
+  shares of the others. `sends` is not implemented, because no message goes to a
+  replica.
 
   Attributes:
     residual_bytes: Size of the residuals of all shares together (bytes).

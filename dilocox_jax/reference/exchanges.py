@@ -93,11 +93,14 @@ class Scattered:
   slices. Replica i owns slice i. It averages the slices that it receives and
   its own exact values, and sends the rounded mean to all replicas.
 
-  The *share* of a replica is its part of the mean: for the slices of other
-  owners, the values as they are received; for its own slice, the exact values
-  minus the number of participants times the loss of the second rounding. If all
-  replicas participate, their shares add up to M times the mean. A replica that
-  is not finite does not participate: it counts as zeros, but owns its slice.
+  A replica that is not finite does not participate. It counts as zeros, but
+  still owns its slice.
+
+  The *share* of a replica is its part of the mean. In slices of other owners,
+  it is the replica's values as these owners receive them. In the replica's own
+  slice, it is the exact values minus n d. Here n is the number of participants,
+  and d is the exact mean minus the rounded mean. If all replicas participate,
+  their shares add up to M times the rounded mean.
 
   Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
   are whole numbers. The owner has 0.4 and receives 1, so the mean is 0.7, and
@@ -107,7 +110,8 @@ class Scattered:
     codec: Codec of the values, called with slices [M, values].
     width: Function (name of a leaf, its values) -> number of values in a row;
       by default a row is one value.
-    of_means: Codec of the means, called like `codec`; None: `codec`.
+    of_means: Codec of the means, called with slices like `codec`. None: it is
+      `codec`.
   """
 
   codec: Codec
@@ -187,10 +191,11 @@ class SharedFactors:
   arXiv 2506.21263, for factors that are quantized.
 
   Attributes:
-    rank: Number of columns of the factors.
+    rank: Number of columns of the factors. A matrix with fewer rows or columns
+      than this has factors with as many columns as its shorter side.
     factors: The exchange that averages factors.
-    right: Q of every matrix by name, [..., columns, rank]. Empty before the
-      first exchange, which draws Q at random.
+    right: Q of every matrix by name, [..., columns of the matrix, columns of
+      Q]. Empty before the first exchange, which draws Q at random.
   """
 
   rank: int

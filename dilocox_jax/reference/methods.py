@@ -142,8 +142,8 @@ def train(
     keep_unsent: Whether the part of a pseudo-gradient that a lossy exchange did
       not send stays in the replica's parameters, and so in the next
       measurement. It needs the rule "continue", or "reset" with tau = 0.
-    flush: Whether the run ends with `Fragment.flush`. Otherwise exchanges in
-      flight and progress since the last send are missing from theta.
+    flush: Whether the exchanges in flight, and the progress since the last
+      send, are applied at the end of the run. If not, theta lacks them.
   """
   assert rule in ("reset", "continue", "mix", "eager"), rule
   num_replicas = len(batches)

@@ -88,9 +88,10 @@ class AdamW:
 
   m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2. m and v start at zero, so
   after t steps the weights of the gradients in them add up to 1 - b1^t and 1 -
-  b2^t only. Dividing by these sums gives m' and v'. (With Nesterov, `_mean`
-  gives m'.) Then x <- x - lr (m' / (sqrt(v') + eps) + decay x). This is
-  `optax.adamw`.
+  b2^t only. Dividing by these sums gives m' and v'. With Nesterov, m' is
+  instead b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t). Then
+  x <- x - lr (m' / (sqrt(v') + eps) + decay x). `optax.adamw` computes the
+  same.
 
   Source: Loshchilov and Hutter, 2017, arXiv 1711.05101, Algorithm 2.
 
@@ -100,7 +101,7 @@ class AdamW:
     b2: Decay rate of v, the mean of squared gradients.
     eps: Number that is added to the square root.
     weight_decay: Fraction of x, times lr, that a step subtracts.
-    nesterov: Whether m' is Nesterov's mean (`_mean`).
+    nesterov: Whether m' is Nesterov's mean.
     count: Number of steps taken, t.
     mean: m of every leaf, by name.
     square: v of every leaf, by name.
@@ -156,8 +157,9 @@ def _mean(
 class Muon:
   """Steps along an orthogonal matrix near the momentum; AdamW for the rest.
 
-  m <- b m + (1 - b) g, and n is Nesterov's mean of the gradients (`_mean`).
-  Then x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). The
+  m <- b m + (1 - b) g. Nesterov's mean of the gradients after t steps is
+  n = b m / (1 - b^(t + 1)) + (1 - b) g / (1 - b^t). Then
+  x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). The
   entries of an orthogonal matrix have the mean square 1 / max(rows, columns),
   so the entries of every step have a root mean square of about 0.2 lr, as
   AdamW's have. In a leaf [layers, rows, columns], each layer is a matrix.

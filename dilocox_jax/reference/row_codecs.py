@@ -4,10 +4,10 @@ These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. All
 machines get the same bytes from the same values: every operation works on
 single values, or adds numbers in a fixed order.
 
-An encoded row consists of one or two rows of bytes: the codes, and unless they
-are floats the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
-byte 0b0010 = 2, and the scale 2, the mean of |x|. The row is decoded as (2, -2,
-2, 2).
+A float codec encodes a row as one row of bytes, the values. The other codecs
+encode a row as two rows of bytes: the codes and the scales. For example, 1 bit
+encodes the row (1, -3, 2, 2) as the byte 0b0010 = 2, and the scale 2, the mean
+of |x|. The row is decoded as (2, -2, 2, 2).
 
 numpy has no bfloat16, the upper half of the bits of a float32. So this module
 rounds and shifts the bits itself.
@@ -76,7 +76,7 @@ class FloatRows:
 
   @property
   def is_exact(self) -> bool:
-    """Whether decoded rows equal the encoded rows: only with float32."""
+    """Whether decoded finite rows equal the encoded rows: only with float32."""
     return self.dtype == "float32"
 
   @property
@@ -108,10 +108,11 @@ class FloatRows:
 class IntRows:
   """Sends values rounded to few bits, with scales for each row.
 
-  8 and 4 bits: the values are divided by a scale and rounded to whole numbers.
-  The largest |x| of the row gets the largest number, 127 or 7. 2 bits: the
-  sign, and one of two magnitudes, which are the scales. 1 bit: the sign, times
-  the mean of |x|, which is the scale.
+  - 8 and 4 bits: the values are divided by a scale and rounded to whole
+    numbers. The largest |x| of the row gets the largest number, 127 or 7.
+  - 2 bits: a value becomes its sign times one of two scales. The larger scale
+    is for values whose |x| is above the mean |x| of the row.
+  - 1 bit: a value becomes its sign times the scale, the mean of |x|.
 
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.

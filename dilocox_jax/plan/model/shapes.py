@@ -120,7 +120,7 @@ class ModelShape:
 
   @property
   def head_width(self) -> int:
-    """Width of one attention head, K: `head_dim`, or its default if that is 0."""
+    """Width of one attention head, K, also if `head_dim` is 0."""
     return self.head_dim or self.model_dim // self.num_heads
 
   @property

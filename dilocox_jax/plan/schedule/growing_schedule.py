@@ -49,8 +49,8 @@ class Stage:
 class GrowingSchedule(SyncSchedule):
   """Computes when fragments are sent and applied in rounds that grow.
 
-  The first rounds have `first_interval` inner steps, and later rounds grow until
-  they have H (`sync_interval`).
+  The first rounds have `first_interval` inner steps. Later rounds are longer,
+  and the last ones have H inner steps (`sync_interval`).
 
   The delay tau (`overlap_steps`) is that of a round of H steps. Shorter rounds
   have a shorter delay, in proportion. tau must be less than H. With a single
