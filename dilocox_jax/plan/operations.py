@@ -135,7 +135,7 @@ class AllToAll(Operation):
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages of a replica: a slice to each of the others."""
+    """Returns the M - 1 messages of a replica: a slice to every other one."""
     slice_bytes = self.operand_bytes / num_replicas
     hops = range(1, num_replicas)
     return [Send(hop=hop, size_bytes=slice_bytes) for hop in hops]

@@ -74,7 +74,8 @@ class Page:
     frame: The settings with their runs. A setting is a method with all its
       hyper-parameters.
     intro: Paragraphs in front of the tables, in Markdown.
-    failed: For each run that failed, its table row (run, reason, log).
+    failed: Table rows about the runs that failed. Each row has the columns
+      "run", "reason" and "log".
     columns: Columns of the first table, keys of `tables.CELLS`. A column whose
       cells are all "-" is left out.
   """
@@ -192,7 +193,7 @@ class Page:
     return write_page(out_dir, self.title, lines, command)
 
   def print(self, console: Console) -> None:
-    """Prints the tables on a terminal, the wide ones in a narrower layout."""
+    """Prints the tables on a terminal, each in the widest layout that fits."""
     for section in self.sections():
       layouts = list(_layouts(section))
       console.print(tables.first_that_fits(layouts, console))
@@ -294,8 +295,9 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   """Returns runs by their names on the page: "diloco" or "diloco (run2)".
 
-  If several runs have one method, the name contains that of the run's
-  directory, or the directory's path if an earlier run already has this name.
+  If several runs have the same method, the name contains the name of the run's
+  directory. If an earlier run already has the resulting name, the name contains
+  the path of the directory instead.
   """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}

@@ -61,9 +61,9 @@ class SeedRun:
 
   Attributes:
     seed: Seed of the run.
-    loss: Last validation loss, or loss on the judge text (held-out files by
-      which nothing is chosen) if the report shows that (nats a token); not
-      finite if the run diverged, NaN before the first validation.
+    loss: Loss that the report shows (nats a token): the last validation loss,
+      or the loss on the judge text (held-out files by which nothing is chosen).
+      It is not finite if the run diverged, and NaN before the first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
     tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
@@ -154,9 +154,17 @@ class Setting:
   def after(self, clock: str, time_s: float) -> tuple[int, float]:
     """Returns the steps and the loss of the first seed after a simulated time.
 
-    Both are interpolated between evaluations. The loss is NaN before the first
-    evaluation. After the last one, both are those at the end of the run.
-    `clock` is the name of a simulated cluster.
+    Steps and loss are interpolated between evaluations. The loss is NaN before
+    the first evaluation. After the last evaluation, the result is the steps and
+    the loss at the end of the run.
+
+    Args:
+      clock: Name of a simulated cluster. All evaluations of the seed must have
+        a time on it.
+      time_s: Simulated time since the start (s).
+
+    Raises:
+      IndexError: If the setting has no run.
     """
     seed_run = self.seed_runs[0]
     # The start has no loss, so losses up to the first evaluation become NaN.
@@ -191,7 +199,8 @@ class Frame:
     settings: Settings in the order of the tables.
     num_seeds: Number of runs that each setting should have.
     clocks: Description of each clock (simulated cluster), by its name.
-    target: Loss (nats a token) for which times to reach it are shown; 0: none.
+    target: A loss (nats a token). The report shows the time that each setting
+      takes to reach it. 0: no such times are shown.
     front: Names of settings that pictures show in color, the most important
       first. The settings with the lowest losses follow after them.
   """
@@ -295,11 +304,11 @@ class Frame:
     )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns settings that beat the loss of all others with no more bytes.
+    """Returns the Pareto front of loss and bytes, the fewest bytes first.
 
-    The one with the fewest bytes comes first. Only settings with all seeds and
-    a finite loss count. Of settings with equal bytes and losses, the first
-    counts.
+    A setting is on it if every other setting sends more bytes or has a higher
+    loss. Of settings with equal bytes and losses, only the first is on it.
+    Settings that lack a seed or a finite loss do not count.
     """
     complete = [
       setting

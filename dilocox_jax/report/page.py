@@ -102,7 +102,7 @@ def write_page(
     Path of `report.md`.
 
   Raises:
-    RecordError: If a file cannot be written.
+    RecordError: If a file cannot be written, or a picture cannot be read.
   """
   start = [f"# {markdown(title)}", ""]
   if command:
@@ -414,7 +414,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
 
   Raises:
     RecordError: If the directory is not a run directory, or if one of its files
-      cannot be read or written.
+      is damaged or cannot be read or written.
   """
   try:
     run = load_run(workdir)

@@ -131,7 +131,10 @@ class LoadedRun:
 
   @property
   def fp32_bytes(self) -> float:
-    """Bytes that a replica would have sent as fp32 gradients in every step."""
+    """Bytes that a replica would have sent by AllReduce of fp32 gradients.
+
+    All steps so far count, with one AllReduce in every step.
+    """
     gradients = AllReduce(4 * self.record["parameter_count"])
     return self.steps * gradients.sent_bytes(self.record["num_replicas"])
 

@@ -160,8 +160,9 @@ def numbered(rows: CellRows, names: Sequence[str], column: str) -> CellRows:
   Args:
     rows: Cells of each row, by column.
     names: Name of each row.
-    column: Column with names of other rows. The result has the numbers of these
-      rows instead, in a column "COLUMN #". Cells without such a name stay.
+    column: Column with names of other rows, e.g. "to". The result has a column
+      "to #" with the numbers of these rows instead. Cells without such a name
+      stay.
   """
   numbers = {name: str(number) for number, name in enumerate(names, start=1)}
   numbered_rows = []
@@ -304,8 +305,8 @@ def terminal_table(
 ) -> Table:
   """Returns a table without a frame for a terminal.
 
-  Text that is too wide is folded, but numbers are not: only the names of their
-  columns are, one word a line.
+  Columns of text are folded if they are too wide. Columns of numbers are not,
+  but their names have one word on each line.
 
   Args:
     header: Names of the columns.
