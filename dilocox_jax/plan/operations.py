@@ -7,10 +7,11 @@ bytes:
     all-gather       2 x 1200 = 2400
     reduce-scatter   2 x 400 + 2 x 400 = 1600
 
-By an all-gather, the replica sends its message to both others. For a
-reduce-scatter, messages are cut into three slices, and each replica averages
-one of them. The replica sends two slices of its message to the replicas that
-average them. Then it sends the mean of its own slice to both others.
+In the all-gather, whole messages go around a ring: the replica sends its own
+message, and passes on another one. For the reduce-scatter, messages are cut
+into three slices, and each replica averages one slice of all messages. So the
+replica first sends two slices of its message to the others. Then the three
+means go around the ring, and the replica sends two of them.
 
 With M = 9 the replica sends 9600 bytes by an all-gather and about 2140 by a
 reduce-scatter. With M = 2 it sends 1200 bytes in both cases.

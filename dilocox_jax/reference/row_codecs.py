@@ -159,9 +159,9 @@ class IntRows:
     else:
       largest = np.abs(rows).max(axis=1, keepdims=True)
       largest = np.minimum(largest, np.float32(_LARGEST_RANGE))
-      scales = _to_bfloat16(largest / np.float32(self._middle - 1))
+      most = self._middle - 1  # The largest whole number, 127 or 7.
+      scales = _to_bfloat16(largest / np.float32(most))
       steps = np.rint(_ratio(rows, _from_bfloat16(_bytes_of(scales))))
-      most = self._middle - 1
       codes = (np.clip(steps, -most, most) + self._middle).astype(np.uint8)
     return [pack(codes, self.bits), _bytes_of(scales)]
 

@@ -35,8 +35,7 @@ class Fragments:
 
   Attributes:
     num_fragments: Number of fragments, P. In the orders "sequential" and
-      "strided" it must not exceed `num_layers`, except that P = 1 is always
-      allowed.
+      "strided", several fragments need at least P layers.
     num_layers: Number of layers of the model. Stacked leaves have a leading
       axis of this length.
     order: What a fragment consists of: "sequential" (neighboring layers),
@@ -127,6 +126,7 @@ class Fragments:
     axis = min(int(is_stacked(path)), len(shape) - 1)
     slice_rows = -(-shape[axis] // self.num_fragments)
     num_parts = slice_rows if self.order == "interleaved" else 1
+    # A leaf without rows has no parts.
     part_rows = slice_rows // max(num_parts, 1)
     sliced_shape = (
       *shape[:axis],

@@ -54,7 +54,8 @@ class GrowingSchedule(SyncSchedule):
 
   The delay tau (`overlap_steps`) is that of a round of H steps. Shorter rounds
   have a shorter delay, in proportion. tau must be less than H. With a single
-  fragment it may also be H.
+  fragment it may also be H. If the first rounds have a single step, tau must be
+  0 or H.
 
   Attributes:
     first_interval: h_1, the number of inner steps of the first rounds. It must

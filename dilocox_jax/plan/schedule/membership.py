@@ -5,10 +5,9 @@ out if it was away in any round from the *send* (pseudo-gradients are measured)
 to the *apply* (their mean is applied).
 
 A replica comes back at the start of a round. It begins with the outer
-parameters, and with a copy of the inner optimizer state of the *source
-replica*. This is the first replica that was present in the round before. The
-residual of error feedback and the pseudo-gradients in flight of the replica
-that comes back become zeros.
+parameters. Its residual of error feedback and its pseudo-gradients in flight
+become zeros. Its inner optimizer state becomes a copy of the state of the
+*source replica*: the first replica that was present in the round before.
 
 A slow replica m takes h_m of the H steps of a round. It takes its step k when
 floor(t h_m / H) reaches k for the first time, where t counts the H steps. The
@@ -94,9 +93,10 @@ class Membership:
   Attributes:
     schedule: Schedule of the rounds. All its rounds must have H inner steps.
     num_replicas: Number of replicas, M.
-    absences: Planned absences as triples (replica, first round, last round),
-      both counted from 0. The replica is away in the last round, too. In each
-      round at least one replica must be present by this plan.
+    absences: Planned absences as triples (replica, first round, last round).
+      Replicas and rounds are counted from 0. The replica is away in the last
+      round, too. In each round at least one replica must be present by this
+      plan.
     absence_rate: Probability that a replica is away in a round, in addition to
       `absences`. If no replica would be left, one stays.
     seed: Seed of the random absences.

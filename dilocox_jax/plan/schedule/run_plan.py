@@ -57,8 +57,8 @@ class Segment:
   def crosses(self, interval_steps: int) -> bool:
     """Returns whether a multiple of an interval lies in (start, stop].
 
-    Something that is done once in `interval_steps` inner steps, such as an
-    evaluation, is due then. For 0 the result is False.
+    If it does, an event that recurs every `interval_steps` inner steps, such as
+    an evaluation, is due. For 0 the result is False.
     """
     if not interval_steps:
       return False

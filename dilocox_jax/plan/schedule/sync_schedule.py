@@ -137,9 +137,9 @@ class SyncSchedule:
     """Largest number of sends of one fragment that are pending at once.
 
     A send is pending until its mean is applied. The number is ceil(tau / H).
-    Example: with H = 4 and tau = 6, the mean of the send
-    after step 4 is applied after step 10. The next send is after step 8. So two
-    sends are pending after step 8, and the depth is 2.
+    Example: with H = 4 and tau = 6, the mean of the send after step 4 is
+    applied after step 10. The next send is after step 8. So two sends are
+    pending after step 8, and the depth is 2.
     """
     return -(-self.overlap_steps // self.sync_interval)
 
