@@ -160,7 +160,8 @@ def timeline(
 ) -> Timeline:
   """Computes when each forward and backward pass of an optimizer step runs.
 
-  A pass runs as early as its dependencies and the order of its stage allow.
+  A pass runs as early as its dependencies and the order of its stage allow. The
+  result is cached, so do not change its dict.
 
   Args:
     pipeline: The order of the passes on every stage.

@@ -58,8 +58,8 @@ def html_page(title: str, text: str, folder: pathlib.Path) -> str:
     folder: Directory of the page.
 
   Raises:
-    RecordError: If the directory of a picture is missing, or if a picture that
-      is there cannot be read, e.g. without permission.
+    RecordError: If the directory of a picture is missing or a link, or if a
+      picture that is there cannot be read, e.g. without permission.
   """
   parser = MarkdownIt("commonmark", {"html": False}).enable("table")
   tokens = parser.parse(text)

@@ -138,7 +138,8 @@ class GrowingSchedule(SyncSchedule):
     """Largest number of sends of one fragment that are pending at once.
 
     A send is pending until its mean is applied. Here this happens at the latest
-    when the fragment is sent again. So the number is 1, or 0 if tau is 0.
+    when the fragment is sent again. So the number is 1, or 0 if the delay (tau)
+    is 0.
     """
     return 1 if self.overlap_steps else 0
 
@@ -147,8 +148,9 @@ class GrowingSchedule(SyncSchedule):
     """Index of the round from which on all rounds are alike.
 
     These rounds have H steps, and send and apply the same fragments at the same
-    steps within the round. If tau is not 0, the first round of H steps is not
-    among them, because it may still apply sends of a shorter round.
+    steps within the round. If the delay (tau) is not 0, the first round of H
+    steps is not among them, because it may still apply sends of a shorter
+    round.
     """
     return self.stages[-1].first_round + self.depth
 
@@ -212,7 +214,7 @@ class GrowingSchedule(SyncSchedule):
     sends.
     """
     events = []
-    # No delay is longer than tau, so older sends are applied before `start`.
+    # No delay is longer than tau: older sends are applied by step `start`.
     for fragment, send_step in self._sends(start - self.overlap_steps, stop):
       apply_step = send_step + self.delay(send_step)
       for kind, step in (("apply", apply_step), ("send", send_step)):

@@ -152,7 +152,7 @@ class Membership:
     """Returns whether each replica is present in a round, booleans [M].
 
     If chance would keep all replicas away, the first one that is not away by
-    plan is present all the same.
+    plan is present all the same. The array is cached, so do not change it.
     """
     is_planned_away = self._planned_away(round_index)
     rng = np.random.default_rng([self.seed, round_index])
@@ -178,9 +178,9 @@ class Membership:
     """Returns how many rounds, from a given one on, are surely alike.
 
     Rounds are alike if the same replicas are present, come back, and are in
-    each mean. Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds
-    4 and 5 are alike. Round 3 is not like them, because all replicas were
-    present in the round before it.
+    each mean. Example: means are applied without a delay, and replica 1 is away
+    in rounds 3 to 5. Then rounds 4 and 5 are alike. Round 3 is not like them,
+    because all replicas were present in the round before it.
 
     Args:
       round_index: Index of the given round, from 0.

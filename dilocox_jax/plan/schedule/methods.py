@@ -155,7 +155,8 @@ class Method:
     With this field of a config, the part of a pseudo-gradient that the codec
     did not send stays in the replica's parameters, and is measured again at the
     next send. A method that averages pseudo-gradients allows it with the rule
-    "continue", and with the rule "reset" if tau is 0.
+    "continue". With the rule "reset" it allows it if means are applied without
+    a delay (tau = 0).
     """
     if self.exchanged != "pseudo_gradient":
       return False

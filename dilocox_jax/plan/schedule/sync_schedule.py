@@ -61,8 +61,8 @@ class Window:
     sent: The send after the inner steps. If it is of the fragment that is
       applied, its pseudo-gradient is measured first. None: nothing is sent.
     follows_send: Whether the window before this window sends the same fragment
-      after the same inner step. It can be True only if tau is 0 or a multiple
-      of H.
+      after the same inner step. It can be True only if the delay (tau) is 0 or
+      a multiple of H, the steps between two sends of a fragment.
   """
 
   num_steps: int
@@ -155,9 +155,9 @@ class SyncSchedule:
   def hiding_steps(self) -> int:
     """Smallest number of inner steps that run at the same time as an exchange.
 
-    It is 0 if tau is 0. It may be less than tau, because a compiled program
-    does not begin an exchange at the send. It begins the exchange after the
-    last event (send or apply) before the mean of the exchange is applied.
+    It is 0 if the delay (tau) is 0. It may be less than tau, because a compiled
+    program does not begin an exchange at the send. It begins the exchange after
+    the last event (send or apply) before the mean of the exchange is applied.
 
     Example: with H = 6, P = 1 and tau = 8, the fragment is sent after steps 6
     and 12, and the mean of the first send is applied after step 14. The
@@ -335,9 +335,9 @@ class SyncSchedule:
 
     The flush treats one fragment after the other. A send is pending if its mean
     is not applied yet. If the fragment has made progress since its last send,
-    the flush sends the progress, and applies its mean last. The pending sends
-    are applied from the oldest on: after this new send if tau >= H, and before
-    it otherwise.
+    the flush sends the progress, and applies its mean last. The means of the
+    pending sends are applied from the oldest on. If the delay (tau) is at least
+    H, they are applied after this new send, and otherwise before it.
 
     Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
     are pending and the progress of step 9 is unsent. So the order is send(9),
