@@ -213,9 +213,9 @@ class TickNumbers(NamedTuple):
       stage 1   .   F0  B0  F1  B1  .
 
   At the end of every row each stage sends its newest activations to the next
-  stage, and its newest gradient to the stage before. A stage reads activations
-  before the next ones arrive, and likewise gradients, so one receive buffer for
-  each is enough.
+  stage, and its newest gradient to the stage before. A stage reads what it has
+  received before more arrives. So one receive buffer for activations and one
+  for gradients are enough.
 
   Attributes are int32 arrays [num_rows, num_stages].
 

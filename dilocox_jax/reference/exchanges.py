@@ -4,9 +4,9 @@ An exchange has one method, `average`. It takes a tree of each replica and
 returns two things: the mean, and the tree of each replica as the others have
 received it.
 
-The fast code of `Mean`, `Lossy` and `ErrorFeedback` is aggregators/exchange.py,
-that of `Scattered` is aggregators/reduce_scatter.py, and that of
-`SharedFactors` is codecs/low_rank.py.
+The fast code is aggregators/exchange.py (`Mean`, `Lossy` and `ErrorFeedback`),
+aggregators/reduce_scatter.py (`Scattered`) and codecs/low_rank.py
+(`SharedFactors`).
 """
 
 import dataclasses

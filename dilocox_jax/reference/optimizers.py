@@ -212,7 +212,8 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
   Five steps of Newton-Schulz, X <- a X + b (X X^T) X + c (X X^T)^2 X, take each
   singular value s to a s + b s^3 + c s^5. The first X is the matrix divided by
   its norm, so that no singular value is above 1. In the end singular values lie
-  between 0.7 and 1.2, unless they were close to 0. The singular vectors stay.
+  between 0.7 and 1.2, except for those that were close to 0. The singular
+  vectors stay.
 
   Source: Jordan et al., 2024, "Muon", with its a, b and c.
   """

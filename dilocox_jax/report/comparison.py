@@ -240,8 +240,9 @@ def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 def side_by_side(runs: Sequence[LoadedRun]) -> Page:
   """Returns the page that compares several runs.
 
-  Gaps and bytes are relative to AllReduce (the last such run), or else to the
-  run that sent most bytes. A single run is not compared.
+  Gaps and bytes are relative to the run of AllReduce, or to the last one if
+  there are several. Without AllReduce, they are relative to the run that sent
+  most bytes. A single run is not compared.
 
   Args:
     runs: Runs, at least one, all evaluated on the same sequences.

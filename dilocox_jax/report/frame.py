@@ -41,7 +41,8 @@ class Point:
   """One evaluation of a run.
 
   Attributes:
-    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
+    tokens: Tokens that all replicas have seen. With a mailbox (replicas
+      exchange through files in a store) only those of one replica count.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
@@ -66,7 +67,8 @@ class SeedRun:
       It is not finite if the run diverged, and NaN before the first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
-    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
+    tokens: Tokens that all replicas have seen. With a mailbox (replicas
+      exchange through files in a store) only those of one replica count.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -97,8 +99,8 @@ class Setting:
       gradients in every step; NaN if this is not known.
     changed: Hyper-parameters that differ from other settings, in words.
     note: Text after the name, such as " (not finished)".
-    uses_mailbox: Whether each run is a single replica with a mailbox, so that
-      its tokens are those of one replica.
+    uses_mailbox: Whether replicas exchange through a mailbox (files in a
+      store). Then a run is a single replica, and only its own tokens count.
   """
 
   name: str
@@ -143,7 +145,8 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    Seeds that diverged end early, so they are left out unless all diverged.
+    Seeds that diverged end early. They are left out if other seeds did not
+    diverge.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [

@@ -247,7 +247,8 @@ def markdown_table(
 
   Args:
     header: Names of the columns.
-    rows: Cells of each row, which are escaped unless they are `Markdown`.
+    rows: Cells of each row. Cells that are `Markdown` stay as they are, and all
+      others are escaped.
   """
   table = [list(header), ["---"] * len(header), *map(list, rows)]
   return ["| " + " | ".join(map(_cell, row)) + " |" for row in table]

@@ -161,7 +161,7 @@ class GrowingSchedule(SyncSchedule):
     return last_stage.start + self.depth * last_stage.interval
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds, from a given one on, are surely alike.
+    """Returns how many rounds, from a given one on, are known to be alike.
 
     Rounds are alike if they have equally many inner steps, and send and apply
     the same fragments at the same steps within the round.

@@ -175,7 +175,7 @@ class Membership:
     return dict(collections.Counter(counts))
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds, from a given one on, are surely alike.
+    """Returns how many rounds, from a given one on, are known to be alike.
 
     Rounds are alike if the same replicas are present, come back, and are in
     each mean. Example: means are applied without a delay, and replica 1 is away

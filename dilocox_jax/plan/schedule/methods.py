@@ -549,9 +549,9 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
     **settings: Values of settings by name. None leaves the method's default.
 
   Raises:
-    ValueError: If the text is not of this form, the name is unknown, the method
-      has no such setting, a setting is both in the text and in `settings`, or
-      the method refuses a value.
+    ValueError: If the text is not of this form, or if no method has the name.
+      If the method lacks a setting, or refuses its value. If a setting is both
+      in the text and in `settings`.
   """
   name, settings_in_text = method_parts(text)
   if name not in METHODS:

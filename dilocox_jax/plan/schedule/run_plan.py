@@ -4,8 +4,8 @@ The trainer gives a segment to the devices without waiting in between. Between
 two segments it may evaluate, save and stop. The segments depend only on the
 config, so a resumed run has the same segments as a run without a stop.
 
-For example, with 130 steps, of which the first 60 are data parallel, H = 30 and
-steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
+For example, a run has 130 steps, and the first 60 are data parallel. With H =
+30 and steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
 """
 
 import dataclasses
@@ -152,7 +152,7 @@ class RunPlan:
       step += num_segments * segment.num_steps
 
   def _num_equal_rounds(self, segment: Segment) -> int:
-    """Returns how many rounds, from a given one on, are surely equal."""
+    """Returns how many rounds, from a given one on, are known to be equal."""
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
     round_index, interval = schedule.round_at(done)

@@ -6,11 +6,12 @@ of the fragment, and keeps it in flight. The pseudo-gradients are averaged while
 further steps run, and the mean is applied tau inner steps after the send. A
 send and an apply are both called *events*.
 
-Fragment p is sent after inner step s if (s - t_p) mod H = 0 and s > 0, with the
-offset t_p = floor(p H / P), and applied after step s + tau. If both come after
-the same step, the new pseudo-gradient is measured first, then the older mean is
-applied, and then the new pseudo-gradient is in flight. With tau = 0 the new
-pseudo-gradient itself is averaged and applied at once.
+Fragment p has the offset t_p = floor(p H / P). It is sent after each inner step
+s > 0 with (s - t_p) mod H = 0, and its mean is applied after step s + tau. If a
+send and an apply of the fragment come after the same step, the new
+pseudo-gradient is measured first. Then the older mean is applied, and then the
+new pseudo-gradient is in flight. With tau = 0 the new pseudo-gradient itself is
+averaged and applied at once.
 
 The inner steps up to an event, together with the event, are a *window*. For
 example, with H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each
@@ -214,7 +215,7 @@ class SyncSchedule:
     return f"{self.sync_interval}"
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds, from a given one on, are surely alike.
+    """Returns how many rounds, from a given one on, are known to be alike.
 
     Rounds are alike if they have equally many inner steps, and send and apply
     the same fragments at the same steps within the round.
