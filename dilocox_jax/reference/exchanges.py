@@ -142,6 +142,7 @@ class Scattered:
       share[owners, owners] = values[owners, owners]
       exact = share.sum(axis=0) / count
       rounded = (self.of_means or self.codec)(name, exact)
+      # Now the shares add up to `count` times the rounded mean.
       share[owners, owners] -= count * (exact - rounded)
       mean[name] = leaf_of_slices(rounded, leaf.shape)
       for tree, slices in zip(shares, share, strict=True):

@@ -108,6 +108,7 @@ def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
     signed = np.zeros(num_chunks * _CHUNK_VALUES, np.float32)
     np.multiply(block, signs[: block.size], out=signed[: block.size])
     chunks_added = signed.reshape(num_chunks, _CHUNK_VALUES).sum(axis=0)
+    # Column j has the values that belong to sum j.
     by_sum = chunks_added.reshape(-1, NUM_SUMS)
     row[UNIT] = rounding_unit(array.dtype.name)
     row[NORM] = np.sqrt(np.dot(block, block))

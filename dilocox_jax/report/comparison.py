@@ -76,8 +76,8 @@ class Page:
     intro: Paragraphs in front of the tables, in Markdown.
     failed: Table rows about the runs that failed. Each row has the columns
       "run", "reason" and "log".
-    columns: Columns of the first table, keys of `tables.CELLS`. A column whose
-      cells are all "-" is left out.
+    columns: Columns of the first table, e.g. "loss" and "gap" (keys of
+      `tables.CELLS`). A column whose cells are all "-" is left out.
   """
 
   title: str

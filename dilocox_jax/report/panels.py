@@ -162,7 +162,7 @@ def loss_panel(
     axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock
       (simulated cluster).
     title: Title of the figure.
-    size: Width and height (inches); None: the size of `style.frame`.
+    size: Width and height (inches). None: 6.4 x 4.2.
 
   Returns:
     The figure, with a legend below the axes.

@@ -205,9 +205,11 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 def price(frame: Frame) -> str:
   """Returns a sentence about the setting that sends fewest bytes, or "".
 
-  The sentence compares bytes, simulated time (if there is one simulated
-  cluster) and loss of `Frame.cheapest` with its baseline. It is "" if there is
-  nothing to compare, or if the baseline sends less than 1.05 times as much.
+  `Frame.cheapest` returns this setting. The sentence compares the bytes and the
+  loss of the setting with those of its baseline. If the frame has exactly one
+  simulated cluster, the sentence also compares the simulated times. The result
+  is "" if there is no such setting, or if the baseline sends less than 1.05
+  times as much.
   """
   cheapest = frame.cheapest()
   if cheapest is None:

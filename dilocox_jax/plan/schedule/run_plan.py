@@ -111,8 +111,8 @@ class RunPlan:
   def at_interval(self, sync_interval: int) -> "RunPlan":
     """Returns the same plan with another H (inner steps).
 
-    Raises ValueError if H of the method cannot change
-    (`methods.with_interval`).
+    H can change if the method has one fragment, rounds of equal length, and a
+    delay of 0 or one round. Otherwise this raises ValueError.
     """
     if sync_interval == self.method.schedule.sync_interval:
       return self
