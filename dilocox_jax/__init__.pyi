@@ -292,7 +292,7 @@ def delayed(
     rule: How a replica goes on when a mean arrives: "reset", "continue", "mix"
       or "eager" (docs/methods.md).
     mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
-      to 1.
+      to 1. With the other rules it must be 0.
     fragment_order: How the parameters are divided among fragments, e.g.
       "strided" (`plan.schedule.fragments`).
     first_interval: Length of the first rounds (inner steps), if rounds grow.

@@ -178,7 +178,10 @@ class Float32(MessageCodec):
     return (np.float32,)
 
   def width(self, shape: tuple[int, ...]) -> int:
-    """Returns the number of values in a row: the length of the last axis."""
+    """Returns the number of values in a row: the length of the last axis.
+
+    A layer without axes is a row of one value.
+    """
     return shape[-1] if shape else 1
 
 

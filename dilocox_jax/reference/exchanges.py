@@ -194,7 +194,7 @@ class SharedFactors:
   Attributes:
     rank: Number of columns of the factors. A matrix with fewer rows or columns
       than this has factors with as many columns as its shorter side.
-    factors: The exchange that averages factors.
+    factors: Exchange that averages the two messages: factors and vectors.
     right: Q of every matrix by name, [..., columns of the matrix, columns of
       Q]. Empty before the first exchange, which draws Q at random.
   """
@@ -220,17 +220,20 @@ class SharedFactors:
     }
     first_messages = []
     for tree in trees:
-      # A matrix is replaced by its left factor; vectors stay.
+      # In the first message, A Q takes the place of a matrix A; vectors stay.
       lefts = {name: tree[name] @ q for name, q in first_right.items()}
       first_messages.append(tree | lefts)
     mean, sent = self.factors.average(first_messages)
+    # P, an orthonormal basis that all replicas compute from the mean of A Q.
     basis = {name: np.linalg.qr(mean[name])[0] for name in first_right}
+    # The second message has A^T P of each matrix A.
     second_messages = [
       {name: tree[name].mT @ p for name, p in basis.items()} for tree in trees
     ]
     self.right, sent_rights = self.factors.average(second_messages)
 
     def decoded(tree: Arrays, right: Arrays) -> Arrays:
+      # A matrix becomes P Q^T; vectors stay as the first message had them.
       return tree | {name: p @ right[name].mT for name, p in basis.items()}
 
     own_parts = [

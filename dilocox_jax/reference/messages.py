@@ -28,8 +28,9 @@ class Exchanged(Protocol):
   def is_superseded(self) -> bool:
     """Whether the mean has a message that this replica sent before a restart.
 
-    That message may contain the same work. So the message that the replica has
-    sent since its restart does not count.
+    The mean then lacks the message that the replica has sent since its restart.
+    The older message may contain the same work, so the values of the newer
+    message should be dropped.
     """
     ...
 
@@ -90,7 +91,8 @@ class Messages:
     """Returns the weighted mean of messages; zeros if there are no messages.
 
     Args:
-      messages: Replica name, weight and encoded arrays of each message.
+      messages: Replica name, weight and encoded arrays of each message. The
+        weights must not all be 0.
     """
     messages = list(messages)
     total_weight = sum(weight for _, weight, _ in messages)

@@ -432,8 +432,8 @@ class EagerFragment(Fragment):
   """One fragment under the rule "eager".
 
   Each replica has its own theta and its own outer optimizer. At the end of
-  round t, replica m has the pseudo-gradient d_m(t), and the averages of the
-  round before. Its outer optimizer gets the gradient
+  round t, replica m has its pseudo-gradient d_m(t), and the average of the
+  pseudo-gradients of round t - 1. Its outer optimizer gets the gradient
 
     g_m = mean over k of d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 

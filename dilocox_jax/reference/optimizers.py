@@ -235,7 +235,7 @@ def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
 
   Args:
-    iterates: x_1 ... x_t, each a tree of arrays by name.
+    iterates: x_1 ... x_t, at least one, each a tree of arrays by name.
     power: Power of s in the weights.
   """
   weights = [1.0]

@@ -161,6 +161,7 @@ class IntRows:
       largest = np.minimum(largest, np.float32(_LARGEST_RANGE))
       most = self._middle - 1  # The largest whole number, 127 or 7.
       scales = _to_bfloat16(largest / np.float32(most))
+      # Divide by the rounded scales, by which `decode` multiplies.
       steps = np.rint(_ratio(rows, _from_bfloat16(_bytes_of(scales))))
       codes = (np.clip(steps, -most, most) + self._middle).astype(np.uint8)
     return [pack(codes, self.bits), _bytes_of(scales)]
@@ -175,6 +176,7 @@ class IntRows:
     if self.bits == 2:
       is_large = (codes & 1) == 1
       scales = np.where(is_large, scales[:, 1:], scales[:, :1])
+    # The highest bit of a code is the sign.
     return np.where(codes < self._middle, scales, -scales)
 
 

@@ -148,6 +148,7 @@ class Cuts:
         rows_before.append(min(max(left // size, 0), rows))
         left -= rows * size
       starts.append(tuple(rows_before))
+    # The last slice ends with all rows, even with rows of no bytes.
     starts[-1] = tuple(num_rows)
     return cls(starts=tuple(starts), row_bytes=row_bytes)
 
@@ -227,7 +228,7 @@ def make_share(
     slices: The same slice of each of the K messages, as tables of encoded rows.
       There must be at least one message. All replicas must have the messages in
       the same order.
-    weights: Weight of each message, [K].
+    weights: Weight of each message, [K]. They must not all be 0.
     norms: Norm of each whole message, as its sender declared it, [K].
     residual: What was lost when this slice of the previous mean was encoded, as
       values of each table, float32 [R, width]; None: nothing.

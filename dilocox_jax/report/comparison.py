@@ -90,8 +90,9 @@ class Page:
   def equal(self) -> Frame:
     """The settings that were trained on equally many tokens.
 
-    The number of tokens is the one that most settings have. Settings that have
-    no run, or that diverged before this number of tokens, are included.
+    The number of tokens is the one that most settings have. Settings without a
+    run are included. Settings with fewer tokens are included if their loss is
+    infinite, as after a divergence.
     """
     num_settings = collections.Counter(
       setting.tokens for setting in self.frame.settings if setting.tokens
@@ -242,7 +243,8 @@ def side_by_side(runs: Sequence[LoadedRun]) -> Page:
 
   Gaps and bytes are relative to the run of AllReduce, or to the last one if
   there are several. Without AllReduce, they are relative to the run that sent
-  most bytes. A single run is not compared.
+  most bytes. A single run has no gap. A run with another number of tokens than
+  the run with which it is compared has no gap either.
 
   Args:
     runs: Runs, at least one, all evaluated on the same sequences.

@@ -145,8 +145,8 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    Seeds that diverged end early. They are left out if other seeds did not
-    diverge.
+    Seeds that diverged end early. They are left out if at least one seed did
+    not diverge.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [
@@ -260,9 +260,10 @@ class Frame:
     the gaps of the seeds.
 
     Returns:
-      The gap (infinity if a loss of the setting is not finite) and its error
-      (NaN then, and with fewer than two common seeds). Both are NaN without a
-      baseline or a common seed, and if a loss of the baseline is not finite.
+      The gap and its error. If a loss of the setting is not finite, the gap is
+      infinity and the error is NaN. With fewer than two common seeds the error
+      is NaN. Without a common seed or a baseline both are NaN. They are also
+      NaN if a loss of the baseline is not finite.
     """
     pairs = self.pairs(setting)
     mean_loss = mean([loss for loss, _ in pairs])

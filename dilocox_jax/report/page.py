@@ -340,6 +340,7 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
     names = markdown(", ".join(overrides))
     yield ""
     yield f"Overrides of the settings: {names}."
+  # Bytes are planned with the codec of the config, not that of an override.
   if "exchange" in overrides:
     yield "Bytes are those of the codec in the settings."
   chosen = record.get("chosen_for_device")

@@ -1,9 +1,10 @@
 """Defines the look of all figures.
 
-A method has one color and one marker in every picture; AllReduce is black. The
-first colors are those of Okabe and Ito, which people with impaired color vision
-can tell apart. The title states the finding. The *caption*, a line above each
-panel, says whether its numbers are measured, derived or simulated.
+A built-in method has one color and one marker in every picture; AllReduce is
+black. Curves of other names get colors in order. The first colors are those of
+Okabe and Ito, which people with impaired color vision can tell apart. The title
+states the finding. The *caption*, a line above each panel, says whether its
+numbers are measured, derived or simulated.
 """
 
 import itertools

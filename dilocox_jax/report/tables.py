@@ -344,6 +344,7 @@ def first_that_fits(layouts: Sequence[Table], console: Console) -> Table:
   No cell of it is folded. If the terminal has room for none, the result is the
   last layout.
   """
+  # With these options a table is as wide as its longest cells need.
   without_end = console.options.update(max_width=_WITHOUT_END)
   for table in layouts:
     needed = console.measure(table, options=without_end).maximum

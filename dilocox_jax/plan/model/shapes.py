@@ -90,6 +90,7 @@ class ModelShape:
 
   def __post_init__(self):
     """Raises ValueError if no model can have these sizes."""
+    # `limited` declares the limits of fields with a default. These have none.
     for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
       size = of_type(name, getattr(self, name), int)
       within_limits(name, size, at_least=1, at_most=_LARGEST)
@@ -251,5 +252,6 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
     if path.endswith("/kernel")
     or (shape.tied_head and path.endswith("/embedding"))
   )
-  attention = shape.num_layers * shape.num_heads * shape.head_width
-  return 6 * matrix_parameters + 12 * attention * sequence_length
+  query_width = shape.num_heads * shape.head_width
+  attention_flops = 12 * shape.num_layers * query_width * sequence_length
+  return 6 * matrix_parameters + attention_flops

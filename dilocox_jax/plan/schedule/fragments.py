@@ -109,9 +109,9 @@ class Fragments:
         sliced       [1, 2, 3]   slice 1, [:, 1, :], has the rows 3, 4 and 5
         interleaved  [3, 2, 1]   slice 1, [:, 1, :], has the rows 1, 3 and 5
 
-    A stacked leaf is sliced along the axis after the layers, or along the
-    layers if it has no other axis. Any other leaf is sliced along its first
-    axis.
+    A stacked leaf (`is_stacked`) has an axis of layers in front. It is sliced
+    along the axis after the layers, or along the layers if it has no other
+    axis. Any other leaf is sliced along its first axis.
 
     Args:
       path: Path of the leaf.
@@ -187,7 +187,8 @@ def is_stacked(path: str) -> bool:
 def stacked_shape(path: str, shape: Shape) -> Shape:
   """Returns the shape of a leaf with a layer axis in front.
 
-  It is `shape` itself if the leaf is stacked, and (1, *shape) otherwise.
+  A stacked leaf has this axis already, so the result is `shape` itself. For any
+  other leaf, and for a leaf without axes, an axis of length 1 is added.
   """
   if shape and is_stacked(path):
     return tuple(shape)

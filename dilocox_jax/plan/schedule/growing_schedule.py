@@ -52,10 +52,10 @@ class GrowingSchedule(SyncSchedule):
   The first rounds have `first_interval` inner steps. Later rounds are longer,
   and the last ones have H inner steps (`sync_interval`).
 
-  The delay tau (`overlap_steps`) is that of a round of H steps. Shorter rounds
-  have a shorter delay, in proportion. tau must be less than H. With a single
-  fragment it may also be H. If the first rounds have a single step, tau must be
-  0 or H.
+  The delay tau (`overlap_steps`) is that of a round of H steps. In a round of h
+  steps the delay is tau h / H, rounded down, but at least 1 if tau is not 0.
+  tau must be less than H. With a single fragment it may also be H. If the first
+  rounds have a single step, tau must be 0 or H.
 
   Attributes:
     first_interval: h_1, the number of inner steps of the first rounds. It must
@@ -258,7 +258,8 @@ def schedule_of(
       grow (inner steps).
     num_fragments: Number of fragments (parts of the parameters), P.
     overlap_steps: tau, the delay between sending a fragment and applying its
-      mean (inner steps). Rounds of fewer than H steps have a shorter delay.
+      mean (inner steps). In a round of h < H steps the delay is tau h / H,
+      rounded down, but at least 1 if tau is not 0.
     first_interval: Length of the first rounds (inner steps), if rounds grow.
       None: all rounds have H steps.
     steps_per_doubling: Inner steps after which the length of rounds doubles, if

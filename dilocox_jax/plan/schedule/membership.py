@@ -60,8 +60,10 @@ class RoundParticipation:
   Attributes:
     members: Indices of the replicas that are present, ascending.
     returning: Indices of the members that were away in the round before.
-    source_replica: Index of the replica that the returning replicas copy.
-    windows: What each replica does in each window of the round, in order.
+    source_replica: Index of the replica whose inner optimizer state the
+      returning replicas copy.
+    windows: What each replica does in each window of the round, in order. A
+      window is some inner steps, then at most one apply and one send.
   """
 
   members: tuple[int, ...]
@@ -124,6 +126,8 @@ class Membership:
         f"absences={replica}:{first}-{last} must name one of {count} replicas "
         "(from 0) and a first round that is not after the last",
       )
+    # If a plan ever keeps all replicas away, it does so in a round in which an
+    # absence begins.
     for round_index in {first for _, first, _ in self.absences}:
       require(
         not self._planned_away(round_index).all(),
@@ -187,7 +191,7 @@ class Membership:
 
     Returns:
       Number of rounds, the given one included, so at least 1. None: all later
-      rounds are like the given one. With random absences it is 1.
+      rounds are like the given one. With random absences the number is 1.
     """
     if self.absence_rate:
       return 1
@@ -222,6 +226,7 @@ class Membership:
     other factors have the mean 1, and are proportional to the replica's steps
     in a whole round.
     """
+    # The round that contains the inner step `send_step`.
     sent_round, _ = self.schedule.round_at(send_step - 1)
     is_counted = np.ones(self.num_replicas, bool)
     for index in range(sent_round, round_index + 1):

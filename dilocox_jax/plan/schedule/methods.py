@@ -111,7 +111,8 @@ class Method:
       registered one. It says with which parameters a replica continues when a
       mean arrives (docs/methods.md).
     mixing_alpha: Weight of the replica's own parameters under the rule "mix", 0
-      to 1. With 1 the mean has no effect on the replica.
+      to 1. With 1 the mean has no effect on the replica. Under "reset",
+      "continue" and "eager" it must be 0.
     exchanged: What is averaged: "pseudo_gradient"; or "gradient" for methods
       that average the gradients of every step, and give the mean to the inner
       optimizer.
@@ -458,7 +459,7 @@ def delayed(
     rule: How a replica goes on when a mean arrives: "reset", "continue", "mix"
       or "eager" (docs/methods.md).
     mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
-      to 1.
+      to 1. With the other rules it must be 0.
     fragment_order: How the parameters are divided among fragments, e.g.
       "strided" (`plan.schedule.fragments`).
     first_interval: Length of the first rounds (inner steps), if rounds grow.
@@ -573,6 +574,7 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
         f"{key}={printable(str(value))} is not a setting of method {name!r} "
         f"(it has: {known_names}); {_advice(key, parameters)}"
       )
+    # Settings of other types are left to the method, which may check them.
     if _is_plain(types.get(key)):
       arguments[key] = of_type(key, value, types[key])
   return build(**arguments)

@@ -1,4 +1,4 @@
-"""Divides a run into segments: rounds, or some data-parallel steps each.
+"""Divides a run into segments: each is a round or some data-parallel steps.
 
 The trainer gives a segment to the devices without waiting in between. Between
 two segments it may evaluate, save and stop. The segments depend only on the
@@ -67,7 +67,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """Divides a run into segments: rounds, or some data-parallel steps each.
+  """Divides a run into segments: each is a round or some data-parallel steps.
 
   Attributes:
     method: Schedule and apply rule of the rounds.
@@ -112,7 +112,7 @@ class RunPlan:
     """Returns the same plan with another H (inner steps).
 
     H can change if the method has one fragment, rounds of equal length, and a
-    delay of 0 or one round. Otherwise this raises ValueError.
+    delay of 0 or one round. With any other method, a new H raises ValueError.
     """
     if sync_interval == self.method.schedule.sync_interval:
       return self
@@ -146,6 +146,8 @@ class RunPlan:
       if segment.phase == "rounds":
         num_segments = self._num_equal_rounds(segment)
       else:
+        # One pair stands for all data-parallel steps, and only the last of them
+        # ends the phase.
         segment = dataclasses.replace(segment, num_steps=1, ends_phase=False)
         num_segments = self.local_start - step
       yield segment, num_segments

@@ -61,9 +61,10 @@ class Window:
     applied: The apply after the inner steps. None: nothing is applied.
     sent: The send after the inner steps. If it is of the fragment that is
       applied, its pseudo-gradient is measured first. None: nothing is sent.
-    follows_send: Whether the window before this window sends the same fragment
-      after the same inner step. It can be True only if the delay (tau) is 0 or
-      a multiple of H, the steps between two sends of a fragment.
+    follows_send: Whether the fragment that this window applies was sent by the
+      window before it, after the same inner step. It can be True only if the
+      delay (tau) is 0 or a multiple of H, the steps between two sends of a
+      fragment.
   """
 
   num_steps: int
