@@ -71,6 +71,9 @@ class MessageCodec:
   def encode(self, tree: Arrays) -> list[np.ndarray]:
     """Returns the arrays of a message, in the order in which they are sent.
 
+    Some leaves are coded together, as a group. Each group has one array for
+    each type in `dtypes`.
+
     Args:
       tree: float32 leaves by path, in the same order on all replicas. The
         leaves below "blocks/" have an axis of layers in front.

@@ -103,8 +103,9 @@ class Scattered:
   their shares add up to M times the rounded mean.
 
   Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
-  are whole numbers. The owner has 0.4 and receives 1, so the mean is 0.7, and
-  all receive 1. The shares are 0.4 - 2 (0.7 - 1) = 1 and 1.
+  are whole numbers. The owner keeps its 0.4, and receives 0.8 rounded to 1. So
+  the exact mean is 0.7, and all replicas receive the rounded mean 1. The shares
+  are 0.4 - 2 (0.7 - 1) = 1 and 1.
 
   Attributes:
     codec: Codec of the values, called with slices [M, values].

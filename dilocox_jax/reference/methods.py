@@ -274,6 +274,9 @@ def delays_of(
 class Fragment:
   """One fragment under the rules "reset", "continue" and "mix".
 
+  A fragment is a part of the parameters. A rule says with which parameters a
+  replica goes on when a mean arrives.
+
   Attributes:
     replicas: Parameters of each replica. A fragment changes only the leaves of
       `names`.

@@ -27,9 +27,10 @@ def rate_at(learning_rate: LearningRate, count: int) -> float:
 def warmup_cosine(
   peak: float, *, warmup_steps: int, total_steps: int, final_fraction: float
 ) -> Callable[[int], float]:
-  """Returns the learning rate by step: a linear warm-up, then half a cosine.
+  """Returns a schedule: a function from the step to the learning rate.
 
-  The warm-up starts with 0 and reaches `peak` after `warmup_steps` steps. At
+  The schedule is a linear warm-up, then half a cosine. Steps count from 0. The
+  warm-up starts with 0 and reaches `peak` after `warmup_steps` steps. At
   step `total_steps`, one after the last, the rate would be `peak` times
   `final_fraction`. The fast code is `learning_rate_schedule` in
   dilocox_jax/optimizers.py.
@@ -67,7 +68,10 @@ class Sgd:
   trace: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step along `grads`."""
+    """Returns the parameters after one step along `grads`.
+
+    The state of the optimizer changes in place.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
@@ -118,7 +122,10 @@ class AdamW:
   square: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step along `grads`."""
+    """Returns the parameters after one step along `grads`.
+
+    The state of the optimizer changes in place.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {
@@ -187,7 +194,10 @@ class Muon:
   mean: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step along `grads`."""
+    """Returns the parameters after one step along `grads`.
+
+    The state of the optimizer changes in place.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     others = {name: g for name, g in grads.items() if name not in self.matrices}

@@ -234,7 +234,8 @@ class E3M0Rows:
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
   """Packs codes of few bits into bytes.
 
-  A row is cut into 8 / bits parts. Byte j has the code j of each part.
+  A row is cut into 8 / bits parts, and zeros fill the last parts. Byte j has
+  code j of each part. The code of the first part is in the lowest bits.
 
   Args:
     codes: uint8 codes [R, width], below 2^bits.

@@ -1,4 +1,4 @@
-"""The mean of messages, computed in shares: each replica computes one share.
+"""The mean of messages, computed in parts (shares): one by each replica.
 
 A message consists of *tables*: rows of values of one width, encoded by one
 codec. All rows of a message, table after table, are cut into S *slices* of
@@ -57,8 +57,8 @@ class Tables:
   Attributes:
     codec: Codec of all rows.
     widths: Number of values in a row of each table.
-    has_residual: Whether the loss of encoding a share is kept and added to the
-      next mean.
+    has_residual: Whether the loss of encoding a share (a part of the mean) is
+      kept and added to the next mean.
   """
 
   codec: RowCodec
@@ -280,7 +280,10 @@ def _encoded_within(
 def residual_values(
   tables: Tables, residual: Sequence[Table]
 ) -> list[np.ndarray]:
-  """Decodes what a share lost (its residual), float32 [R, width] by table."""
+  """Decodes the residual of a share: the loss of encoding the share.
+
+  Returns the values of each table, float32 [R, width].
+  """
   return [
     RESIDUAL_ROWS.decode(table, width)
     for table, width in zip(residual, tables.widths, strict=True)

@@ -175,6 +175,8 @@ class Page:
   def write(self, out_dir: Directory, command: str = "") -> pathlib.Path:
     """Writes `report.md`, `report.html`, `table.csv` and `figures/`.
 
+    Pictures that an earlier page has left in `figures/` are removed.
+
     Args:
       out_dir: Directory to write into; created if missing.
       command: Command line to show on the page; "": none.
@@ -183,7 +185,8 @@ class Page:
       Path of `report.md`.
 
     Raises:
-      RecordError: If a file cannot be written.
+      RecordError: If a file cannot be written or removed, or if a picture
+        cannot be read.
     """
     out_dir = make_directory(out_dir)
     lines = [*self._lines(), "## Figures", ""]

@@ -133,7 +133,7 @@ class Setting:
 
   @property
   def tokens(self) -> int:
-    """Tokens of the run that has seen most (`SeedRun.tokens`); 0: no run."""
+    """Largest number of tokens that one of the runs has seen; 0: no run."""
     return max((seed_run.tokens for seed_run in self.seed_runs), default=0)
 
   @property
@@ -238,9 +238,9 @@ class Frame:
     return None
 
   def pairs(self, setting: Setting) -> list[tuple[float, float]]:
-    """Returns pairs (loss, loss of the baseline) for each seed that both have.
+    """Returns pairs (loss, loss of the baseline), one for each common seed.
 
-    There are none without a baseline.
+    There are none if `base` returns None for the setting.
     """
     base = self.base(setting)
     if base is None:
@@ -262,8 +262,8 @@ class Frame:
     Returns:
       The gap and its error. If a loss of the setting is not finite, the gap is
       infinity and the error is NaN. With fewer than two common seeds the error
-      is NaN. Without a common seed or a baseline both are NaN. They are also
-      NaN if a loss of the baseline is not finite.
+      is NaN. Both are NaN if `base` returns None for the setting, if there is
+      no common seed, or if a loss of the baseline is not finite.
     """
     pairs = self.pairs(setting)
     mean_loss = mean([loss for loss, _ in pairs])
@@ -276,9 +276,10 @@ class Frame:
   def fewer_bytes(self, setting: Setting) -> float:
     """Returns the bytes of the baseline divided by the bytes of a setting.
 
-    Without a baseline, the bytes of fp32 gradients in every step take its
-    place. The result is 1 for a baseline itself, and NaN if the setting sends
-    nothing or has no run, or if those fp32 bytes are not known.
+    If no baseline has the same number of tokens, the bytes of fp32 gradients in
+    every step take its place. The result is 1 for a baseline itself. It is NaN
+    if the setting sends nothing or has no run. It is also NaN if the bytes of
+    fp32 gradients take the place of a baseline and are not known.
     """
     if not setting.sent_bytes:
       return math.nan

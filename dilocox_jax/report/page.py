@@ -440,6 +440,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
   sections["All settings"] = _all_settings(run)
   lines = [_summary(run), ""]
   for title, body in sections.items():
+    # `list` runs the generators, so the figures are drawn and saved here.
     body_lines = list(body) or ["None yet."]
     lines += [f"## {title}", "", *body_lines, ""]
   title = f"{run.record['method']} on {run.record['corpus_name']}"

@@ -225,7 +225,8 @@ def cut_high(
   The main range goes from the lowest loss to the 90th percentile, or higher to
   include `shown_losses`. If all losses together span more than three times this
   range, the axis ends half a range above it. Example: of ten losses, nine are
-  from 2 to 3, and one is 11. They span 9, so the axis is cut at 3.5.
+  from 2 to 3, and one is 11. They span 9, so the axis is cut at 3.5. Nothing is
+  cut if the main range is a single loss.
 
   Args:
     ax: Axes of the losses.

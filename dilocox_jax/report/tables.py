@@ -180,9 +180,13 @@ def numbered(rows: CellRows, names: Sequence[str], column: str) -> CellRows:
 def reached(setting: Setting, clock: str, target: float) -> str:
   """Returns a text of the time at which the seeds of a setting reached a loss.
 
-  Examples: "18 s" or "18 ± 1.2 s" if all seeds reached the loss, "1 of 3 seeds"
-  or "not reached" if not, "-" if no seed has evaluations. If some seeds lack
-  evaluations, a text such as " (2 of 3 seeds)" follows the time.
+  Only seeds with evaluations count. The text is, for example:
+
+  - "18 s" or "18 ± 1.2 s" if all of them reached the loss. If other seeds lack
+    evaluations, a text such as " (2 of 3 seeds)" follows.
+  - "1 of 3 seeds" if only some of them reached it.
+  - "not reached" if none of them reached it.
+  - "-" if no seed has evaluations.
 
   Args:
     setting: The setting.
@@ -280,7 +284,8 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
   Args:
     rows: Values of each row by column. Columns are in the order in which they
-      first appear. A missing value or None gives an empty cell.
+      first appear. A missing value or None gives an empty cell. NaN gives
+      "nan".
   """
   # The import is slow, and only this function needs it.
   import pandas as pd

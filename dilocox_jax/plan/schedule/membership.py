@@ -181,10 +181,12 @@ class Membership:
   def num_alike(self, round_index: int) -> int | None:
     """Returns how many rounds, from a given one on, are known to be alike.
 
-    Rounds are alike if the same replicas are present, come back, and are in
-    each mean. Example: means are applied without a delay, and replica 1 is away
-    in rounds 3 to 5. Then rounds 4 and 5 are alike. Round 3 is not like them,
-    because all replicas were present in the round before it.
+    Rounds are alike if the same replicas are present, were present in the round
+    before, and are in each mean.
+
+    Example: means are applied without a delay, and replica 1 is away in rounds
+    3 to 5. Then rounds 4 and 5 are alike. Round 3 is not like them, because all
+    replicas were present in the round before it.
 
     Args:
       round_index: Index of the given round, from 0.
