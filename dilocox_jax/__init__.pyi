@@ -287,13 +287,17 @@ def delayed(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
     num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps). It may exceed H if `rule` is "continue".
-    rule: How a replica goes on when a mean arrives, one of `RULES`.
+    overlap_steps: tau (inner steps). It may exceed H if `rule` is "continue"
+      and rounds do not grow.
+    rule: How a replica goes on when a mean arrives: "reset", "continue", "mix"
+      or "eager" (docs/methods.md).
     mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
-      to 1.
-    fragment_order: One of `plan.schedule.fragments.ORDERS`.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+      to 1. With the other rules it must be 0.
+    fragment_order: How the parameters are divided among fragments, e.g.
+      "strided" (`plan.schedule.fragments`).
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -341,8 +345,9 @@ def diloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -386,9 +391,10 @@ def dilocox(
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
   Differs: the paper does not say what happens to the progress that a replica
   makes during the delay. The rule "reset" drops it from the replica, "continue"
-  keeps it (docs/methods.md). The residual of error feedback is what is missing
-  from the replica's own message. In the paper's Algorithm 2 it is what is
-  missing from the mean (recalled).
+  keeps it (docs/methods.md). The residual of error feedback is what the codec
+  lost of the replica's own message. In the paper's Algorithm 2 it is the
+  difference between the replica's pseudo-gradient and the mean (this is from
+  memory).
 
   The rank of a low-rank codec and H stay the same during training; only runs
   with a config can adapt them. A transform cannot hide transfers behind later
@@ -400,8 +406,9 @@ def dilocox(
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'low_rank(rank=16)+int(bits=4)', as
       in the recipe of the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -439,8 +446,8 @@ def eager(
 ) -> GradientTransformationExtraArgs:
   """Applies a replica's own pseudo-gradient at once, the others' a round late.
 
-  The outer step takes the mean of the round before, in which the replica's
-  newest pseudo-gradient replaces its older one.
+  The outer step takes the mean of the pseudo-gradients of the round before. In
+  this mean each replica replaces its own older pseudo-gradient by its newest.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
@@ -453,10 +460,11 @@ def eager(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps), which is also the delay.
-    num_fragments: Number of fragments (parts of the parameters), P; the paper
-      has 1.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    num_fragments: Number of fragments (parts of the parameters), P. The paper
+      has 1. If rounds grow, it must be 1.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -507,8 +515,9 @@ def muloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.6, nesterov=True)`.
     sync_interval: H (inner steps).
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'int(bits=2)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -558,8 +567,9 @@ def open_diloco(
     outer: Optimizer of the outer parameters. None: `optax.sgd(0.7,
       momentum=0.9, nesterov=True)`.
     sync_interval: H (inner steps); the paper has 500.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'float16', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -620,8 +630,9 @@ def overlap_loco(
     num_fragments: Number of slices, P. None: 16, or the length of the first
       rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'int(bits=1)', as in the recipe of
       the method.
     exchange: Aggregator that averages over replicas. None: it is built from the
@@ -671,8 +682,9 @@ def sparse_loco(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. None: `optax.sgd(1.0)`.
     sync_interval: H (inner steps).
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None:
       'top_k(fraction=0.015625,block_size=4096)+int(bits=2,scale=tensor)', as
       in the recipe of the method.
@@ -731,10 +743,12 @@ def streaming_diloco(
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
     mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
-    fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
-      "strided" and "sequential".
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    fragment_order: How the parameters are divided among fragments. The paper
+      has "strided" and "sequential". "sliced" and "interleaved" are possible,
+      too (`plan.schedule.fragments`).
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
     codec: Codec or name of a codec. None: 'e3m0', as in the recipe of the
       method.
     exchange: Aggregator that averages over replicas. None: it is built from the

@@ -5,7 +5,13 @@ example, one of M = 3 replicas sends these bytes to average messages of 1,200
 bytes:
 
     all-gather       2 x 1200 = 2400
-    reduce-scatter   800 (two slices of 400 to their owners) + 2 x 400 = 1600
+    reduce-scatter   2 x 400 + 2 x 400 = 1600
+
+In the all-gather, whole messages go around a ring: the replica sends its own
+message, and passes on another one. For the reduce-scatter, messages are cut
+into three slices, and each replica averages one slice of all messages. So the
+replica first sends two slices of its message to the others. Then the three
+means go around the ring, and the replica sends two of them.
 
 With M = 9 the replica sends 9600 bytes by an all-gather and about 2140 by a
 reduce-scatter. With M = 2 it sends 1200 bytes in both cases.
@@ -19,7 +25,9 @@ from dilocox_jax.checks import one_of
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Messages of equal size that all replicas, or a single one, send at once.
+  """One step of an operation: all replicas send a message, or only one does.
+
+  All messages of a step have equal sizes, and are sent at the same time.
 
   Attributes:
     hop: Distance of the receiver: replica i sends to replica i + hop (modulo
@@ -58,10 +66,10 @@ class Operation:
     raise NotImplementedError
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the messages among `num_replicas` replicas, in order.
+    """Returns the steps in which `num_replicas` replicas send, in order.
 
-    An entry is a message of every replica, or of a single one, sent at once. A
-    single replica sends nothing.
+    In a step every replica sends one message, or only one replica does. With a
+    single replica the list is empty.
     """
     raise NotImplementedError
 
@@ -69,10 +77,10 @@ class Operation:
 class AllReduce(Operation):
   """Adds up the replicas' operands on a ring. Every replica gets the sum.
 
-  An operand is cut into M slices. In M - 1 messages, partial sums of slices go
-  around the ring, until each replica has one slice of the sum. In M - 1 more
-  messages these slices go around. For example, with M = 3 and an operand of
-  1200 bytes a replica sends four slices of 400 bytes.
+  With M replicas, an operand is cut into M slices. In M - 1 messages, partial
+  sums of slices go around the ring, until each replica has one slice of the
+  sum. In M - 1 more messages these slices go around. For example, with M = 3
+  and an operand of 1200 bytes a replica sends four slices of 400 bytes.
 
   Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
   """
@@ -113,8 +121,9 @@ class AllGather(Operation):
 class AllToAll(Operation):
   """Sends one slice of the operand to each replica.
 
-  An operand is cut into M slices, and slice i belongs to replica i, which keeps
-  its own slice. All slices can be sent at once.
+  Each of the M replicas cuts its operand into M slices, and sends slice i to
+  replica i. It keeps the slice of its own number. All slices can be sent at
+  once.
   """
 
   kind = "all_to_all"
@@ -127,7 +136,7 @@ class AllToAll(Operation):
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns the M - 1 messages of a replica: a slice for each other one."""
+    """Returns the M - 1 messages of a replica: a slice to every other one."""
     slice_bytes = self.operand_bytes / num_replicas
     hops = range(1, num_replicas)
     return [Send(hop=hop, size_bytes=slice_bytes) for hop in hops]
@@ -172,7 +181,7 @@ class Permute(Operation):
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns one entry, as all replicas send at once; [] for one replica."""
+    """Returns one step, in which all replicas send; [] for a single replica."""
     if num_replicas == 1:
       return []
     size_bytes = float(self.operand_bytes)
@@ -201,10 +210,11 @@ class StoreShares(Operation):
   """Averages operands through a store: each replica averages one part of them.
 
   A store is a folder or a bucket that all replicas can read. A replica writes
-  its operand, and reads one slice of the operand of each other replica. The
-  mean of these slices and of its own one is its *share*. The replica writes the
-  share and the share's rounding error (the residual), and reads the shares of
-  the others. `sends` is not implemented, because no message goes to a replica.
+  its operand, and reads one slice of the operand of each other replica. It
+  averages these slices and its own slice. The mean is its *share*. The replica
+  writes the share and the share's rounding error (the residual), and reads the
+  shares of the others. `sends` is not implemented, because no message goes to a
+  replica.
 
   Attributes:
     residual_bytes: Size of the residuals of all shares together (bytes).
@@ -216,8 +226,8 @@ class StoreShares(Operation):
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica writes: operand, share and residual.
 
-    Share and residual have 1 / M of `operand_bytes` and of `residual_bytes`,
-    rounded up. A single replica writes nothing.
+    The share has 1 / M of `operand_bytes`, and its residual has 1 / M of
+    `residual_bytes`. Their sum is rounded up. A single replica writes nothing.
     """
     if num_replicas == 1:
       return 0
@@ -242,7 +252,12 @@ OPERATIONS: dict[str, type[Operation]] = {
 def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
   """Builds an operation by the name of its kind, e.g. "all_reduce".
 
-  The other arguments are those of `Operation`.
+  Args:
+    kind: Name of the kind, a key of `OPERATIONS`.
+    operand_bytes: Size of the array that one replica passes to the operation
+      (bytes).
+    turn: Number of earlier messages of the same exchange that the operation
+      waits for.
 
   Raises:
     ValueError: If there is no such kind.

@@ -1,9 +1,10 @@
-"""Divides the inner steps that hide an exchange among its messages.
+"""Divides the inner steps of an exchange among the messages of the exchange.
 
-A later message may need the result of an earlier one. The number of earlier
-messages that a message has to wait for is its *turn*. The inner steps that run
-during the exchange are divided into *stretches*, one for each turn. A turn that
-sends more bytes gets more steps.
+The inner steps of an exchange are those that run while it is under way. A later
+message may need the result of an earlier one. The number of earlier messages
+that a message has to wait for is its *turn*. So messages of the same turn can
+be sent at the same time. The inner steps are divided into *stretches*, one for
+each turn. A turn that sends more bytes gets more steps.
 """
 
 import itertools
@@ -22,8 +23,8 @@ def stretch_ends(
 ) -> tuple[int, ...]:
   """Divides the inner steps of an exchange among its turns, by bytes.
 
-  A turn is the messages that can be sent at the same time. The next turn needs
-  their result. If nothing is sent, all turns get equally many steps.
+  The messages of a turn can be sent at the same time. The messages of the next
+  turn need their results. If nothing is sent, all turns get equally many steps.
 
   Args:
     operations: Operations of one exchange, in order, each with its turn.
@@ -47,7 +48,7 @@ def stretch_ends(
 def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
   """Yields how many inner steps run during each turn of an exchange.
 
-  A turn is the messages that can be sent at the same time.
+  The messages of a turn can be sent at the same time.
 
   Args:
     num_steps: Number of inner steps during the whole exchange: an int, or a

@@ -50,7 +50,7 @@ class Pipeline:
   micro-batches (Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1).
 
   Attributes:
-    name: One of `PIPELINES`.
+    name: "gpipe" or "1f1b".
     num_stages: Number of stages, p.
     num_micro_batches: Number of micro-batches in an optimizer step, m.
   """
@@ -160,7 +160,8 @@ def timeline(
 ) -> Timeline:
   """Computes when each forward and backward pass of an optimizer step runs.
 
-  A pass runs as early as its dependencies and the order of its stage allow.
+  A pass runs as early as its dependencies and the order of its stage allow. The
+  result is cached, so do not change its dict.
 
   Args:
     pipeline: The order of the passes on every stage.
@@ -212,9 +213,9 @@ class TickNumbers(NamedTuple):
       stage 1   .   F0  B0  F1  B1  .
 
   At the end of every row each stage sends its newest activations to the next
-  stage, and its newest gradient to the stage before. A stage reads activations
-  before the next ones arrive, and likewise gradients, so one receive buffer for
-  each is enough.
+  stage, and its newest gradient to the stage before. A stage reads what it has
+  received before more arrives. So one receive buffer for activations and one
+  for gradients are enough.
 
   Attributes are int32 arrays [num_rows, num_stages].
 

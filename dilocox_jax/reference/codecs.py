@@ -2,12 +2,15 @@
 
 A codec turns the leaves of a model into the arrays of a message, and back. All
 values are coded in rows. A layer of n values has ceil(n / width) rows, and
-zeros fill the last row. Leaves whose rows have one width are one *group*,
-except that a leaf of more than 2^22 values is a group of its own. A group of
-several leaves is one array [1, rows, width], with the rows of all layers of the
-first leaf, then those of the second, and so on. A leaf that is alone in its
-group keeps its layers, [layers, rows, width]. The groups are in the order of
-their first leaves, and the arrays of a message are in the order of the groups.
+zeros fill the last row.
+
+Leaves are coded in *groups*. A leaf of more than 2^22 values is a group of its
+own. All other leaves whose rows have the same width are one group. A group of
+several leaves is one array [1, rows, width]: first the rows of all layers of
+the first leaf, then the rows of the second leaf, and so on. A leaf that is
+alone in its group keeps its layers, [layers, rows, width]. The groups are in
+the order of their first leaves, and the arrays of a message are in the order of
+the groups.
 
 `Signs` is `int(bits=1)`. A row has at most `block_size` values, and the rows of
 a layer are equally long: with block_size=4 a leaf of 6 values has two rows of
@@ -44,26 +47,32 @@ class MessageCodec:
   A subclass defines `rows`, `dtypes` and `width`.
 
   Attributes:
-    rows: Codec of the rows.
+    rows: Codec that turns rows of values into bytes (`row_codecs`).
   """
 
   rows: RowCodec
 
   @property
   def dtypes(self) -> tuple[Any, ...]:
-    """Types of the arrays that are sent for each group of leaves."""
+    """Types of the arrays that are sent for each group of leaves, in order.
+
+    A group is leaves that are coded together.
+    """
     raise NotImplementedError
 
   def width(self, shape: tuple[int, ...]) -> int:
-    """Returns the number of values in a row.
+    """Returns the number of values in a row. A leaf is coded in such rows.
 
     Args:
-      shape: Shape of one layer of a leaf.
+      shape: Shape of one layer of the leaf.
     """
     raise NotImplementedError
 
   def encode(self, tree: Arrays) -> list[np.ndarray]:
     """Returns the arrays of a message, in the order in which they are sent.
+
+    Some leaves are coded together, as a group. Each group has one array for
+    each type in `dtypes`.
 
     Args:
       tree: float32 leaves by path, in the same order on all replicas. The
@@ -161,7 +170,7 @@ class MessageCodec:
 class Float32(MessageCodec):
   """Sends every value as it is, in 4 bytes. This is the codec `float32`.
 
-  Infinite values become the largest number of float32.
+  An infinite value becomes the largest finite number of its sign.
   """
 
   rows = FloatRows()
@@ -172,7 +181,10 @@ class Float32(MessageCodec):
     return (np.float32,)
 
   def width(self, shape: tuple[int, ...]) -> int:
-    """Returns the number of values in a row: the length of the last axis."""
+    """Returns the number of values in a row: the length of the last axis.
+
+    A layer without axes is a row of one value.
+    """
     return shape[-1] if shape else 1
 
 
@@ -180,13 +192,13 @@ class Float32(MessageCodec):
 class Signs(MessageCodec):
   """Sends the sign of every value, and a scale for each row of values.
 
-  This is the codec `int(bits=1)`. A row has two arrays:
+  This is the codec `int(bits=1)`. Rows of values become two arrays:
 
-  - Bits, uint8 [layers, rows, W]. The row is divided into eight parts of
-    W = ceil(width / 8) values; zeros fill the last parts. Bit k of byte j is 1
-    if value j of part k, which is value k W + j of the row, is negative.
-  - A scale, bfloat16 [layers, rows, 1]: the mean of |x| of the row, rounded to
-    the nearest bfloat16. Padding zeros count as values of the row.
+  - Bits, uint8 [layers, rows, W]. A row is divided into eight parts of
+    W = ceil(width / 8) values, and zeros fill the last parts. Value j of part k
+    is value k W + j of the row. If it is negative, bit k of byte j is 1.
+  - Scales, bfloat16 [layers, rows, 1]: the mean of |x| of each row, rounded to
+    the nearest bfloat16. Zeros that fill a row count as values of it.
 
   Source: 1-bit SGD, Seide et al., 2014.
 

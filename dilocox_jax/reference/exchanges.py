@@ -4,9 +4,9 @@ An exchange has one method, `average`. It takes a tree of each replica and
 returns two things: the mean, and the tree of each replica as the others have
 received it.
 
-The fast code of `Mean`, `Lossy` and `ErrorFeedback` is aggregators/exchange.py,
-that of `Scattered` is aggregators/reduce_scatter.py, and that of
-`SharedFactors` is codecs/low_rank.py.
+The fast code is aggregators/exchange.py (`Mean`, `Lossy` and `ErrorFeedback`),
+aggregators/reduce_scatter.py (`Scattered`) and codecs/low_rank.py
+(`SharedFactors`).
 """
 
 import dataclasses
@@ -93,21 +93,26 @@ class Scattered:
   slices. Replica i owns slice i. It averages the slices that it receives and
   its own exact values, and sends the rounded mean to all replicas.
 
-  The *share* of a replica is its part of the mean: for the slices of other
-  owners, the values as they are received; for its own slice, the exact values
-  minus the number of participants times the loss of the second rounding. If all
-  replicas participate, their shares add up to M times the mean. A replica that
-  is not finite does not participate: it counts as zeros, but owns its slice.
+  A replica that is not finite does not participate. It counts as zeros, but
+  still owns its slice.
+
+  The *share* of a replica is its part of the mean. In slices of other owners,
+  it is the replica's values as these owners receive them. In the replica's own
+  slice, it is the exact values minus n d. Here n is the number of participants,
+  and d is the exact mean minus the rounded mean. If all replicas participate,
+  their shares add up to M times the rounded mean.
 
   Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
-  are whole numbers. The owner has 0.4 and receives 1, so the mean is 0.7, and
-  all receive 1. The shares are 0.4 - 2 (0.7 - 1) = 1 and 1.
+  are whole numbers. The owner keeps its 0.4, and receives 0.8 rounded to 1. So
+  the exact mean is 0.7, and all replicas receive the rounded mean 1. The shares
+  are 0.4 - 2 (0.7 - 1) = 1 and 1.
 
   Attributes:
     codec: Codec of the values, called with slices [M, values].
     width: Function (name of a leaf, its values) -> number of values in a row;
       by default a row is one value.
-    of_means: Codec of the means, called like `codec`; None: `codec`.
+    of_means: Codec of the means, called with slices like `codec`. None: it is
+      `codec`.
   """
 
   codec: Codec
@@ -138,6 +143,7 @@ class Scattered:
       share[owners, owners] = values[owners, owners]
       exact = share.sum(axis=0) / count
       rounded = (self.of_means or self.codec)(name, exact)
+      # Now the shares add up to `count` times the rounded mean.
       share[owners, owners] -= count * (exact - rounded)
       mean[name] = leaf_of_slices(rounded, leaf.shape)
       for tree, slices in zip(shares, share, strict=True):
@@ -187,10 +193,11 @@ class SharedFactors:
   arXiv 2506.21263, for factors that are quantized.
 
   Attributes:
-    rank: Number of columns of the factors.
-    factors: The exchange that averages factors.
-    right: Q of every matrix by name, [..., columns, rank]. Empty before the
-      first exchange, which draws Q at random.
+    rank: Number of columns of the factors. A matrix with fewer rows or columns
+      than this has factors with as many columns as its shorter side.
+    factors: Exchange that averages the two messages: factors and vectors.
+    right: Q of every matrix by name, [..., columns of the matrix, columns of
+      Q]. Empty before the first exchange, which draws Q at random.
   """
 
   rank: int
@@ -214,17 +221,20 @@ class SharedFactors:
     }
     first_messages = []
     for tree in trees:
-      # A matrix is replaced by its left factor; vectors stay.
+      # In the first message, A Q takes the place of a matrix A; vectors stay.
       lefts = {name: tree[name] @ q for name, q in first_right.items()}
       first_messages.append(tree | lefts)
     mean, sent = self.factors.average(first_messages)
+    # P, an orthonormal basis that all replicas compute from the mean of A Q.
     basis = {name: np.linalg.qr(mean[name])[0] for name in first_right}
+    # The second message has A^T P of each matrix A.
     second_messages = [
       {name: tree[name].mT @ p for name, p in basis.items()} for tree in trees
     ]
     self.right, sent_rights = self.factors.average(second_messages)
 
     def decoded(tree: Arrays, right: Arrays) -> Arrays:
+      # A matrix becomes P Q^T; vectors stay as the first message had them.
       return tree | {name: p @ right[name].mT for name, p in basis.items()}
 
     own_parts = [

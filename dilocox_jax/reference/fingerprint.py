@@ -93,7 +93,8 @@ def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
   Args:
     array: Floating-point values of any shape; they are read in C order.
-    signs: Random signs of the exchange, float32 of +1 and -1 (`random_signs`).
+    signs: Random signs of the exchange, float32 of +1 and -1 (`random_signs`),
+      at least as many as the largest block has values.
 
   Returns:
     float32 [B, 34] for B blocks: the rounding unit, the norm and 32 sums of
@@ -107,7 +108,10 @@ def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
     num_chunks = -(-block.size // _CHUNK_VALUES)
     signed = np.zeros(num_chunks * _CHUNK_VALUES, np.float32)
     np.multiply(block, signs[: block.size], out=signed[: block.size])
+    # Chunks of 128 x 32 values are added in float32.
     chunks_added = signed.reshape(num_chunks, _CHUNK_VALUES).sum(axis=0)
+    # Column j has the 128 values that belong to sum j. They are added in
+    # float64.
     by_sum = chunks_added.reshape(-1, NUM_SUMS)
     row[UNIT] = rounding_unit(array.dtype.name)
     row[NORM] = np.sqrt(np.dot(block, block))

@@ -45,7 +45,8 @@ def names_by_fragment(
   Args:
     names: Names of all leaves. The names of the leaves of layer n begin with
       "blocks/" and end in "/n".
-    num_fragments: Number of fragments, P.
+    num_fragments: Number of fragments, P. If it is above 1, the model must have
+      layers.
     order: How the layers are divided, "strided" or "sequential" (`layers_of`).
 
   Returns:

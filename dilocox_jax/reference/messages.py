@@ -1,7 +1,7 @@
 """The messages of a replica that meets others in a store of files.
 
 The replica encodes its pseudo-gradient, and averages the messages that
-`dilocox_jax.Mailbox` brings. With error feedback it adds what the codec lost in
+`dilocox_jax.Mailbox` brings. With error feedback it adds what the mean lacks of
 one message to its next message. The fast code is aggregators/mailbox_mean.py
 and `CompressedMean` in aggregators/exchange.py.
 """
@@ -28,8 +28,9 @@ class Exchanged(Protocol):
   def is_superseded(self) -> bool:
     """Whether the mean has a message that this replica sent before a restart.
 
-    That message may contain the same work. So the message that the replica has
-    sent since its restart does not count.
+    The mean then lacks the message that the replica has sent since its restart.
+    The older message may contain the same work, so the values of the newer
+    message should be dropped.
     """
     ...
 
@@ -43,16 +44,18 @@ class Exchanged(Protocol):
 class Messages:
   """Encodes and averages messages, and keeps the residual of a replica.
 
-  The residual is what the codec lost of earlier messages. Call `encode`,
-  exchange the message, then call `mean` and `settle`.
+  The residual is what the mean lacks of the message before: the loss of the
+  codec, or the whole message if it came too late. Call `encode`, exchange the
+  message, then call `mean` and `settle`.
 
   Attributes:
     codec: Codec of the messages.
     like: float32 leaves by path, in an order that is the same for all replicas.
       Only their shapes are read.
-    feedback: Fraction of the codec's loss that is added to the next message, 0
-      to 1.
-    residual: Values that are added to the next pseudo-gradient, by path.
+    feedback: How much of what the mean lacks is added to the next message, as a
+      fraction from 0 to 1.
+    residual: Values that are added to the next pseudo-gradient, by path. They
+      begin with zeros, also if another residual is passed.
   """
 
   codec: MessageCodec
@@ -88,7 +91,8 @@ class Messages:
     """Returns the weighted mean of messages; zeros if there are no messages.
 
     Args:
-      messages: Replica name, weight and encoded arrays of each message.
+      messages: Replica name, weight and encoded arrays of each message. The
+        weights must not all be 0.
     """
     messages = list(messages)
     total_weight = sum(weight for _, weight, _ in messages)
@@ -101,10 +105,12 @@ class Messages:
   def settle(self, exchanged: Exchanged, name: str) -> None:
     """Computes the residual after the message of `encode` was exchanged.
 
-    The residual is `feedback` times what the mean lacks of the message: the
-    loss of the codec, or all of the message if it is not in the mean. But the
-    residual is zero if the message came in time and was left out, or if a
-    message of an earlier process of this replica counts instead.
+    The residual is `feedback` times what the mean lacks of the message. This is
+    the loss of the codec if the message is in the mean, and otherwise the whole
+    message. The residual is zero in two cases:
+
+    - The message came in time, but was left out of the mean.
+    - A message that this replica sent before a restart is in the mean instead.
 
     Args:
       exchanged: The result of `dilocox_jax.Mailbox.exchange`.

@@ -142,8 +142,8 @@ def train(
     keep_unsent: Whether the part of a pseudo-gradient that a lossy exchange did
       not send stays in the replica's parameters, and so in the next
       measurement. It needs the rule "continue", or "reset" with tau = 0.
-    flush: Whether the run ends with `Fragment.flush`. Otherwise exchanges in
-      flight and progress since the last send are missing from theta.
+    flush: Whether the exchanges in flight, and the progress since the last
+      send, are applied at the end of the run. If not, theta lacks them.
   """
   assert rule in ("reset", "continue", "mix", "eager"), rule
   num_replicas = len(batches)
@@ -273,6 +273,9 @@ def delays_of(
 @dataclasses.dataclass
 class Fragment:
   """One fragment under the rules "reset", "continue" and "mix".
+
+  A fragment is a part of the parameters. A rule says with which parameters a
+  replica goes on when a mean arrives.
 
   Attributes:
     replicas: Parameters of each replica. A fragment changes only the leaves of
@@ -432,8 +435,8 @@ class EagerFragment(Fragment):
   """One fragment under the rule "eager".
 
   Each replica has its own theta and its own outer optimizer. At the end of
-  round t, replica m has the pseudo-gradient d_m(t), and the averages of the
-  round before. Its outer optimizer gets the gradient
+  round t, replica m has its pseudo-gradient d_m(t), and the average of the
+  pseudo-gradients of round t - 1. Its outer optimizer gets the gradient
 
     g_m = mean over k of d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 

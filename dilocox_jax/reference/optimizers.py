@@ -27,9 +27,10 @@ def rate_at(learning_rate: LearningRate, count: int) -> float:
 def warmup_cosine(
   peak: float, *, warmup_steps: int, total_steps: int, final_fraction: float
 ) -> Callable[[int], float]:
-  """Returns the learning rate by step: a linear warm-up, then half a cosine.
+  """Returns a schedule: a function from the step to the learning rate.
 
-  The warm-up starts with 0 and reaches `peak` after `warmup_steps` steps. At
+  The schedule is a linear warm-up, then half a cosine. Steps count from 0. The
+  warm-up starts with 0 and reaches `peak` after `warmup_steps` steps. At
   step `total_steps`, one after the last, the rate would be `peak` times
   `final_fraction`. The fast code is `learning_rate_schedule` in
   dilocox_jax/optimizers.py.
@@ -67,7 +68,10 @@ class Sgd:
   trace: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step along `grads`."""
+    """Returns the parameters after one step along `grads`.
+
+    The state of the optimizer changes in place.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
@@ -88,9 +92,10 @@ class AdamW:
 
   m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2. m and v start at zero, so
   after t steps the weights of the gradients in them add up to 1 - b1^t and 1 -
-  b2^t only. Dividing by these sums gives m' and v'. (With Nesterov, `_mean`
-  gives m'.) Then x <- x - lr (m' / (sqrt(v') + eps) + decay x). This is
-  `optax.adamw`.
+  b2^t only. Dividing by these sums gives m' and v'. With Nesterov, m' is
+  instead b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t). Then
+  x <- x - lr (m' / (sqrt(v') + eps) + decay x). `optax.adamw` computes the
+  same.
 
   Source: Loshchilov and Hutter, 2017, arXiv 1711.05101, Algorithm 2.
 
@@ -100,7 +105,7 @@ class AdamW:
     b2: Decay rate of v, the mean of squared gradients.
     eps: Number that is added to the square root.
     weight_decay: Fraction of x, times lr, that a step subtracts.
-    nesterov: Whether m' is Nesterov's mean (`_mean`).
+    nesterov: Whether m' is Nesterov's mean.
     count: Number of steps taken, t.
     mean: m of every leaf, by name.
     square: v of every leaf, by name.
@@ -117,7 +122,10 @@ class AdamW:
   square: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step along `grads`."""
+    """Returns the parameters after one step along `grads`.
+
+    The state of the optimizer changes in place.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {
@@ -156,8 +164,9 @@ def _mean(
 class Muon:
   """Steps along an orthogonal matrix near the momentum; AdamW for the rest.
 
-  m <- b m + (1 - b) g, and n is Nesterov's mean of the gradients (`_mean`).
-  Then x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). The
+  m <- b m + (1 - b) g. Nesterov's mean of the gradients after t steps is
+  n = b m / (1 - b^(t + 1)) + (1 - b) g / (1 - b^t). Then
+  x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). The
   entries of an orthogonal matrix have the mean square 1 / max(rows, columns),
   so the entries of every step have a root mean square of about 0.2 lr, as
   AdamW's have. In a leaf [layers, rows, columns], each layer is a matrix.
@@ -185,7 +194,10 @@ class Muon:
   mean: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step along `grads`."""
+    """Returns the parameters after one step along `grads`.
+
+    The state of the optimizer changes in place.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     others = {name: g for name, g in grads.items() if name not in self.matrices}
@@ -210,7 +222,8 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
   Five steps of Newton-Schulz, X <- a X + b (X X^T) X + c (X X^T)^2 X, take each
   singular value s to a s + b s^3 + c s^5. The first X is the matrix divided by
   its norm, so that no singular value is above 1. In the end singular values lie
-  between 0.7 and 1.2, unless they were close to 0. The singular vectors stay.
+  between 0.7 and 1.2, except for those that were close to 0. The singular
+  vectors stay.
 
   Source: Jordan et al., 2024, "Muon", with its a, b and c.
   """
@@ -232,7 +245,7 @@ def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
 
   Args:
-    iterates: x_1 ... x_t, each a tree of arrays by name.
+    iterates: x_1 ... x_t, at least one, each a tree of arrays by name.
     power: Power of s in the weights.
   """
   weights = [1.0]

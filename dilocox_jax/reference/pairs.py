@@ -34,8 +34,9 @@ def train_in_pairs(
     params: First parameters of every replica.
     batches: Batches by replica and step, [M][num_steps].
     sync_interval: Number of inner steps between two exchanges, H.
-    inner: Inner optimizer of each replica (`reference.optimizers`).
-    outer: Outer optimizer of each replica.
+    inner: Inner optimizer of each replica (`reference.optimizers`). Its state
+      changes in place.
+    outer: Outer optimizer of each replica. Its state changes in place, too.
     partners_of: Function from the number of an exchange, from 0, to the partner
       of each replica. A replica that is left over is its own partner.
     averages_parameters: Whether a pair averages its outer parameters too.

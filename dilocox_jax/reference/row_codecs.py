@@ -4,10 +4,10 @@ These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. All
 machines get the same bytes from the same values: every operation works on
 single values, or adds numbers in a fixed order.
 
-An encoded row consists of one or two rows of bytes: the codes, and unless they
-are floats the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
-byte 0b0010 = 2, and the scale 2, the mean of |x|. The row is decoded as (2, -2,
-2, 2).
+A float codec encodes a row as one row of bytes, the values. The other codecs
+encode a row as two rows of bytes: the codes and the scales. For example, 1 bit
+encodes the row (1, -3, 2, 2) as the byte 0b0010 = 2, and the scale 2, the mean
+of |x|. The row is decoded as (2, -2, 2, 2).
 
 numpy has no bfloat16, the upper half of the bits of a float32. So this module
 rounds and shifts the bits itself.
@@ -76,7 +76,7 @@ class FloatRows:
 
   @property
   def is_exact(self) -> bool:
-    """Whether decoded rows equal the encoded rows: only with float32."""
+    """Whether decoded finite rows equal the encoded rows: only with float32."""
     return self.dtype == "float32"
 
   @property
@@ -108,10 +108,11 @@ class FloatRows:
 class IntRows:
   """Sends values rounded to few bits, with scales for each row.
 
-  8 and 4 bits: the values are divided by a scale and rounded to whole numbers.
-  The largest |x| of the row gets the largest number, 127 or 7. 2 bits: the
-  sign, and one of two magnitudes, which are the scales. 1 bit: the sign, times
-  the mean of |x|, which is the scale.
+  - 8 and 4 bits: the values are divided by a scale and rounded to whole
+    numbers. The largest |x| of the row gets the largest number, 127 or 7.
+  - 2 bits: a value becomes its sign times one of two scales. The larger scale
+    is for values whose |x| is above the mean |x| of the row.
+  - 1 bit: a value becomes its sign times the scale, the mean of |x|.
 
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.
@@ -158,9 +159,10 @@ class IntRows:
     else:
       largest = np.abs(rows).max(axis=1, keepdims=True)
       largest = np.minimum(largest, np.float32(_LARGEST_RANGE))
-      scales = _to_bfloat16(largest / np.float32(self._middle - 1))
+      most = self._middle - 1  # The largest whole number, 127 or 7.
+      scales = _to_bfloat16(largest / np.float32(most))
+      # Divide by the rounded scales, by which `decode` multiplies.
       steps = np.rint(_ratio(rows, _from_bfloat16(_bytes_of(scales))))
-      most = self._middle - 1
       codes = (np.clip(steps, -most, most) + self._middle).astype(np.uint8)
     return [pack(codes, self.bits), _bytes_of(scales)]
 
@@ -174,6 +176,7 @@ class IntRows:
     if self.bits == 2:
       is_large = (codes & 1) == 1
       scales = np.where(is_large, scales[:, 1:], scales[:, :1])
+    # The highest bit of a code is the sign.
     return np.where(codes < self._middle, scales, -scales)
 
 
@@ -231,7 +234,8 @@ class E3M0Rows:
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
   """Packs codes of few bits into bytes.
 
-  A row is cut into 8 / bits parts. Byte j has the code j of each part.
+  A row is cut into 8 / bits parts, and zeros fill the last parts. Byte j has
+  code j of each part. The code of the first part is in the lowest bits.
 
   Args:
     codes: uint8 codes [R, width], below 2^bits.

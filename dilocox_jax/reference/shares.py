@@ -1,4 +1,4 @@
-"""The mean of messages, computed in shares: each replica computes one share.
+"""The mean of messages, computed in parts (shares): one by each replica.
 
 A message consists of *tables*: rows of values of one width, encoded by one
 codec. All rows of a message, table after table, are cut into S *slices* of
@@ -10,11 +10,11 @@ For example, a message has one table of 5 rows of 4 bytes, and S = 2. Slice 0
 has rows 0 and 1, slice 1 has rows 2, 3 and 4: the cut is at byte 10 of 20,
 which is within row 2, and a slice has whole rows.
 
-Encoding rounds the mean. The loss is the *residual* of the share: it is added
-to the same share of the next mean, e.g. of the same fragment. It is encoded
-too, in 4 bits a value, because another replica may compute the next share. With
-one row (0.4, 1.2), a codec that rounds to whole numbers, and the same mean each
-time:
+Encoding rounds the mean. The loss is the *residual* of the share. It is added
+to the same slice of the next mean before that mean is encoded. The residual is
+encoded too, in 4 bits a value, because another replica may compute the next
+share. With one row (0.4, 1.2), a codec that rounds to whole numbers, and the
+same mean each time:
 
     mean          plus residual     share       residual
     0.4, 1.2      0.4, 1.2          0, 1        0.4, 0.2
@@ -51,15 +51,14 @@ class Tables:
   """Says how the arrays of a message form tables of encoded rows.
 
   All rows of a table have one width. A codec that encodes a row as codes and a
-  scale makes two arrays for each table.
+  scale makes two arrays for each table. A message has the arrays of its first
+  table, then those of its second table, and so on.
 
   Attributes:
     codec: Codec of all rows.
-    widths: Number of values in a row of each table. With A =
-      `codec.num_arrays`, table t consists of the arrays t A to t A + A - 1 of
-      the message.
-    has_residual: Whether the loss of encoding a share is kept and added to the
-      next mean.
+    widths: Number of values in a row of each table.
+    has_residual: Whether the loss of encoding a share (a part of the mean) is
+      kept and added to the next mean.
   """
 
   codec: RowCodec
@@ -67,7 +66,7 @@ class Tables:
   has_residual: bool = False
 
   def of_arrays(self, arrays: Sequence[np.ndarray]) -> list[Table]:
-    """Divides the arrays of a message into its tables.
+    """Divides the arrays of a message into its tables, as rows of bytes.
 
     Args:
       arrays: The arrays of the message. The last axis of each array is a row.
@@ -139,7 +138,9 @@ class Cuts:
     # So `starts` is [[0, 0], [3, 0], [3, 3]].
     starts = []
     for number in range(num_slices + 1):
-      # Bytes before the cut. Each table takes its own bytes from them.
+      # Bytes before the cut. Each table takes its own bytes from them. Behind
+      # the table that is cut `left` is negative: these tables have no row
+      # before the cut.
       left = number * sum(sizes) // num_slices
       rows_before = []
       for rows, widths in zip(num_rows, row_bytes, strict=True):
@@ -147,6 +148,7 @@ class Cuts:
         rows_before.append(min(max(left // size, 0), rows))
         left -= rows * size
       starts.append(tuple(rows_before))
+    # The last slice ends with all rows, even with rows of no bytes.
     starts[-1] = tuple(num_rows)
     return cls(starts=tuple(starts), row_bytes=row_bytes)
 
@@ -183,6 +185,9 @@ class Cuts:
     """Reads the tables of slice `number` from its raw bytes.
 
     The bytes are the rows of each array of each table, one after the other.
+
+    Raises:
+      ValueError: If there are too few bytes. More bytes are not read.
     """
     tables = []
     start = 0
@@ -221,8 +226,9 @@ def make_share(
   Args:
     tables: How messages are encoded.
     slices: The same slice of each of the K messages, as tables of encoded rows.
-      All replicas must have the messages in the same order.
-    weights: Weight of each message, [K].
+      There must be at least one message. All replicas must have the messages in
+      the same order.
+    weights: Weight of each message, [K]. They must not all be 0.
     norms: Norm of each whole message, as its sender declared it, [K].
     residual: What was lost when this slice of the previous mean was encoded, as
       values of each table, float32 [R, width]; None: nothing.
@@ -274,7 +280,10 @@ def _encoded_within(
 def residual_values(
   tables: Tables, residual: Sequence[Table]
 ) -> list[np.ndarray]:
-  """Decodes what a share lost (its residual), float32 [R, width] by table."""
+  """Decodes the residual of a share: the loss of encoding the share.
+
+  Returns the values of each table, float32 [R, width].
+  """
   return [
     RESIDUAL_ROWS.decode(table, width)
     for table, width in zip(residual, tables.widths, strict=True)

@@ -74,9 +74,10 @@ class Page:
     frame: The settings with their runs. A setting is a method with all its
       hyper-parameters.
     intro: Paragraphs in front of the tables, in Markdown.
-    failed: For each run that failed, its table row (run, reason, log).
-    columns: Columns of the first table, keys of `tables.CELLS`. A column whose
-      cells are all "-" is left out.
+    failed: Table rows about the runs that failed. Each row has the columns
+      "run", "reason" and "log".
+    columns: Columns of the first table, e.g. "loss" and "gap" (keys of
+      `tables.CELLS`). A column whose cells are all "-" is left out.
   """
 
   title: str
@@ -89,8 +90,9 @@ class Page:
   def equal(self) -> Frame:
     """The settings that were trained on equally many tokens.
 
-    The number of tokens is the one that most settings have. Settings that have
-    no run, or that diverged before this number of tokens, are included.
+    The number of tokens is the one that most settings have. Settings without a
+    run are included. Settings with fewer tokens are included if their loss is
+    infinite, as after a divergence.
     """
     num_settings = collections.Counter(
       setting.tokens for setting in self.frame.settings if setting.tokens
@@ -173,6 +175,8 @@ class Page:
   def write(self, out_dir: Directory, command: str = "") -> pathlib.Path:
     """Writes `report.md`, `report.html`, `table.csv` and `figures/`.
 
+    Pictures that an earlier page has left in `figures/` are removed.
+
     Args:
       out_dir: Directory to write into; created if missing.
       command: Command line to show on the page; "": none.
@@ -181,7 +185,8 @@ class Page:
       Path of `report.md`.
 
     Raises:
-      RecordError: If a file cannot be written.
+      RecordError: If a file cannot be written or removed, or if a picture
+        cannot be read.
     """
     out_dir = make_directory(out_dir)
     lines = [*self._lines(), "## Figures", ""]
@@ -192,7 +197,7 @@ class Page:
     return write_page(out_dir, self.title, lines, command)
 
   def print(self, console: Console) -> None:
-    """Prints the tables on a terminal, the wide ones in a narrower layout."""
+    """Prints the tables on a terminal, each in the widest layout that fits."""
     for section in self.sections():
       layouts = list(_layouts(section))
       console.print(tables.first_that_fits(layouts, console))
@@ -239,8 +244,10 @@ def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 def side_by_side(runs: Sequence[LoadedRun]) -> Page:
   """Returns the page that compares several runs.
 
-  Gaps and bytes are relative to AllReduce (the last such run), or else to the
-  run that sent most bytes. A single run is not compared.
+  Gaps and bytes are relative to the run of AllReduce, or to the last one if
+  there are several. Without AllReduce, they are relative to the run that sent
+  most bytes. A single run has no gap. A run with another number of tokens than
+  the run with which it is compared has no gap either.
 
   Args:
     runs: Runs, at least one, all evaluated on the same sequences.
@@ -294,8 +301,9 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   """Returns runs by their names on the page: "diloco" or "diloco (run2)".
 
-  If several runs have one method, the name contains that of the run's
-  directory, or the directory's path if an earlier run already has this name.
+  If several runs have the same method, the name contains the name of the run's
+  directory. If an earlier run already has the resulting name, the name contains
+  the path of the directory instead.
   """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}

@@ -48,7 +48,7 @@ def code(text: str) -> Markdown:
 
 
 def indented(text: str) -> Iterator[str]:
-  """Yields the lines of a Markdown code block, whose lines are indented."""
+  """Yields the lines of a text, indented as a Markdown code block."""
   for line in text.splitlines():
     yield f"    {printable(line)}"
 
@@ -77,7 +77,8 @@ def picture(name: str, longest: int = _LONGEST) -> str:
 
   Args:
     name: The name.
-    longest: Largest number of characters; a longer name loses its middle.
+    longest: Largest number of characters, at least 20. A longer name loses its
+      middle.
   """
   name = printable(name)
   if len(name) > longest:

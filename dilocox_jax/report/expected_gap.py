@@ -36,8 +36,8 @@ def section(run: LoadedRun) -> dict[str, list[str]]:
     replica.
 
   Raises:
-    RecordError: If `gap.json` is damaged, or is for another number of
-      parameters.
+    RecordError: If the run directory has a file `gap.json` (written by
+      `experiments.gap`) that is damaged or for another number of parameters.
   """
   try:
     config = from_saved(run.config)

@@ -169,10 +169,14 @@ def drift_figure(run: LoadedRun) -> Figure | None:
 
 
 def time_figure(run: LoadedRun) -> Figure | None:
-  """Draws validation loss against simulated time; None without such times."""
-  if not run.simulated_s:
-    return None
+  """Draws validation loss against simulated time.
+
+  The result is None if the run has no evaluations, or if one of its evaluations
+  has no simulated time.
+  """
   run_frame = frame.frame_of({run.record["method"]: run})
+  if not run_frame.clocks:
+    return None
   end_time = units.human_time(max(run.simulated_s.values()))
   loss = units.human_loss(run.validation_loss)
   title = f"Loss {loss} after {end_time} of simulated time"
@@ -202,6 +206,7 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   lengths = []
   start_step = 0
   for row in run.rounds:
+    # Rows of data-parallel steps have no length of a round.
     if row.phase == "rounds":
       end_steps.append(row.step)
       lengths.append(row.step - start_step)

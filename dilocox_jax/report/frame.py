@@ -41,7 +41,8 @@ class Point:
   """One evaluation of a run.
 
   Attributes:
-    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
+    tokens: Tokens that all replicas have seen. With a mailbox (replicas
+      exchange through files in a store) only those of one replica count.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss (nats a token) of the outer parameters, or of their
       average if the run keeps one.
@@ -61,12 +62,13 @@ class SeedRun:
 
   Attributes:
     seed: Seed of the run.
-    loss: Last validation loss, or loss on the judge text (held-out files by
-      which nothing is chosen) if the report shows that (nats a token); not
-      finite if the run diverged, NaN before the first validation.
+    loss: Loss that the report shows (nats a token): the last validation loss,
+      or the loss on the judge text (held-out files by which nothing is chosen).
+      It is not finite if the run diverged, and NaN before the first validation.
     sent_bytes: Bytes that one replica has sent so far.
     steps: Number of inner steps so far.
-    tokens: Tokens that all replicas (with a mailbox: one replica) have seen.
+    tokens: Tokens that all replicas have seen. With a mailbox (replicas
+      exchange through files in a store) only those of one replica count.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -97,8 +99,8 @@ class Setting:
       gradients in every step; NaN if this is not known.
     changed: Hyper-parameters that differ from other settings, in words.
     note: Text after the name, such as " (not finished)".
-    uses_mailbox: Whether each run is a single replica with a mailbox, so that
-      its tokens are those of one replica.
+    uses_mailbox: Whether replicas exchange through a mailbox (files in a
+      store). Then a run is a single replica, and only its own tokens count.
   """
 
   name: str
@@ -131,7 +133,7 @@ class Setting:
 
   @property
   def tokens(self) -> int:
-    """Tokens of the run that has seen most (`SeedRun.tokens`); 0: no run."""
+    """Largest number of tokens that one of the runs has seen; 0: no run."""
     return max((seed_run.tokens for seed_run in self.seed_runs), default=0)
 
   @property
@@ -143,7 +145,8 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations in order, a list for every seed that has some.
 
-    Seeds that diverged end early, so they are left out unless all diverged.
+    Seeds that diverged end early. They are left out if at least one seed did
+    not diverge.
     """
     with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
     finite = [
@@ -154,9 +157,17 @@ class Setting:
   def after(self, clock: str, time_s: float) -> tuple[int, float]:
     """Returns the steps and the loss of the first seed after a simulated time.
 
-    Both are interpolated between evaluations. The loss is NaN before the first
-    evaluation. After the last one, both are those at the end of the run.
-    `clock` is the name of a simulated cluster.
+    Steps and loss are interpolated between evaluations. The loss is NaN before
+    the first evaluation. After the last evaluation, the result is the steps and
+    the loss at the end of the run.
+
+    Args:
+      clock: Name of a simulated cluster. All evaluations of the seed must have
+        a time on it.
+      time_s: Simulated time since the start (s).
+
+    Raises:
+      IndexError: If the setting has no run.
     """
     seed_run = self.seed_runs[0]
     # The start has no loss, so losses up to the first evaluation become NaN.
@@ -191,7 +202,8 @@ class Frame:
     settings: Settings in the order of the tables.
     num_seeds: Number of runs that each setting should have.
     clocks: Description of each clock (simulated cluster), by its name.
-    target: Loss (nats a token) for which times to reach it are shown; 0: none.
+    target: A loss (nats a token). The report shows the time that each setting
+      takes to reach it. 0: no such times are shown.
     front: Names of settings that pictures show in color, the most important
       first. The settings with the lowest losses follow after them.
   """
@@ -226,9 +238,9 @@ class Frame:
     return None
 
   def pairs(self, setting: Setting) -> list[tuple[float, float]]:
-    """Returns pairs (loss, loss of the baseline) for each seed that both have.
+    """Returns pairs (loss, loss of the baseline), one for each common seed.
 
-    There are none without a baseline.
+    There are none if `base` returns None for the setting.
     """
     base = self.base(setting)
     if base is None:
@@ -248,9 +260,10 @@ class Frame:
     the gaps of the seeds.
 
     Returns:
-      The gap (infinity if a loss of the setting is not finite) and its error
-      (NaN then, and with fewer than two common seeds). Both are NaN without a
-      baseline or a common seed, and if a loss of the baseline is not finite.
+      The gap and its error. If a loss of the setting is not finite, the gap is
+      infinity and the error is NaN. With fewer than two common seeds the error
+      is NaN. Both are NaN if `base` returns None for the setting, if there is
+      no common seed, or if a loss of the baseline is not finite.
     """
     pairs = self.pairs(setting)
     mean_loss = mean([loss for loss, _ in pairs])
@@ -263,9 +276,10 @@ class Frame:
   def fewer_bytes(self, setting: Setting) -> float:
     """Returns the bytes of the baseline divided by the bytes of a setting.
 
-    Without a baseline, the bytes of fp32 gradients in every step take its
-    place. The result is 1 for a baseline itself, and NaN if the setting sends
-    nothing or has no run, or if those fp32 bytes are not known.
+    If no baseline has the same number of tokens, the bytes of fp32 gradients in
+    every step take its place. The result is 1 for a baseline itself. It is NaN
+    if the setting sends nothing or has no run. It is also NaN if the bytes of
+    fp32 gradients take the place of a baseline and are not known.
     """
     if not setting.sent_bytes:
       return math.nan
@@ -295,11 +309,11 @@ class Frame:
     )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns settings that beat the loss of all others with no more bytes.
+    """Returns the Pareto front of loss and bytes, the fewest bytes first.
 
-    The one with the fewest bytes comes first. Only settings with all seeds and
-    a finite loss count. Of settings with equal bytes and losses, the first
-    counts.
+    A setting is on it if every other setting sends more bytes or has a higher
+    loss. Of settings with equal bytes and losses, only the first is on it.
+    Settings that lack a seed or a finite loss do not count.
     """
     complete = [
       setting

@@ -48,13 +48,18 @@ img { max-width: 100%; height: auto; }
 def html_page(title: str, text: str, folder: pathlib.Path) -> str:
   """Returns a page as HTML.
 
+  In place of a picture that is missing, too large (more than 16 MiB) or a link,
+  the page shows the picture's caption.
+
   Args:
     title: Title of the page, as plain text.
-    text: The page in Markdown. Its pictures have paths inside `folder`.
+    text: The page in Markdown. Paths of pictures are relative to `folder`, as
+      in "figures/loss.png".
     folder: Directory of the page.
 
   Raises:
-    RecordError: If a picture cannot be read.
+    RecordError: If the directory of a picture is missing or a link, or if a
+      picture that is there cannot be read, e.g. without permission.
   """
   parser = MarkdownIt("commonmark", {"html": False}).enable("table")
   tokens = parser.parse(text)

@@ -102,7 +102,7 @@ def write_page(
     Path of `report.md`.
 
   Raises:
-    RecordError: If a file cannot be written.
+    RecordError: If a file cannot be written, or a picture cannot be read.
   """
   start = [f"# {markdown(title)}", ""]
   if command:
@@ -340,6 +340,7 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
     names = markdown(", ".join(overrides))
     yield ""
     yield f"Overrides of the settings: {names}."
+  # Bytes are planned with the codec of the config, not that of an override.
   if "exchange" in overrides:
     yield "Bytes are those of the codec in the settings."
   chosen = record.get("chosen_for_device")
@@ -414,7 +415,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
 
   Raises:
     RecordError: If the directory is not a run directory, or if one of its files
-      cannot be read or written.
+      is damaged or cannot be read or written.
   """
   try:
     run = load_run(workdir)
@@ -439,6 +440,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
   sections["All settings"] = _all_settings(run)
   lines = [_summary(run), ""]
   for title, body in sections.items():
+    # `list` runs the generators, so the figures are drawn and saved here.
     body_lines = list(body) or ["None yet."]
     lines += [f"## {title}", "", *body_lines, ""]
   title = f"{run.record['method']} on {run.record['corpus_name']}"

@@ -162,7 +162,7 @@ def loss_panel(
     axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock
       (simulated cluster).
     title: Title of the figure.
-    size: Width and height (inches); None: the size of `style.frame`.
+    size: Width and height (inches). None: 6.4 x 4.2.
 
   Returns:
     The figure, with a legend below the axes.
@@ -308,12 +308,13 @@ def _front_names(
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
-  """Returns the setting that reaches the frame's target loss first.
+  """Returns the setting that reaches the frame's target loss first, or None.
 
-  The mean time over seeds on a clock (simulated cluster) counts. Settings that
-  are a baseline, or have none with the same number of tokens, do not count. The
-  result is None without a target, or if no setting reaches it with all
-  evaluated seeds.
+  The time of a setting is the mean over its seeds, on a clock (simulated
+  cluster). If one of its evaluated seeds does not reach the loss, the setting
+  does not count. A baseline does not count, and a setting counts only if it has
+  a baseline with the same number of tokens. The result is None if no setting
+  counts, or if the frame has no target loss.
   """
   if not frame.target:
     return None

@@ -131,7 +131,10 @@ class LoadedRun:
 
   @property
   def fp32_bytes(self) -> float:
-    """Bytes that a replica would have sent as fp32 gradients in every step."""
+    """Bytes that a replica would have sent by AllReduce of fp32 gradients.
+
+    All steps so far count, with one AllReduce in every step.
+    """
     gradients = AllReduce(4 * self.record["parameter_count"])
     return self.steps * gradients.sent_bytes(self.record["num_replicas"])
 
@@ -189,12 +192,19 @@ class LoadedRun:
 
   @property
   def tokens(self) -> int:
-    """Tokens that all replicas (with a mailbox: one replica) have seen."""
+    """Tokens that all replicas have seen.
+
+    With a mailbox (exchanges through files in a store) only the tokens of this
+    replica count.
+    """
     return _furthest(self, "tokens")
 
   @property
   def uses_mailbox(self) -> bool:
-    """Whether the run is a single replica that met others in a mailbox."""
+    """Whether the run is a single replica that exchanges through a mailbox.
+
+    A mailbox is files in a store that all replicas can read and write.
+    """
     return self.config.get("exchange", {}).get("collective") == MAILBOX
 
   @property

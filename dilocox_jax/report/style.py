@@ -1,9 +1,10 @@
 """Defines the look of all figures.
 
-A method has one color and one marker in every picture; AllReduce is black. The
-first colors are those of Okabe and Ito, which people with impaired color vision
-can tell apart. The title states the finding. The *caption*, a line above each
-panel, says whether its numbers are measured, derived or simulated.
+A built-in method has one color and one marker in every picture; AllReduce is
+black. Curves of other names get colors in order. The first colors are those of
+Okabe and Ito, which people with impaired color vision can tell apart. The title
+states the finding. The *caption*, a line above each panel, says whether its
+numbers are measured, derived or simulated.
 """
 
 import itertools
@@ -224,7 +225,8 @@ def cut_high(
   The main range goes from the lowest loss to the 90th percentile, or higher to
   include `shown_losses`. If all losses together span more than three times this
   range, the axis ends half a range above it. Example: of ten losses, nine are
-  from 2 to 3, and one is 11. They span 9, so the axis is cut at 3.5.
+  from 2 to 3, and one is 11. They span 9, so the axis is cut at 3.5. Nothing is
+  cut if the main range is a single loss.
 
   Args:
     ax: Axes of the losses.

@@ -160,8 +160,9 @@ def numbered(rows: CellRows, names: Sequence[str], column: str) -> CellRows:
   Args:
     rows: Cells of each row, by column.
     names: Name of each row.
-    column: Column with names of other rows. The result has the numbers of these
-      rows instead, in a column "COLUMN #". Cells without such a name stay.
+    column: Column with names of other rows, e.g. "to". The result has a column
+      "to #" with the numbers of these rows instead. Cells without such a name
+      stay.
   """
   numbers = {name: str(number) for number, name in enumerate(names, start=1)}
   numbered_rows = []
@@ -179,9 +180,13 @@ def numbered(rows: CellRows, names: Sequence[str], column: str) -> CellRows:
 def reached(setting: Setting, clock: str, target: float) -> str:
   """Returns a text of the time at which the seeds of a setting reached a loss.
 
-  Examples: "18 s" or "18 ± 1.2 s" if all seeds reached the loss, "1 of 3 seeds"
-  or "not reached" if not, "-" if no seed has evaluations. If some seeds lack
-  evaluations, a text such as " (2 of 3 seeds)" follows the time.
+  Only seeds with evaluations count. The text is, for example:
+
+  - "18 s" or "18 ± 1.2 s" if all of them reached the loss. If other seeds lack
+    evaluations, a text such as " (2 of 3 seeds)" follows.
+  - "1 of 3 seeds" if only some of them reached it.
+  - "not reached" if none of them reached it.
+  - "-" if no seed has evaluations.
 
   Args:
     setting: The setting.
@@ -204,9 +209,11 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 def price(frame: Frame) -> str:
   """Returns a sentence about the setting that sends fewest bytes, or "".
 
-  The sentence compares bytes, simulated time (if there is one simulated
-  cluster) and loss of `Frame.cheapest` with its baseline. It is "" if there is
-  nothing to compare, or if the baseline sends less than 1.05 times as much.
+  `Frame.cheapest` returns this setting. The sentence compares the bytes and the
+  loss of the setting with those of its baseline. If the frame has exactly one
+  simulated cluster, the sentence also compares the simulated times. The result
+  is "" if there is no such setting, or if the baseline sends less than 1.05
+  times as much.
   """
   cheapest = frame.cheapest()
   if cheapest is None:
@@ -246,7 +253,8 @@ def markdown_table(
 
   Args:
     header: Names of the columns.
-    rows: Cells of each row, which are escaped unless they are `Markdown`.
+    rows: Cells of each row. Cells that are `Markdown` stay as they are, and all
+      others are escaped.
   """
   table = [list(header), ["---"] * len(header), *map(list, rows)]
   return ["| " + " | ".join(map(_cell, row)) + " |" for row in table]
@@ -276,7 +284,8 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
   Args:
     rows: Values of each row by column. Columns are in the order in which they
-      first appear. A missing value or None gives an empty cell.
+      first appear. A missing value or None gives an empty cell. NaN gives
+      "nan".
   """
   # The import is slow, and only this function needs it.
   import pandas as pd
@@ -304,8 +313,8 @@ def terminal_table(
 ) -> Table:
   """Returns a table without a frame for a terminal.
 
-  Text that is too wide is folded, but numbers are not: only the names of their
-  columns are, one word a line.
+  Columns of text are folded if they are too wide. Columns of numbers are not,
+  but their names have one word on each line.
 
   Args:
     header: Names of the columns.
@@ -340,6 +349,7 @@ def first_that_fits(layouts: Sequence[Table], console: Console) -> Table:
   No cell of it is folded. If the terminal has room for none, the result is the
   last layout.
   """
+  # With these options a table is as wide as its longest cells need.
   without_end = console.options.update(max_width=_WITHOUT_END)
   for table in layouts:
     needed = console.measure(table, options=without_end).maximum

@@ -1,5 +1,7 @@
 """Figures hold the numbers they were given, and methods keep their looks."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,12 @@ def test_time_is_that_of_the_clock(run):
   rows = [(each.step / 360, each.outer_loss) for each in run.evaluations]
   np.testing.assert_allclose(curves(ax)["diloco"].T, rows)
   assert "(h)" in ax.get_xlabel() and "1gbit" in ax.get_xlabel()
+
+
+def test_without_an_evaluation_there_is_no_time(run):
+  # The time of an evaluation is written before the evaluation itself.
+  early = dataclasses.replace(run, evaluations=[], finished=False)
+  assert figures.time_figure(early) is None
 
 
 def test_ranks_and_rounds_are_drawn(run):

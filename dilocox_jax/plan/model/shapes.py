@@ -1,7 +1,7 @@
 """Computes the shapes of a model's parameters without making any array.
 
-This module needs no JAX, so planning a model of 107 billion parameters takes no
-memory.
+This module needs no JAX, so planning a model of 107 billion parameters takes
+hardly any memory.
 """
 
 import dataclasses
@@ -41,13 +41,14 @@ class ModelShape:
     ff_dim: Hidden width of the MLP, F. With SwiGLU each of the two branches has
       this width.
     vocab_size: Number of tokens in the vocabulary, V.
-    head_dim: Width of one attention head. 0 means model_dim / num_heads.
+    head_dim: Width of one attention head. 0 means model_dim / num_heads. With
+      "rope" the width must be even.
     activation: "swiglu" (Shazeer 2020, arXiv 2002.05202), "gelu" or "relu".
     qk_norm: Whether queries and keys of each head are normalized before their
       product (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
-    num_kv_heads: Number of heads of keys and values, each shared by equally
-      many query heads (Ainslie et al. 2023, arXiv 2305.13245). 0 means
-      num_heads.
+    num_kv_heads: Number of heads of keys and values (Ainslie et al. 2023, arXiv
+      2305.13245). It must divide num_heads, because equally many query heads
+      share each of these heads. 0 means num_heads.
     tied_head: Whether the output head is the embedding table. Otherwise the
       head has a matrix of its own.
     positions: "rope" rotates queries and keys (Su et al. 2021, arXiv
@@ -89,6 +90,7 @@ class ModelShape:
 
   def __post_init__(self):
     """Raises ValueError if no model can have these sizes."""
+    # `limited` declares the limits of fields with a default. These have none.
     for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
       size = of_type(name, getattr(self, name), int)
       within_limits(name, size, at_least=1, at_most=_LARGEST)
@@ -119,12 +121,12 @@ class ModelShape:
 
   @property
   def head_width(self) -> int:
-    """Width of one attention head, K."""
+    """Width of one attention head, K, also if `head_dim` is 0."""
     return self.head_dim or self.model_dim // self.num_heads
 
   @property
   def kv_heads(self) -> int:
-    """Number of heads of keys and values."""
+    """Number of heads of keys and values, also if `num_kv_heads` is 0."""
     return self.num_kv_heads or self.num_heads
 
   def has_bias(self, projection: str) -> bool:
@@ -136,7 +138,8 @@ class ModelShape:
   def block_shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every leaf of one layer, by path.
 
-    For example, "attention/query/kernel" has the shape (D, N K).
+    For example, "attention/query/kernel" has the shape (`model_dim`,
+    `num_heads` * `head_width`).
     """
     model_dim = self.model_dim
     query_width = self.num_heads * self.head_width
@@ -197,15 +200,18 @@ class ModelShape:
 def parameter_count(shape: ModelShape) -> int:
   """Returns the number of parameters, including embedding and head.
 
-  The number is
+  Without biases and learned positions the number is
 
     h V D + D + num_layers (2 D (W + U) + g D F + 2 D + q)
 
-  With heads of width K, W = N K is the width of the queries, and U = kv_heads K
-  that of the keys and of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU,
-  ReLU) matrices. The norms of queries and keys have q = 2 K parameters, or 0
-  without QK-norm. There are h = 2 tables of the vocabulary, or 1 if the head is
-  tied. Biases and learned positions are added to this number.
+  V is the number of tokens in the vocabulary, D is the width of the residual
+  stream, and F is the hidden width of the MLP. The queries have the width W =
+  num_heads K, where K is the width of a head. The keys and the values have the
+  width U = kv_heads K each. The MLP has g = 3 (SwiGLU) or 2 (GELU, ReLU)
+  matrices. The norms of queries and keys have q = 2 K parameters, or 0 without
+  QK-norm. There are h = 2 tables of the vocabulary, or 1 if the head is tied.
+
+  Biases and learned positions are counted in addition.
 
   Source: counted by this project. The matrix terms are those of Hoffmann et al.
   2022, arXiv 2203.15556, appendix F.
@@ -222,14 +228,16 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
   A multiply-add counts as two operations. Forward and backward pass together
   take
 
-    6 N_mm + 12 num_layers W L,    W = N K
+    6 N_mm + 12 num_layers W L
 
   operations. N_mm is the number of parameters in the kernels of the layers and
-  in the head, which may be the embedding. Each of these parameters costs one
-  multiply-add forward, and twice that backward. Attention (queries times keys,
-  weights times values) costs 4 W L operations for a layer forward, and twice
-  that backward. The causal mask is not subtracted, and the backward pass is
-  assumed to recompute nothing.
+  in the output head. If the head is tied, the embedding table is the head. Each
+  of these parameters costs one multiply-add forward, and two backward.
+
+  W is the width of the queries, num_heads times the width of a head. In each
+  layer, attention (queries times keys, weights times values) costs 4 W L
+  operations forward, and 8 W L backward. Positions that the causal mask hides
+  are counted, too. The backward pass is assumed to recompute nothing.
 
   Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
   Differs: the number of parameters in the paper includes the embedding table.
@@ -244,5 +252,6 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
     if path.endswith("/kernel")
     or (shape.tied_head and path.endswith("/embedding"))
   )
-  attention = shape.num_layers * shape.num_heads * shape.head_width
-  return 6 * matrix_parameters + 12 * attention * sequence_length
+  query_width = shape.num_heads * shape.head_width
+  attention_flops = 12 * shape.num_layers * query_width * sequence_length
+  return 6 * matrix_parameters + attention_flops

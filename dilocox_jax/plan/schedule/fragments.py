@@ -34,14 +34,15 @@ class Fragments:
   """A division of the parameter tree into P disjoint fragments.
 
   Attributes:
-    num_fragments: Number of fragments, P.
+    num_fragments: Number of fragments, P. In the orders "sequential" and
+      "strided", several fragments need at least P layers.
     num_layers: Number of layers of the model. Stacked leaves have a leading
       axis of this length.
     order: What a fragment consists of: "sequential" (neighboring layers),
       "strided" (every (P - 1)-th layer, the default of Streaming DiLoCo, arXiv
       2501.18512), "sliced" (neighboring rows of every leaf), or "interleaved"
-      (every P-th row of every leaf). In the first two orders, if P > 1,
-      fragment 0 has the leaves outside the layers, and no layers.
+      (every P-th row of every leaf). If P > 1, fragment 0 of the first two
+      orders has the leaves outside the layers, and no layers.
   """
 
   num_fragments: int
@@ -101,15 +102,16 @@ class Fragments:
     """Returns a shape that gives the P slices of a leaf an axis of their own.
 
     Reshape the leaf to this shape, [..., parts, P, rows, ...]. Then index p of
-    the axis P selects slice p, the part of the leaf in fragment p. For example,
-    a leaf of 6 rows and P = 2:
+    the axis P selects slice p, which belongs to fragment p. The slice has
+    `parts` groups of `rows` neighboring rows each. For example, a leaf of 6
+    rows and P = 2:
 
         sliced       [1, 2, 3]   slice 1, [:, 1, :], has the rows 3, 4 and 5
         interleaved  [3, 2, 1]   slice 1, [:, 1, :], has the rows 1, 3 and 5
 
-    A stacked leaf is sliced along the axis after the layers, or along the
-    layers if it has no other axis. Any other leaf is sliced along its first
-    axis.
+    A stacked leaf (`is_stacked`) has an axis of layers in front. It is sliced
+    along the axis after the layers, or along the layers if it has no other
+    axis. Any other leaf is sliced along its first axis.
 
     Args:
       path: Path of the leaf.
@@ -124,6 +126,7 @@ class Fragments:
     axis = min(int(is_stacked(path)), len(shape) - 1)
     slice_rows = -(-shape[axis] // self.num_fragments)
     num_parts = slice_rows if self.order == "interleaved" else 1
+    # A leaf without rows has no parts.
     part_rows = slice_rows // max(num_parts, 1)
     sliced_shape = (
       *shape[:axis],
@@ -172,8 +175,9 @@ class Fragments:
 def is_stacked(path: str) -> bool:
   """Returns whether the first axis of the leaf at a path is the layer axis.
 
-  This is so below "blocks", as in "blocks/query/kernel", unless a number
-  follows: in "blocks/0/kernel" every layer has leaves of its own.
+  It is if the path begins with "blocks/", as in "blocks/query/kernel".
+  Exception: if a number follows, as in "blocks/0/kernel", every layer has
+  leaves of its own, which are not stacked.
   """
   first_key, _, other_keys = path.partition("/")
   second_key = other_keys.split("/", 1)[0]
@@ -183,7 +187,8 @@ def is_stacked(path: str) -> bool:
 def stacked_shape(path: str, shape: Shape) -> Shape:
   """Returns the shape of a leaf with a layer axis in front.
 
-  It is `shape` itself if the leaf is stacked, and (1, *shape) otherwise.
+  A stacked leaf has this axis already, so the result is `shape` itself. For any
+  other leaf, and for a leaf without axes, an axis of length 1 is added.
   """
   if shape and is_stacked(path):
     return tuple(shape)

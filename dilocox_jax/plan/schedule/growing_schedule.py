@@ -49,11 +49,17 @@ class Stage:
 class GrowingSchedule(SyncSchedule):
   """Computes when fragments are sent and applied in rounds that grow.
 
-  The rounds begin with `first_interval` inner steps, and grow until they have H
-  (`sync_interval`).
+  The first rounds have `first_interval` inner steps. Later rounds are longer,
+  and the last ones have H inner steps (`sync_interval`).
+
+  The delay tau (`overlap_steps`) is that of a round of H steps. In a round of h
+  steps the delay is tau h / H, rounded down, but at least 1 if tau is not 0.
+  tau must be less than H. With a single fragment it may also be H. If the first
+  rounds have a single step, tau must be 0 or H.
 
   Attributes:
-    first_interval: h_1, the number of inner steps of the first rounds.
+    first_interval: h_1, the number of inner steps of the first rounds. It must
+      lie between the number of fragments and H.
     steps_per_doubling: d, the number of inner steps after which the length of a
       round doubles. The last length is H, also if H is no power of two times
       h_1.
@@ -94,9 +100,9 @@ class GrowingSchedule(SyncSchedule):
 
   @functools.cached_property
   def stages(self) -> tuple[Stage, ...]:
-    """The stages in order: rounds of equal length that follow each other.
+    """The stages in order. A stage is all rounds of one length.
 
-    The last stage has rounds of H steps and no end.
+    The last stage has rounds of H steps, and no end.
     """
     stages = []
     round_index = 0
@@ -105,7 +111,8 @@ class GrowingSchedule(SyncSchedule):
     boundary = self.steps_per_doubling
     while interval < self.sync_interval:
       # All rounds that begin before the boundary have this length. With
-      # boundary - step = 12 and interval = 8, two rounds begin before it.
+      # boundary - step = 12 and interval = 8, two rounds begin before it. If
+      # the last round has ended behind the boundary, no round has this length.
       num_rounds = max(-(-(boundary - step) // interval), 0)
       if num_rounds:
         stages.append(Stage(round_index, step, interval))
@@ -128,10 +135,11 @@ class GrowingSchedule(SyncSchedule):
 
   @property
   def depth(self) -> int:
-    """Largest number of a fragment's sends whose means are not applied yet.
+    """Largest number of sends of one fragment that are pending at once.
 
-    A mean is applied at the latest when the fragment is sent again. So the
-    number is 1, or 0 if tau is 0.
+    A send is pending until its mean is applied. Here this happens at the latest
+    when the fragment is sent again. So the number is 1, or 0 if the delay (tau)
+    is 0.
     """
     return 1 if self.overlap_steps else 0
 
@@ -140,8 +148,9 @@ class GrowingSchedule(SyncSchedule):
     """Index of the round from which on all rounds are alike.
 
     These rounds have H steps, and send and apply the same fragments at the same
-    steps within the round. If tau is not 0, the first round of H steps is not
-    among them, because it may still apply sends of a shorter round.
+    steps within the round. If the delay (tau) is not 0, the first round of H
+    steps is not among them, because it may still apply sends of a shorter
+    round.
     """
     return self.stages[-1].first_round + self.depth
 
@@ -152,7 +161,7 @@ class GrowingSchedule(SyncSchedule):
     return last_stage.start + self.depth * last_stage.interval
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds, from a given one on, are surely alike.
+    """Returns how many rounds, from a given one on, are known to be alike.
 
     Rounds are alike if they have equally many inner steps, and send and apply
     the same fragments at the same steps within the round.
@@ -205,6 +214,7 @@ class GrowingSchedule(SyncSchedule):
     sends.
     """
     events = []
+    # No delay is longer than tau: older sends are applied by step `start`.
     for fragment, send_step in self._sends(start - self.overlap_steps, stop):
       apply_step = send_step + self.delay(send_step)
       for kind, step in (("apply", apply_step), ("send", send_step)):
@@ -218,8 +228,8 @@ class GrowingSchedule(SyncSchedule):
   def _sends(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yields all sends of the rounds that overlap steps `start` + 1 to `stop`.
 
-    Each is a fragment and the inner step after which it is sent. Some of these
-    steps lie outside the range.
+    A send is a pair: a fragment, and the inner step after which it is sent. The
+    first and the last round may have sends at steps outside this range.
     """
     step = max(start, 0)
     stage = self._stage_at(step)
@@ -241,18 +251,19 @@ def schedule_of(
   first_interval: int | None = None,
   steps_per_doubling: int | None = None,
 ) -> SyncSchedule:
-  """Returns a schedule whose rounds all have H steps, or grow up to H steps.
+  """Returns a schedule with rounds of H steps, or with rounds that grow to H.
 
   Args:
     sync_interval: H, the length of all rounds, or of the last ones if rounds
       grow (inner steps).
     num_fragments: Number of fragments (parts of the parameters), P.
     overlap_steps: tau, the delay between sending a fragment and applying its
-      mean, in rounds of H steps (inner steps).
-    first_interval: Length of the first rounds (inner steps). None: all rounds
-      have H steps.
-    steps_per_doubling: Inner steps after which the length of rounds doubles.
+      mean (inner steps). In a round of h < H steps the delay is tau h / H,
+      rounded down, but at least 1 if tau is not 0.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
       None: all rounds have H steps.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      rounds grow. None: all rounds have H steps.
 
   Raises:
     ValueError: If only one of `first_interval` and `steps_per_doubling` is

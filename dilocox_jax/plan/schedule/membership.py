@@ -2,15 +2,17 @@
 
 A replica that is away for some rounds takes no inner steps. A mean leaves it
 out if it was away in any round from the *send* (pseudo-gradients are measured)
-to the *apply* (their mean is applied). The replica comes back at the start of a
-round as a copy of the *source replica*, the first replica that was present in
-the round before: it gets the outer parameters and the source replica's inner
-optimizer state, but no residual of error feedback, and has nothing in flight.
+to the *apply* (their mean is applied).
+
+A replica comes back at the start of a round. It begins with the outer
+parameters. Its residual of error feedback and its pseudo-gradients in flight
+become zeros. Its inner optimizer state becomes a copy of the state of the
+*source replica*: the first replica that was present in the round before.
 
 A slow replica m takes h_m of the H steps of a round. It takes its step k when
 floor(t h_m / H) reaches k for the first time, where t counts the H steps. The
-mean of the replicas is weighted by h_m, also for a replica that has just come
-back and sends after fewer steps.
+mean of the replicas is weighted by h_m. A replica that has just come back has
+the weight h_m, too, although it may send after fewer steps.
 
 Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1. In
 round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are two
@@ -58,8 +60,10 @@ class RoundParticipation:
   Attributes:
     members: Indices of the replicas that are present, ascending.
     returning: Indices of the members that were away in the round before.
-    source_replica: Index of the replica that the returning replicas copy.
-    windows: What each replica does in each window of the round, in order.
+    source_replica: Index of the replica whose inner optimizer state the
+      returning replicas copy.
+    windows: What each replica does in each window of the round, in order. A
+      window is some inner steps, then at most one apply and one send.
   """
 
   members: tuple[int, ...]
@@ -91,13 +95,15 @@ class Membership:
   Attributes:
     schedule: Schedule of the rounds. All its rounds must have H inner steps.
     num_replicas: Number of replicas, M.
-    absences: Planned absences as triples (replica, first round, last round),
-      counted from 0. The replica is away in the last round, too.
+    absences: Planned absences as triples (replica, first round, last round).
+      Replicas and rounds are counted from 0. The replica is away in the last
+      round, too. In each round at least one replica must be present by this
+      plan.
     absence_rate: Probability that a replica is away in a round, in addition to
       `absences`. If no replica would be left, one stays.
     seed: Seed of the random absences.
-    inner_steps: Number of inner steps of each replica in a round, 1 to H, of
-      which the largest must be H. Empty: all replicas take H steps.
+    inner_steps: Number of inner steps of each replica in a round, 1 to H. The
+      largest number must be H. Empty: all replicas take H steps.
   """
 
   schedule: SyncSchedule
@@ -108,7 +114,7 @@ class Membership:
   inner_steps: tuple[int, ...] = ()
 
   def __post_init__(self):
-    """Raises ValueError if a field is wrong or does not fit the schedule."""
+    """Raises ValueError if absences or steps do not fit the schedule."""
     count = self.num_replicas
     interval = self.schedule.sync_interval
     require(
@@ -120,6 +126,8 @@ class Membership:
         f"absences={replica}:{first}-{last} must name one of {count} replicas "
         "(from 0) and a first round that is not after the last",
       )
+    # If a plan ever keeps all replicas away, it does so in a round in which an
+    # absence begins.
     for round_index in {first for _, first, _ in self.absences}:
       require(
         not self._planned_away(round_index).all(),
@@ -148,7 +156,7 @@ class Membership:
     """Returns whether each replica is present in a round, booleans [M].
 
     If chance would keep all replicas away, the first one that is not away by
-    plan is present all the same.
+    plan is present all the same. The array is cached, so do not change it.
     """
     is_planned_away = self._planned_away(round_index)
     rng = np.random.default_rng([self.seed, round_index])
@@ -159,9 +167,10 @@ class Membership:
     return ~is_away
 
   def num_present(self, rounds: Iterable[int]) -> dict[int, int]:
-    """Returns in how many of some rounds how many replicas are present.
+    """Counts rounds by the number of replicas that are present.
 
-    Example: {3: 8, 2: 1} means 3 replicas in 8 rounds, and 2 in one round.
+    Example: {3: 8, 2: 1} means that 3 replicas are present in 8 of the rounds,
+    and 2 replicas in one round.
 
     Args:
       rounds: Indices of the rounds, from 0.
@@ -170,19 +179,21 @@ class Membership:
     return dict(collections.Counter(counts))
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds, from a given one on, are surely alike.
+    """Returns how many rounds, from a given one on, are known to be alike.
 
-    Rounds are alike if the same replicas are present, come back, and are in
-    each mean. Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds
-    4 and 5 are alike. Round 3 is not like them, because all replicas were
-    present in the round before it.
+    Rounds are alike if the same replicas are present, were present in the round
+    before, and are in each mean.
+
+    Example: means are applied without a delay, and replica 1 is away in rounds
+    3 to 5. Then rounds 4 and 5 are alike. Round 3 is not like them, because all
+    replicas were present in the round before it.
 
     Args:
       round_index: Index of the given round, from 0.
 
     Returns:
       Number of rounds, the given one included, so at least 1. None: all later
-      rounds are like the given one. With random absences it is 1.
+      rounds are like the given one. With random absences the number is 1.
     """
     if self.absence_rate:
       return 1
@@ -212,10 +223,12 @@ class Membership:
   def _weights(self, send_step: int, round_index: int) -> tuple[float, ...]:
     """Returns the factor of each replica in the mean of a fragment, [M].
 
-    It is 0 if the replica was away in any round from that of the send to
-    `round_index`, that of the apply. The other factors have the mean 1, and are
-    proportional to the replica's steps in a whole round.
+    The mean is applied in round `round_index`. The factor is 0 if the replica
+    was away in this round, in the round of the send, or in a round between. The
+    other factors have the mean 1, and are proportional to the replica's steps
+    in a whole round.
     """
+    # The round that contains the inner step `send_step`.
     sent_round, _ = self.schedule.round_at(send_step - 1)
     is_counted = np.ones(self.num_replicas, bool)
     for index in range(sent_round, round_index + 1):
@@ -268,7 +281,8 @@ def named_absences(text: str) -> Absences:
 
   Args:
     text: For example "1:3-5;0:8": replica 1 is away in the rounds 3 to 5, and
-      replica 0 in round 8, both counted from 0. Empty: there are no absences.
+      replica 0 in round 8. Replicas and rounds are counted from 0. Empty: there
+      are no absences.
 
   Returns:
     Triples (replica, first round, last round).
@@ -292,7 +306,7 @@ def named_absences(text: str) -> Absences:
 def named_inner_steps(text: str) -> tuple[int, ...]:
   """Parses numbers of inner steps of replicas: "32,16" becomes (32, 16).
 
-  An empty text has no numbers. Raises ValueError if a text is not of this form.
+  An empty text becomes (). Raises ValueError if a text is not of this form.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,

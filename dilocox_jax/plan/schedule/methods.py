@@ -59,7 +59,7 @@ RULES: Registry[RuleKind] = Registry("rule")
 
 
 def register_rule(name: str, kind: RuleKind) -> None:
-  """Registers an apply rule under a name, for `sync.rule`.
+  """Registers an apply rule, so that a config can name it in `sync.rule`.
 
   Args:
     name: The name, e.g. "reset".
@@ -107,15 +107,18 @@ class Method:
   Attributes:
     schedule: After which inner steps fragments (parts of the parameters) are
       sent and their means applied.
-    rule: Name of the apply rule, one of `RULES`: with which parameters a
-      replica continues when a mean arrives (docs/methods.md).
+    rule: Name of the apply rule: "reset", "continue", "mix", "eager", or a
+      registered one. It says with which parameters a replica continues when a
+      mean arrives (docs/methods.md).
     mixing_alpha: Weight of the replica's own parameters under the rule "mix", 0
-      to 1. With 1 the mean has no effect on the replica.
+      to 1. With 1 the mean has no effect on the replica. Under "reset",
+      "continue" and "eager" it must be 0.
     exchanged: What is averaged: "pseudo_gradient"; or "gradient" for methods
       that average the gradients of every step, and give the mean to the inner
       optimizer.
-    fragment_order: How the parameters are divided among fragments, one of
-      `plan.schedule.fragments.ORDERS`.
+    fragment_order: How the parameters are divided among fragments:
+      "sequential", "strided", "sliced" or "interleaved"
+      (`plan.schedule.fragments`).
   """
 
   schedule: SyncSchedule
@@ -153,7 +156,8 @@ class Method:
     With this field of a config, the part of a pseudo-gradient that the codec
     did not send stays in the replica's parameters, and is measured again at the
     next send. A method that averages pseudo-gradients allows it with the rule
-    "continue", and with the rule "reset" if tau is 0.
+    "continue". With the rule "reset" it allows it if means are applied without
+    a delay (tau = 0).
     """
     if self.exchanged != "pseudo_gradient":
       return False
@@ -181,8 +185,9 @@ def register_method(build: Build) -> Build:
     `build`.
 
   Raises:
-    ValueError: If the name is taken or is no identifier, the method refuses its
-      own defaults, or its schedule does not number its rounds 0, 1, 2, ...
+    ValueError: If the name is taken or is no identifier, if the method refuses
+      its own defaults, or if the first rounds of its schedule do not have the
+      indices 0, 1, 2 and 3.
   """
   name = build.__name__
   with in_front(f"method {name!r}: "):
@@ -239,8 +244,9 @@ def diloco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   schedule = schedule_of(
     sync_interval,
@@ -264,8 +270,9 @@ def open_diloco(
 
   Args:
     sync_interval: H (inner steps); the paper has 500.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -285,8 +292,9 @@ def sparse_loco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -306,8 +314,9 @@ def muloco(
 
   Args:
     sync_interval: H (inner steps).
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   return diloco(sync_interval, first_interval, steps_per_doubling)
 
@@ -334,10 +343,12 @@ def streaming_diloco(
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
     mixing_alpha: Weight of the replica's own parameters in the mixture, 0 to 1.
-    fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
-      "strided" and "sequential".
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    fragment_order: How the parameters are divided among fragments. The paper
+      has "strided" and "sequential". "sliced" and "interleaved" are possible,
+      too (`plan.schedule.fragments`).
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   schedule = schedule_of(
     sync_interval,
@@ -363,17 +374,18 @@ def eager(
 ) -> Method:
   """Applies a replica's own pseudo-gradient at once, the others' a round late.
 
-  The outer step takes the mean of the round before, in which the replica's
-  newest pseudo-gradient replaces its older one.
+  The outer step takes the mean of the pseudo-gradients of the round before. In
+  this mean each replica replaces its own older pseudo-gradient by its newest.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
   Args:
     sync_interval: H (inner steps), which is also the delay.
-    num_fragments: Number of fragments (parts of the parameters), P; the paper
-      has 1.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    num_fragments: Number of fragments (parts of the parameters), P. The paper
+      has 1. If rounds grow, it must be 1.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   schedule = schedule_of(
     sync_interval,
@@ -400,15 +412,17 @@ def dilocox(
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
   Differs: the paper does not say what happens to the progress that a replica
   makes during the delay. The rule "reset" drops it from the replica, "continue"
-  keeps it (docs/methods.md). The residual of error feedback is what is missing
-  from the replica's own message. In the paper's Algorithm 2 it is what is
-  missing from the mean (recalled).
+  keeps it (docs/methods.md). The residual of error feedback is what the codec
+  lost of the replica's own message. In the paper's Algorithm 2 it is the
+  difference between the replica's pseudo-gradient and the mean (this is from
+  memory).
 
   Args:
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   schedule = schedule_of(
     sync_interval,
@@ -440,13 +454,17 @@ def delayed(
   Args:
     sync_interval: H (inner steps).
     num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps). It may exceed H if `rule` is "continue".
-    rule: How a replica goes on when a mean arrives, one of `RULES`.
+    overlap_steps: tau (inner steps). It may exceed H if `rule` is "continue"
+      and rounds do not grow.
+    rule: How a replica goes on when a mean arrives: "reset", "continue", "mix"
+      or "eager" (docs/methods.md).
     mixing_alpha: Weight of the replica's own parameters if `rule` is "mix", 0
-      to 1.
-    fragment_order: One of `plan.schedule.fragments.ORDERS`.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+      to 1. With the other rules it must be 0.
+    fragment_order: How the parameters are divided among fragments, e.g.
+      "strided" (`plan.schedule.fragments`).
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   schedule = schedule_of(
     sync_interval,
@@ -489,8 +507,9 @@ def overlap_loco(
     num_fragments: Number of slices, P. None: 16, or the length of the first
       rounds if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
-    first_interval: Length of the first rounds, if rounds grow (`schedule_of`).
-    steps_per_doubling: Inner steps after which a round's length doubles.
+    first_interval: Length of the first rounds (inner steps), if rounds grow.
+    steps_per_doubling: Inner steps after which the length of rounds doubles, if
+      they grow. Give both this and `first_interval`, or neither.
   """
   if num_fragments is None:
     num_fragments = min(16, first_interval or sync_interval)
@@ -526,14 +545,14 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
   """Builds a method by name.
 
   Args:
-    text: A name in `METHODS`; settings may follow it, as in
+    text: Name of a registered method. Settings may follow it, as in
       "diloco(sync_interval=8)".
     **settings: Values of settings by name. None leaves the method's default.
 
   Raises:
-    ValueError: If the text is not of this form, the name is unknown, the method
-      has no such setting, a setting is both in the text and in `settings`, or
-      the method refuses a value.
+    ValueError: If the text is not of this form, or if no method has the name.
+      If the method lacks a setting, or refuses its value. If a setting is both
+      in the text and in `settings`.
   """
   name, settings_in_text = method_parts(text)
   if name not in METHODS:
@@ -555,6 +574,7 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
         f"{key}={printable(str(value))} is not a setting of method {name!r} "
         f"(it has: {known_names}); {_advice(key, parameters)}"
       )
+    # Settings of other types are left to the method, which may check them.
     if _is_plain(types.get(key)):
       arguments[key] = of_type(key, value, types[key])
   return build(**arguments)
@@ -611,8 +631,8 @@ def with_interval(method: Method, sync_interval: int) -> Method:
   A delay of one round stays a delay of one round.
 
   Args:
-    method: A method with one fragment, rounds of equal length, and no delay or
-      that of one round.
+    method: A method with one fragment and with rounds of equal length. Its
+      delay must be 0 or one round.
     sync_interval: The new H (inner steps).
 
   Raises:

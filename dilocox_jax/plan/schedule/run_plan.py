@@ -1,11 +1,11 @@
-"""Divides a run into segments: rounds, or some data-parallel steps each.
+"""Divides a run into segments: each is a round or some data-parallel steps.
 
 The trainer gives a segment to the devices without waiting in between. Between
 two segments it may evaluate, save and stop. The segments depend only on the
 config, so a resumed run has the same segments as a run without a stop.
 
-For example, with 130 steps, of which the first 60 are data parallel, H = 30 and
-steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
+For example, a run has 130 steps, and the first 60 are data parallel. With H =
+30 and steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
 """
 
 import dataclasses
@@ -24,12 +24,13 @@ class Segment:
     phase: "rounds" or "data_parallel".
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
-    windows: The round in parts. Each is some inner steps, then at most one mean
-      to apply, and at most one fragment (part of the parameters) to measure for
-      an exchange. Empty if `phase` is "data_parallel".
+    windows: The round in parts. A part is some inner steps, then at most one
+      mean to apply, and at most one fragment (part of the parameters) to
+      measure for an exchange. Empty if `phase` is "data_parallel".
     ends_phase: Whether the first round follows after this segment.
-    schedule_start: Number of inner steps of the run before step 0 of the
-      schedule, from which `windows` count. 0 if `phase` is "data_parallel".
+    schedule_start: Number of inner steps of the run before the schedule starts.
+      The steps of the events in `windows` are counted from this start. 0 if
+      `phase` is "data_parallel".
     participation: What each replica does in the windows. None: all replicas
       take all inner steps and have equal weights.
   """
@@ -56,8 +57,8 @@ class Segment:
   def crosses(self, interval_steps: int) -> bool:
     """Returns whether a multiple of an interval lies in (start, stop].
 
-    Then something is due that is done once in `interval_steps` inner steps. For
-    0 the result is False.
+    If it does, an event that recurs every `interval_steps` inner steps, such as
+    an evaluation, is due. For 0 the result is False.
     """
     if not interval_steps:
       return False
@@ -66,16 +67,16 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """Divides a run into segments: rounds, or some data-parallel steps each.
+  """Divides a run into segments: each is a round or some data-parallel steps.
 
   Attributes:
     method: Schedule and apply rule of the rounds.
     total_steps: Number of inner steps of the run, warm start included.
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Largest number of steps of a data-parallel segment.
-    schedule_start: Number of inner steps of the run before step 0 of the
-      schedule, which starts again when H (inner steps of a round) changes.
-      None: the schedule starts with the first round.
+    schedule_start: Number of inner steps of the run before the schedule starts.
+      The schedule starts again when H (inner steps of a round) changes. None:
+      the schedule starts with the first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """
@@ -110,8 +111,8 @@ class RunPlan:
   def at_interval(self, sync_interval: int) -> "RunPlan":
     """Returns the same plan with another H (inner steps).
 
-    Raises ValueError if H of the method cannot change
-    (`methods.with_interval`).
+    H can change if the method has one fragment, rounds of equal length, and a
+    delay of 0 or one round. With any other method, a new H raises ValueError.
     """
     if sync_interval == self.method.schedule.sync_interval:
       return self
@@ -145,13 +146,15 @@ class RunPlan:
       if segment.phase == "rounds":
         num_segments = self._num_equal_rounds(segment)
       else:
+        # One pair stands for all data-parallel steps, and only the last of them
+        # ends the phase.
         segment = dataclasses.replace(segment, num_steps=1, ends_phase=False)
         num_segments = self.local_start - step
       yield segment, num_segments
       step += num_segments * segment.num_steps
 
   def _num_equal_rounds(self, segment: Segment) -> int:
-    """Returns how many rounds, from a given one on, are surely equal."""
+    """Returns how many rounds, from a given one on, are known to be equal."""
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
     round_index, interval = schedule.round_at(done)
@@ -169,8 +172,9 @@ class RunPlan:
     return min(num_rounds, num_alike)
 
   def round_starts(self) -> list[float]:
-    """Returns for each round the share of all rounds' steps that precede it.
+    """Returns, for each round, the fraction of training before it, 0 to 1.
 
+    The fraction counts the inner steps of rounds, without data-parallel steps.
     Example: 20 data-parallel steps and then rounds of 4, 4 and 8 steps give 0,
     0.25 and 0.5.
     """

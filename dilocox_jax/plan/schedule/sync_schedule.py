@@ -6,11 +6,12 @@ of the fragment, and keeps it in flight. The pseudo-gradients are averaged while
 further steps run, and the mean is applied tau inner steps after the send. A
 send and an apply are both called *events*.
 
-Fragment p is sent after inner step s if (s - t_p) mod H = 0 and s > 0, with the
-offset t_p = floor(p H / P), and applied after step s + tau. If both come after
-the same step, the new pseudo-gradient is measured first, then the older mean is
-applied, and then the new pseudo-gradient is in flight. With tau = 0 the new
-pseudo-gradient itself is averaged and applied at once.
+Fragment p has the offset t_p = floor(p H / P). It is sent after each inner step
+s > 0 with (s - t_p) mod H = 0, and its mean is applied after step s + tau. If a
+send and an apply of the fragment come after the same step, the new
+pseudo-gradient is measured first. Then the older mean is applied, and then the
+new pseudo-gradient is in flight. With tau = 0 the new pseudo-gradient itself is
+averaged and applied at once.
 
 The inner steps up to an event, together with the event, are a *window*. For
 example, with H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each
@@ -60,9 +61,10 @@ class Window:
     applied: The apply after the inner steps. None: nothing is applied.
     sent: The send after the inner steps. If it is of the fragment that is
       applied, its pseudo-gradient is measured first. None: nothing is sent.
-    follows_send: Whether the window before has sent the fragment that this one
-      applies, after the same inner step. Always False if tau is neither 0 nor a
-      multiple of H.
+    follows_send: Whether the fragment that this window applies was sent by the
+      window before it, after the same inner step. It can be True only if the
+      delay (tau) is 0 or a multiple of H, the steps between two sends of a
+      fragment.
   """
 
   num_steps: int
@@ -134,11 +136,12 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Largest number of a fragment's sends whose means are not applied yet.
+    """Largest number of sends of one fragment that are pending at once.
 
-    It is ceil(tau / H). Example: with H = 4 and tau = 6, the mean of the send
-    after step 4 is applied after step 10. The next send is after step 8. So two
-    sends are pending after step 8, and the depth is 2.
+    A send is pending until its mean is applied. The number is ceil(tau / H).
+    Example: with H = 4 and tau = 6, the mean of the send after step 4 is
+    applied after step 10. The next send is after step 8. So two sends are
+    pending after step 8, and the depth is 2.
     """
     return -(-self.overlap_steps // self.sync_interval)
 
@@ -154,9 +157,9 @@ class SyncSchedule:
   def hiding_steps(self) -> int:
     """Smallest number of inner steps that run at the same time as an exchange.
 
-    It is 0 if tau is 0. It may be less than tau, because a compiled program
-    does not begin an exchange at the send, but after the last send or apply
-    that comes before the apply of this exchange.
+    It is 0 if the delay (tau) is 0. It may be less than tau, because a compiled
+    program does not begin an exchange at the send. It begins the exchange after
+    the last event (send or apply) before the mean of the exchange is applied.
 
     Example: with H = 6, P = 1 and tau = 8, the fragment is sent after steps 6
     and 12, and the mean of the first send is applied after step 14. The
@@ -213,7 +216,7 @@ class SyncSchedule:
     return f"{self.sync_interval}"
 
   def num_alike(self, round_index: int) -> int | None:
-    """Returns how many rounds, from a given one on, are surely alike.
+    """Returns how many rounds, from a given one on, are known to be alike.
 
     Rounds are alike if they have equally many inner steps, and send and apply
     the same fragments at the same steps within the round.
@@ -233,7 +236,8 @@ class SyncSchedule:
     """Returns how many inner steps lie between a send and its apply: tau.
 
     Args:
-      send_step: Inner step of the send, which only subclasses read.
+      send_step: Inner step of the send. Here all sends have the same delay. In
+        a subclass the delay may depend on this step.
     """
     del send_step
     return self.overlap_steps
@@ -309,8 +313,8 @@ class SyncSchedule:
     """Returns, for every fragment, how many sends are not applied yet, [P].
 
     Args:
-      step: Number of finished inner steps. What is to be sent and applied right
-        after step `step` has been sent and applied.
+      step: Number of finished inner steps. The sends and applies that are due
+        after this step are finished, too.
     """
     counts = [0] * self.num_fragments
     for event in self._pending(step):
@@ -333,9 +337,9 @@ class SyncSchedule:
 
     The flush treats one fragment after the other. A send is pending if its mean
     is not applied yet. If the fragment has made progress since its last send,
-    the flush sends the progress, and applies its mean last. The pending sends
-    are applied from the oldest on: after this new send if tau >= H, and before
-    it otherwise.
+    the flush sends the progress, and applies its mean last. The means of the
+    pending sends are applied from the oldest on. If the delay (tau) is at least
+    H, they are applied after this new send, and otherwise before it.
 
     Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
     are pending and the progress of step 9 is unsent. So the order is send(9),
@@ -343,8 +347,8 @@ class SyncSchedule:
     pending, so the order is apply(8), send(9), apply(9).
 
     Args:
-      step: Number of finished inner steps. What is to be sent and applied right
-        after step `step` has been sent and applied.
+      step: Number of finished inner steps. The sends and applies that are due
+        after this step are finished, too.
 
     Returns:
       Windows in order, each with one send or one apply and no inner steps. An
