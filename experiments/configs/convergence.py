@@ -61,7 +61,8 @@ FRONT = (
 )
 NOTES = (
   "Each method was tuned on one further seed, `small` with 11 runs and `muon`"
-  " with seven. The batch size, DiLoCoX's rule for H, the target loss, and the"
+  " with seven (`allreduce_muon_average`: six and four). The batch size,"
+  " DiLoCoX's rule for H, the target loss, and the"
   " average of `overlap_loco` were chosen after a look at seed 0. One text"
   " chose the settings, and the losses are those of the same text. The runs of"
   " docs/results.md have a text of their own for the losses.",
