@@ -79,8 +79,8 @@ def mailbox_terms(
       user has replaced parts of the config, such as "model".
 
   Raises:
-    ValueError: One line, if the method or a field of a rule is missing or
-      wrong.
+    ValueError: One line, if `sync.method` or a field about which all replicas
+      must agree (e.g. `mailbox.quorum`) is missing or has a wrong value.
     TypeError: If the section `sync` has an unknown field.
   """
   fields = flat(values)

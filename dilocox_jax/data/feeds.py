@@ -490,7 +490,10 @@ class Batches:
     return self._batch(0, 0)
 
   def seen_at_once(self) -> Tree:
-    """Returns the first batch. Only this batch is checked before the run."""
+    """Returns the first batch of the source, a sample for checks before a run.
+
+    The run itself may skip this batch, or use it for evaluations.
+    """
     return self.example()
 
   def batch(self, replica: int, step: int, num_replicas: int) -> Tree:

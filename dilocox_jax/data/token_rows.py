@@ -260,7 +260,7 @@ def unread_columns(columns: Iterable[str]) -> list[str]:
 def is_row(item: Any) -> bool:
   """Returns whether an item is a mapping that holds a single row, not a batch.
 
-  A mapping without `input_ids`, or with no tokens, counts as a row.
+  A mapping without `input_ids`, or with an empty one, counts as a row.
   """
   if not isinstance(item, Mapping):
     return False

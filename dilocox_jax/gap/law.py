@@ -123,7 +123,7 @@ class Law:
 
   @property
   def longest_steps(self) -> int:
-    """Largest number of inner steps of the runs behind the lines."""
+    """Number of inner steps of the longest run that one of `lines` fits."""
     return max(line.steps for line in self.lines)
 
 

@@ -511,13 +511,13 @@ class Seats:
   def look_after(self, roster: Roster) -> None:
     """Writes this replica's seat again if it is missing or damaged.
 
-    If seats before it are missing or damaged, this replica takes them, too.
-    Seats that `roster` counts are not looked at.
+    If seats before it are missing or damaged, this replica takes them, too,
+    because a gap hides all seats after it. Seats that `roster` counts are not
+    looked at.
     """
     if self._since is None:
       return
-    # Seats are read up to the first free one, so a gap hides every seat after
-    # it. The replica that held a missing seat may have died.
+    # The replica that held a missing seat may have died.
     numbers = range(roster.num_seats, self._number + 1)
     for number, holder in zip(numbers, self._read_all(numbers), strict=True):
       if holder is None:

@@ -83,7 +83,7 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
     {"rank": 4}), ("int", {})].
 
   Raises:
-    ValueError: If the text is not of this form.
+    ValueError: If the text cannot be parsed, e.g. "low_rank(".
   """
   try:
     return list(_parts(ast.parse(text, mode="eval").body))

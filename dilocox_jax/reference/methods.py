@@ -460,7 +460,10 @@ class EagerFragment(Fragment):
     self.has_sent = False
 
   def run_events(self, step: int) -> None:
-    """Measures at a round's end, and applies the mean of the round before."""
+    """If `step` ends a round, measures and takes the outer steps.
+
+    The mean of an outer step is that of the round before (`apply`).
+    """
     if step in self.delays:
       self.last_send = step
       self.apply(self.measure())

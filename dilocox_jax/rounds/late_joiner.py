@@ -175,7 +175,9 @@ class _Walk:
 def skip_windows(
   rounds: Rounds, state: RoundState, windows: Sequence[Window], num_steps: int
 ) -> RoundState:
-  """Runs the measurements and applies of windows, but not their inner steps.
+  """Goes through windows without their inner steps.
+
+  Where a window says so, a pseudo-gradient is measured or a mean is applied.
 
   A replica that has fallen behind follows the other replicas in this way. If
   the others have agreed on a mean without this replica's pseudo-gradient, the
@@ -183,8 +185,8 @@ def skip_windows(
 
   Args:
     rounds: Rounds that exchange through a mailbox (a folder or a bucket).
-    state: State of the replica before these windows. Its memory is reused by a
-      call that returns, but not by a call that raises.
+    state: State of the replica before these windows. Its memory may be
+      reused by a call that returns, but not by a call that raises.
     windows: Windows as the schedule gives them. Each is some inner steps, then
       a send (a measurement), an apply of a mean, both or neither.
     num_steps: Number of inner steps of these windows together.

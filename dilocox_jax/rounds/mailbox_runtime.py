@@ -300,20 +300,23 @@ class MailboxRuntime:
 
   @functools.cached_property
   def _stage(self) -> Any:
-    """The jitted `_until_more_is_needed`, mapped over the one replica.
+    """The jitted program of one stage of an exchange.
 
-    Values that replicas do not share have an axis of length 1 in front.
+    It takes the arguments of `_until_more_is_needed`, and returns the next
+    message and None, or None and the result. Values that replicas do not share
+    have an axis of length 1 in front.
     """
     rest = self._outer.axes._replace(exchange=None)
-    arguments: Any = self._outer.axes.exchange, rest, 0, None
+    in_axes: Any = self._outer.axes.exchange, rest, 0, None
 
     def program(*values: Any) -> tuple[Any, Arrived | None]:
       stage = refusing_collectives(
         OUTER_STEP, self._until_more_is_needed, self._replicas
       )
-      # A stage returns either a message or a result. So all leaves first get
-      # the replica axis. Then the leaves that replicas share lose it again.
-      leaving, result = self._replicas.map(stage, arguments, 0)(*values)
+      # `map` needs the axes of what a stage returns before it is known whether
+      # that is a message or a result. So every leaf gets the replica axis. Then
+      # the leaves of a result that replicas share lose it again.
+      leaving, result = self._replicas.map(stage, in_axes, 0)(*values)
       if result is not None:
         result = without_axis(arrived_axes(self._outer), result)
       return self._whole(leaving), result

@@ -288,7 +288,7 @@ def named_absences(text: str) -> Absences:
     Triples (replica, first round, last round).
 
   Raises:
-    ValueError: If the text is not of this form.
+    ValueError: If the text cannot be parsed.
   """
   triples = []
   for entry in filter(None, text.split(";")):
@@ -306,7 +306,7 @@ def named_absences(text: str) -> Absences:
 def named_inner_steps(text: str) -> tuple[int, ...]:
   """Parses numbers of inner steps of replicas: "32,16" becomes (32, 16).
 
-  An empty text becomes (). Raises ValueError if a text is not of this form.
+  An empty text becomes (). Raises ValueError if a text cannot be parsed.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,

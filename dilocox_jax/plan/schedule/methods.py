@@ -529,7 +529,7 @@ def method_parts(text: str) -> tuple[str, dict[str, Any]]:
   """Parses a text such as "diloco(sync_interval=8)".
 
   The example gives "diloco" and {"sync_interval": 8}. The method need not
-  exist. Raises ValueError if the text is not of this form.
+  exist. Raises ValueError if the text cannot be parsed.
   """
   try:
     ((name, settings),) = parts_of(text)
@@ -550,7 +550,7 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
     **settings: Values of settings by name. None leaves the method's default.
 
   Raises:
-    ValueError: If the text is not of this form, or if no method has the name.
+    ValueError: If the text cannot be parsed, or if no method has the name.
       If the method lacks a setting, or refuses its value. If a setting is both
       in the text and in `settings`.
   """
@@ -610,12 +610,12 @@ def takes(text: str, setting: str) -> bool:
   """Returns whether a method exists and has a setting.
 
   Args:
-    text: Name of a method, known or not, with or without settings. Empty: the
-      result is False.
+    text: Name of a method, known or not. Settings may follow it, as in
+      "diloco(sync_interval=8)". Empty: the result is False.
     setting: Name of the setting.
 
   Raises:
-    ValueError: If the text is not of this form.
+    ValueError: If the text cannot be parsed, e.g. "diloco(".
   """
   if not text:
     return False
