@@ -95,9 +95,10 @@ def token_scores_of_columns(
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
   """Computes `token_scores` of logits whose columns are divided among devices.
 
-  The results are log(Z) and the logit of the target of each token. They are sums
-  over columns, because JAX's partitioner divides a sum among the devices. For a lookup of the target's column, as in `token_scores`, the
-  partitioner would gather all logits on every device.
+  The results are log(Z) and the logit of the target of each token. Both are
+  sums over columns, because JAX's partitioner divides a sum among the devices.
+  For a lookup of the target's column, as in `token_scores`, the partitioner
+  would gather all logits on every device.
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   columns_V = jnp.arange(logits_TxV.shape[1], dtype=targets_T.dtype)
