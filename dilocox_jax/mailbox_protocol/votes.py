@@ -7,8 +7,8 @@ newest snapshot of the shared state.
 
 If several states tie for the most frequent one, nobody knows which is right:
 they are *split*. No message counts then, and all senders take the newest
-snapshot. If states tie again before the next snapshot is due, the messages of
-one of the tied states count: of that whose first sender joined earliest.
+snapshot. If states tie again before the next snapshot is due, the one of them
+whose first sender joined earliest wins: the messages of its senders count.
 """
 
 from collections.abc import Mapping

@@ -144,7 +144,7 @@ class Evaluation:
 class Timing:
   """The time that one event took on the wall clock.
 
-  The events of a run do not overlap in time.
+  The durations of all events add up to the training time of the run.
 
   Attributes:
     step: Finished inner steps of the run when the event ended.

@@ -1,8 +1,9 @@
 """Passes the rows of a run to other places than its files, e.g. TensorBoard.
 
 A `RunLog` gets each row that the run writes to `metrics.jsonl`, `timing.jsonl`
-or `mailbox.jsonl`. The argument `log` of `dilocox_jax.train` takes such a log
-or its name, and the flag `--log` takes a name. `register_log` adds a name.
+or `mailbox.jsonl`. The argument `log` of `dilocox_jax.train` takes such a log,
+the name of one, or a function of a row. The flag `--log` takes a name.
+`register_log` adds a name.
 """
 
 import contextlib
