@@ -1,8 +1,8 @@
 """Builds optimizers of optax by name, and learning rate schedules.
 
-A config has options such as `b1` for all optimizers. An optimizer gets only the
-options that it takes. An option that it does not take is refused if the user
-has changed it.
+A config has the same options, such as `b1`, for all optimizers. An optimizer
+gets only the options that it takes. If the user has changed another option, an
+error says that it would be ignored.
 """
 
 import inspect

@@ -1,24 +1,22 @@
 """Computes how many bytes a store may hold, and how many of them in messages.
 
-A store holds snapshots (the state that all replicas share, before an event),
-and the messages since the oldest kept snapshot. So the more often a snapshot is
-written, the fewer messages the store holds. The events from one snapshot to the
-next one are an *interval*. At most, a store holds
+A store is the folder or bucket through which replicas send their messages. From
+time to time, one replica also writes a snapshot of the state that all replicas
+share. The events (exchanges) from one snapshot to the next one are an
+*interval*. If each snapshot is written before the next one is due, a store
+holds at most
 
 - five snapshots: three that are kept, one that is about to be deleted, and one
   that is being written;
-- the messages and manifests (lists of messages) of six intervals: three since
-  the oldest snapshot that is kept, one before it if results are applied late,
-  one whose snapshot is being written, and one that has begun meanwhile;
+- the messages and manifests (lists of averaged messages) of six intervals:
+  three since the oldest snapshot that is kept, one before it if results are
+  applied late, one whose snapshot is being written, and one that has begun
+  meanwhile;
 - less than 2 MB of small objects.
 
 For example, four replicas send messages of 100 MB, and a snapshot has 800 MB.
 With `store_bytes` = 10 GB an interval may have (10 - 5 * 0.8) / 6 = 1 GB of
-messages. An event has 0.4 GB, so a snapshot is written at every second event.
-
-If the user sets no limit, an interval may have M times the bytes of a snapshot,
-where M is the number of replicas. Each replica has then sent as many bytes as a
-snapshot has, so snapshots at most about double the bytes that a replica sends.
+messages. An event has 0.4 GB, so an interval has at most two events.
 """
 
 from typing import NamedTuple

@@ -1,14 +1,14 @@
 """Decides whose messages count if the shared states of their senders differ.
 
 The shared state (outer parameters, outer optimizer and the codec's common
-state) should be equal in all replicas. If it is not, the state that most
-senders have counts. Only the messages of these senders are averaged. The others
-must take the newest snapshot.
+state) should be equal in all replicas. If it is not, the messages of the
+senders with the most frequent state count. The other senders must take the
+newest snapshot of the shared state.
 
 If several states tie for the most frequent one, nobody knows which is right:
 they are *split*. No message counts then, and all senders take the newest
-snapshot, which repairs the wrong states. If states tie again before the next
-snapshot is due, the one of them whose first sender joined earliest counts.
+snapshot. If states tie again before the next snapshot is due, the one of them
+whose first sender joined earliest wins: the messages of its senders count.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from dilocox_jax.mailbox_protocol.messages import Message
 
 
 class Vote(NamedTuple):
-  """The messages that do not count because of their senders' shared states.
+  """Says which messages do not count because of their senders' shared states.
 
-  The shared state is the outer parameters, the outer optimizer and the codec's
-  common state. It should be equal in all replicas.
+  The shared state (outer parameters, outer optimizer and the codec's common
+  state) should be equal in all replicas.
 
   Attributes:
     left_out: For each replica whose message does not count, the reason, e.g.
       "it follows other lists of messages".
-    is_split: Whether several states tied for the most frequent one, so that no
-      message counts.
+    is_split: Whether no message counts, because several states tied for the
+      most frequent one.
   """
 
   left_out: dict[str, str]

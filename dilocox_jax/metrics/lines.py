@@ -1,8 +1,8 @@
-"""JSON lines that survive a kill, and files that are replaced as a whole.
+"""Reads and writes JSON lines that survive a kill; replaces files as a whole.
 
-A row is one line, written by one system call. A line counts only if it ends
-with a newline, so a kill leaves at most one torn line at the end of the file.
-Readers ignore this line, and the next writer cuts it:
+A row is a line of JSON, written by one system call. If the program is killed
+meanwhile, the last line may be torn: it does not end with a newline. Readers
+ignore such a line, and the next writer cuts it:
 
     {"loss": 2.5, "step": 30}   newline: this is a row
     {"loss": 2.4, "step": 60}   newline: this is a row

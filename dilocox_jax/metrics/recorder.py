@@ -1,9 +1,9 @@
-"""Defines the rows of a run's records, and writes and reads them.
+"""Defines the rows of `metrics.jsonl` and `timing.jsonl`, and writes them.
 
-- `metrics.jsonl` has losses and norms. Except with a mailbox, a run that was
-  killed and resumed writes the same bytes as one that was never killed. For
-  this, the rows up to a step must be recorded before the checkpoint of that
-  step is saved.
+- `metrics.jsonl` has losses, norms and sent bytes. A run that was killed and
+  resumed writes the same bytes into it as one that was never killed (except
+  with `exchange.collective` = "mailbox"). For this, the rows up to a step must
+  be recorded before the checkpoint of that step is saved.
 - `timing.jsonl` has durations, which depend on the machine.
 
 A reader skips fields that it does not know, so an older version can read the
@@ -34,18 +34,17 @@ def float_or_nan(value: SupportsFloat | None) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class DriftRow:
-  """The differences between the pseudo-gradients of replicas in one exchange.
+  """Measurements of one exchange, e.g. how much pseudo-gradients differ.
 
   Attributes:
     fragment: Index of the fragment, a part of the parameters.
     step: Inner step after which the pseudo-gradients were measured.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
       by the product of their norms. NaN if fewer than two pseudo-gradients are
-      finite and not zero, if `exchange.collective` is "pairs", or with a
-      mailbox.
+      finite and not zero, or if `exchange.collective` is "pairs" or "mailbox".
     disagreement: Distance of a replica's pseudo-gradient from the mean: root
-      mean square over the replicas. With a mailbox, it is the distance of this
-      replica alone.
+      mean square over the replicas. With "mailbox", it is the distance of the
+      replica that writes the row.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient. With "pairs",
       each replica has its own mean, and this is the root mean square of the
       norms of the means.
@@ -71,7 +70,8 @@ class DriftRow:
 class RoundRow:
   """The metrics of one segment: a round, or several data-parallel steps.
 
-  With a mailbox, "replicas" here means only the replica that writes the row.
+  If `exchange.collective` is "mailbox", "replicas" below means only the replica
+  that writes the row.
 
   Attributes:
     step: Finished inner steps of the run at the end of the segment.
@@ -108,8 +108,9 @@ class RoundRow:
 class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
-  A user's own loss may have another unit. With a mailbox, "all replicas" and
-  "replica 0" mean only the replica that writes the row.
+  A user's own loss may have another unit. If `exchange.collective` is
+  "mailbox", "all replicas" and "replica 0" below mean only the replica that
+  writes the row.
 
   Attributes:
     step: Finished inner steps of the run.
@@ -155,8 +156,8 @@ class Timing:
       - "checkpoint": a save was started. The time ends when the run goes on,
         which may be before the save ends.
       - "flush": the updates still in flight after the last step were applied.
-      - "catch_up": a replica with a mailbox took over what the others had done
-        without it.
+      - "catch_up": a replica with a mailbox (a folder or bucket for messages)
+        took over what the others had done without it.
     wall_s: Duration of the event in seconds, not the time since the start. A
       round ends when the devices have computed its results.
     tokens_per_s: Tokens of all replicas (with a mailbox: of the replica that

@@ -1,8 +1,9 @@
 """Passes the rows of a run to other places than its files, e.g. TensorBoard.
 
-A `RunLog` gets the rows that a run also writes to files (`recorder`). The
-argument `log` of `dilocox_jax.train` and the flag `--log` name it. Logs are
-registered by name, so a user can add one.
+A `RunLog` gets each row that the run writes to `metrics.jsonl`, `timing.jsonl`
+or `mailbox.jsonl`. The argument `log` of `dilocox_jax.train` takes such a log,
+the name of one, or a function of a row. The flag `--log` takes a name.
+`register_log` adds a name.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Claims and locks work directories, and writes the record of a run.
 
-Programs write only into a directory that is empty (but for hidden files) or has
-their stamp, `made_by.json`. A run also locks its directory, so that no other
-run mixes its rows in. It writes `config.json` and `run.json` before its first
-step.
+A program claims a directory that is empty (hidden files do not count) or has
+the program's stamp, `made_by.json`. Any other directory is refused, because its
+files might be overwritten. A run also locks its directory, so that no other run
+mixes its rows in. The record of a run is `config.json` and `run.json`.
 """
 
 import contextlib

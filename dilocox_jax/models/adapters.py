@@ -1,8 +1,9 @@
-"""Trains some leaves of a model, or low-rank adapters, and freezes the rest.
+"""Divides a model into trained and frozen leaves, and adds low-rank adapters.
 
-A device holds frozen leaves once, for any number of replicas. Frozen leaves
-have no optimizer state, no outer parameters and no residual, and they are never
-sent.
+Either some leaves of the model are trained, or only adapters are: small
+matrices beside the kernels of the model, which is frozen. Frozen leaves have no
+optimizer state, no outer parameters and no residual of error feedback, and they
+are never sent. A device with several replicas holds them once.
 """
 
 import dataclasses
@@ -47,16 +48,17 @@ class Adaptation:
   """How a model is divided into trained and frozen leaves, and joined again.
 
   Attributes:
-    init: (key) -> first values of the trained leaves. For adapters, the key
-      draws `lora_a`, and `lora_b` is 0. Trained leaves of the model itself
-      start from their values in the model, and the key is not used.
+    init: (key) -> first values of the trained leaves. If adapters are trained,
+      the key draws `lora_a`, and `lora_b` is 0. Otherwise the first values are
+      those in the model, and the key is not used.
     frozen: Frozen leaves. Each is an array, or a `LazyArray` whose values are
       still in a file.
     join: (trained, frozen) -> parameters of the model. Adapters lie beside
-      their kernels, where `split_layer` finds them. `lora_b` is multiplied by
+      their kernels, where `split_layer` finds them, with `lora_b` multiplied by
       the scale of the adapters.
     fold: (trained, frozen) -> parameters of an equal model without adapters:
-      each scaled product of adapters is added to its kernel.
+      each scaled product of adapters is added to its kernel. If no adapters are
+      trained, the result is that of `join`, in memory.
   """
 
   init: Callable[[Array], Tree]

@@ -1,8 +1,7 @@
 """Rotary positions and causal attention, as pure functions without parameters.
 
 A sequence may have several documents. A *segment* is the part of a sequence
-that belongs to one document. The token that ends a document is the first token
-of the next segment.
+that belongs to one document (`segment_ids`).
 
 Letters in names: B is the batch size, L the length, S the number of keys, N the
 number of heads, G the number of heads of keys and values, and K the width of a

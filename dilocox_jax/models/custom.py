@@ -1,10 +1,8 @@
-"""Turns a user's model, a module or a pair of functions, into a `LossModel`.
+"""Turns a user's model into a `LossModel`, a tuple of pure functions.
 
-The user's loss is a function (model, batch) -> scalar, where `model` is the
-module. For a pair (init, apply), `model` is `apply` with its parameters bound.
-Without a loss, a module is trained on tokens, by the cross-entropy of each
-token given the tokens before it. A loss with a third argument, `key`, draws
-random numbers, e.g. for dropout (`random_loss`).
+`as_loss_model` lists the forms that a model may have, such as a module of NNX,
+linen or Equinox. A module without a loss is trained on tokens, by the
+cross-entropy of each token given the tokens before it.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """How checkpoints of OPT, Llama and Qwen differ from the built-in decoder.
 
-Each family of models is a row of `FAMILIES`: the names of its tensors, the
+`FAMILIES` has a row for each family of models: the names of its tensors, the
 names of its sizes in `config.json`, and the options that all of its models
 share. The functions convert a config to a `ModelShape` and back, and the leaves
 of a model to the tensors of a checkpoint and back. They read no files.
@@ -47,13 +47,13 @@ class Family(NamedTuple):
       the family.
     size_keys: Key of config.json by field of `ModelShape`, for the fields that
       differ between models. `shape_of` also reads `rope_factor`, from several
-      keys. All fields that are not named in `size_keys` or `shape_options` have
-      their defaults.
+      keys. The other fields have their defaults, unless `shape_options` names
+      them.
     module_names: Names of the modules in a checkpoint, by path of the module in
-      the built-in decoder. "{}" stands for the number of the layer.
-    expected: Keys of config.json that choose what a model computes, with the
-      only value that the built-in decoder supports. A missing key counts as
-      that value.
+      the built-in decoder. The two tables of "embed" have their whole paths,
+      e.g. "embed/positions". "{}" stands for the number of the layer.
+    expected: Values that config.json must have, by key, because the built-in
+      decoder supports no others. A missing key counts as its expected value.
     ties_head: Value of `tie_word_embeddings` (whether the head is the
       embedding) if config.json lacks the key.
     first_position: Row of the table of learned positions that belongs to the

@@ -1,11 +1,10 @@
 """Causal attention that never holds the weights [L, L] of a long sequence.
 
-The function `models.attention.attend` computes the same result as the functions
-here, but holds the weights. On a CPU `attend` is the fastest. The functions
-here are for accelerators:
+The function `models.attention.attend` computes the same up to rounding, but
+holds all weights at once. The functions here need less memory:
 
-* "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document per
-  sequence.
+* "cudnn" is NVIDIA's kernel. It takes bfloat16 values, and reads a sequence as
+  one document.
 * "splash" is the Pallas kernel for TPUs that comes with JAX. It takes lengths
   that are multiples of 128.
 * "blockwise" is written in JAX and runs on every device. It computes the

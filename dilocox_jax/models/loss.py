@@ -1,8 +1,7 @@
 """The loss of token models, and `LossModel`: any model as pure functions.
 
 The loss of a token model is the mean cross-entropy of the predicted tokens, in
-nats, computed in fp32 (or in fp64 for a model in fp64). Training may add a
-z-loss.
+nats. In training, a z-loss may be added.
 
 Letters in names: B sequences of L tokens each, T tokens, D width of the
 residual stream, V tokens of the vocabulary.
@@ -31,16 +30,16 @@ class LossModel(NamedTuple):
 
   Attributes:
     init: (key) -> parameters, any tree of floating-point arrays.
-    loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens
-      [B, L + 1], the model reads the first L and predicts the last L.
+    loss: (parameters, batch) -> mean loss, a scalar. A batch of a text is
+      tokens [B, L + 1]: the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters. Without a
       module it returns the parameters.
     logits: (parameters, tokens [B, L]) -> logits [B, L, V]. `as_loss_model`
       sets it for a module that is trained on tokens; None: unknown.
     partition: (path, shape) -> partition of a parameter among the devices of a
-      replica (`distributed.partition_rules`). None: each large parameter of a
-      user's model is divided along its largest suitable dimension, among the
-      data shards (devices of a replica that read different examples).
+      replica (`distributed.partition_rules`). None: a parameter of a user's
+      model is divided along its largest suitable dimension, if it has one,
+      among the data shards (devices of a replica that read different examples).
     draws_random: Whether the loss draws random numbers. If so, a batch is a
       `random_loss.KeyedBatch` in training, and a plain batch in evaluations.
   """

@@ -1,9 +1,7 @@
 """The modules of the decoder, in Flax.
 
-`models.transformer` makes pure functions of these modules. The *stream* is the
-residual stream: one row for each token, to which every layer adds its output. A
-*segment* is the part of a sequence that belongs to one document. The argument
-`dtype` is the compute dtype, e.g. `jnp.bfloat16`; parameters are always fp32.
+`models.transformer` makes pure functions of these modules. The argument `dtype`
+is the compute dtype, e.g. `jnp.bfloat16`; parameters are created in fp32.
 
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.

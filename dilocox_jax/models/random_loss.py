@@ -1,13 +1,14 @@
 """Losses that draw random numbers, for example for dropout.
 
-Such a loss has an argument `key`: (model, batch, key) -> scalar. In training
-`key` is a key of JAX, a new one for each micro-batch of each replica. In an
-evaluation `key` is None, and the loss should draw no random numbers.
+Such a loss has an argument `key`: (model, batch, key) -> scalar. In training it
+is a random key of JAX: a new one in each step for each micro-batch of each
+replica. In an evaluation it is None, and the loss should draw no random
+numbers.
 
 Each row of a batch has a key of its own (two numbers), so keys are divided into
 micro-batches as rows are. The loss gets the key of the first row of its
-micro-batch. Devices that divide a batch use the same key, so a replica draws
-the same numbers however many devices it has.
+micro-batch. If devices divide a micro-batch, all of them use this key. So a
+replica draws the same numbers however many devices it has.
 """
 
 import dataclasses

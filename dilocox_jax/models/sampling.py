@@ -1,7 +1,7 @@
 """Generates text: a model draws the tokens after a prompt one by one.
 
-A cache holds the keys and values of all earlier positions in every layer. So
-each new token costs the computation of one position only.
+A cache holds the keys and values of all earlier positions in every layer. So a
+new token costs the computation of one position only.
 """
 
 import math

@@ -1,7 +1,8 @@
-"""Reads and writes tensors as `transformers` does, in files of safetensors.
+"""Reads and writes files of safetensors, the format of `transformers`.
 
-A checkpoint is a folder. All tensors are in `model.safetensors`, or several
-files have them, and `model.safetensors.index.json` names the file of each:
+A checkpoint is a folder. One file has all tensors, e.g. `model.safetensors`. Or
+several files have them, and `model.safetensors.index.json` names the file of
+each tensor:
 
     {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors", ...}}
 

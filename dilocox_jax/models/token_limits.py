@@ -1,8 +1,8 @@
 """Finds out how many different tokens a user's model knows.
 
-Two numbers limit the tokens: the width of the logits, and the rows of every
-table in which the model looks up tokens. Both are read from the jaxpr of the
-model, so nothing is computed.
+Two numbers limit the tokens: the width of the logits, and the rows of the
+tables in which the model looks up tokens. Both are read from the jaxpr of the
+model (JAX's list of its operations), so nothing is computed.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """The decoder of this project, as pure functions.
 
-The rest of the project uses a `Model`: pure functions of a nested dict of
-arrays, made from the Flax modules in `models.modules`. The leaves of all blocks
-are stacked along a leading layer axis, over which a scan runs.
+A `Model` has functions of a nested dict of parameters. They run the Flax
+modules of `models.modules`. The leaves of all layers are stacked along a
+leading layer axis, over which a scan runs.
 
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.
@@ -34,7 +34,8 @@ class Model(NamedTuple):
 
   `apply` is `embed`, then `block` for every layer, then `logits`. The stream is
   the residual stream: one row of D values for each of the T = B * L tokens.
-  Segments [B, L] separate the documents of a sequence (`models.attention`).
+  `segments` [B, L] has the number of each token's document in its sequence;
+  None: a sequence is one document.
 
   Attributes:
     shape: Sizes of the model.
@@ -55,8 +56,9 @@ class Model(NamedTuple):
       (logits [B, L, V], cache). The cache holds the keys and values of earlier
       calls, and has room for S positions: leaves [num_layers, B, S, kv heads,
       K]. None: the model cannot decode.
-    stream: (parameters, tokens [B, L], segments=None) -> stream [T, D], the
-      argument of `logits`. None: the loss needs all logits at once.
+    stream: (parameters, tokens [B, L], segments=None) -> stream [T, D] after
+      the last layer, the argument of `logits`. None: the loss needs all logits
+      at once.
   """
 
   shape: ModelShape

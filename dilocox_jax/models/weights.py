@@ -1,8 +1,8 @@
-"""Reads and writes checkpoints of OPT, Llama and Qwen for `transformers`.
+"""Reads and writes checkpoints of OPT, Llama and Qwen, as `transformers` does.
 
 A checkpoint is a folder with a `config.json` and one or more `.safetensors`
-files. The module `families` lists the families of models. Only reading needs
-the extra `weights` (`pip install 'dilocox_jax[weights]'`).
+files. Only reading needs the extra `weights` (`pip install
+'dilocox_jax[weights]'`).
 """
 
 import dataclasses

@@ -2,8 +2,9 @@
 
 At a high learning rate the parameters jump from side to side in a valley of
 the loss, and their average lies nearer to its floor. Training goes on from the
-newest parameters; the average is evaluated and kept. It costs the memory of one
-more copy of the parameters, and no byte on the link.
+optimizer's own parameters; the average is evaluated and kept. It costs the
+memory of one more copy of the parameters, in fp32 or wider. Exchanges do not
+send it.
 """
 
 from typing import NamedTuple

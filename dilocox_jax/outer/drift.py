@@ -1,10 +1,11 @@
 """Measures how far replicas have drifted apart, from a few scalars of each.
 
-The cosine between two replicas' pseudo-gradients would need both of them in one
-place, which would cost a second exchange. But the sum of the dot products over
-all pairs follows from the mean, which the exchange has already computed. Let
-d_i be the pseudo-gradient that replica i of M has sent, as the others decode
-it:
+The mean cosine between the pseudo-gradients of two replicas says how much they
+agree. To compute the dot product of two pseudo-gradients, both would be needed
+in one place, which would cost a second exchange. But the sum of the dot
+products over all pairs follows from the mean, which the exchange has already
+computed. Let d_i be the pseudo-gradient that replica i of M has sent, as the
+others decode it:
 
     |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
     sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2

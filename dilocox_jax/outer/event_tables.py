@@ -1,11 +1,10 @@
 """Tables of which fragment is sent or applied after an inner step.
 
 A fragment is a part of the parameters. It is *sent* when its pseudo-gradient is
-measured, and *applied* when the mean is used. The optax transform of an inner
-step (`step_transform`) is compiled once for all steps, so it looks up the
-fragment by a traced step number. A table has two arrays: one for the first
-rounds, which may differ from each other, and one for a round that repeats
-forever.
+measured, and *applied* when the mean changes the parameters. The optax
+transform of an inner step (`step_transform`) is compiled once for all steps. So
+the number of the step is a traced value, by which the transform looks up the
+fragment in a table (`EventTable`).
 """
 
 import dataclasses
@@ -25,8 +24,9 @@ _MOST_STEPS = 2**20
 class EventTable:
   """Says which fragment is sent after each inner step, or which is applied.
 
-  A table is either for sends or for applies. A fragment is a part of the
-  parameters. It is sent when its pseudo-gradient is measured.
+  A fragment is a part of the parameters. It is sent when its pseudo-gradient is
+  measured, and applied when the mean changes the parameters. There is one table
+  for sending, and another one for applying.
 
   Attributes:
     first: For the first rounds, which may differ from each other. Entry s is

@@ -2,12 +2,12 @@
 
 A fragment is a part of the parameters. A replica first measures its new
 pseudo-gradient of the fragment. Then it applies the mean of an earlier one, if
-that has arrived. Then the new pseudo-gradient is in flight until its own mean
-is applied. With tau = 0 the new pseudo-gradient is averaged and applied at once
-instead.
+that is due. Last, it sends the new pseudo-gradient, which is then in flight
+until its own mean is applied. With a delay of tau = 0 steps, the new
+pseudo-gradient is averaged and applied at once instead.
 
-In this module `inner` is always the replica's own parameters of the fragment,
-and `fresh` is the pseudo-gradient that the replica has just measured.
+In this module `inner` is the replica's own parameters of the fragment, and
+`fresh` is the pseudo-gradient that the replica has just measured.
 """
 
 from collections.abc import Callable

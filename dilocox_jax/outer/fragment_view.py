@@ -1,29 +1,23 @@
 """Cuts fragments out of a parameter tree, and puts them back.
 
-A fragment is a part of the parameters that is averaged on its own. There are
-four ways to divide the tree:
+A fragment is a part of the parameters that is averaged on its own: the whole
+tree, a slice of every leaf, some layers, or some whole leaves. It is a tree
+like the caller's, in which `optax.MaskedNode()` stands for the leaves of other
+fragments, as in `optax.masked`.
 
-- The whole tree is the only fragment.
-- Every fragment is a slice of every leaf.
-- Fragment 0 is everything outside of "blocks". Each other fragment is some
-  layers of the leaves that are stacked below "blocks".
-- Every fragment is some whole leaves.
-
-A fragment is a tree like the caller's, in which `optax.MaskedNode()` stands for
-the leaves of other fragments, as in `optax.masked`.
-
-Fragments with the same shapes make a *group*, such as all slices, or all
-fragments of layers. One program serves a group: it gets a fragment's *index*,
+All slices have the same shapes, and so have all fragments of layers. They make
+a *group*, and one program serves all of them: it gets a fragment's *index*,
 such as the numbers of its layers, as data.
 
-Some fragments have fewer layers than others. For example, 5 layers and P = 3
-with the order "strided" give the indices
+Some fragments have fewer layers than others. For example, 5 layers are divided
+among P = 3 fragments, of which fragment 0 has the leaves outside the layers.
+With the order "strided" the indices of the others are
 
     fragment 1: layers 0, 2, 4
     fragment 2: layers 1, 3, and 5 = num_layers, which is not a layer
 
-`extract` of fragment 2 fills the missing row with zeros, which are sent, and
-`insert` drops the row. Slices are padded in the same way.
+`extract` of fragment 2 fills the missing layer with zeros, which are sent, and
+`insert` drops them. Slices that have fewer rows are filled up in the same way.
 """
 
 import dataclasses

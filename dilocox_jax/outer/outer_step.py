@@ -1,17 +1,17 @@
 """Takes the outer step of a fragment (a part of the parameters) in three calls.
 
-The calls are measure, exchange and apply, at different inner steps, because on
-a slow link an outer update lasts for several inner steps. They are the code of
-one replica and one fragment. Any optax optimizer can take the outer step: its
-gradient is the averaged pseudo-gradient.
+The calls are measure, exchange and apply. They may come after different inner
+steps, because an exchange over a slow link may last several inner steps. They
+are the code of one replica and one fragment. Any optax optimizer can take the
+outer step: its gradient is the averaged pseudo-gradient.
 
 Example in one dimension, with H = 4 steps a round, a delay of tau = 2 steps,
-rule `continue`, outer learning rate 1 and two replicas. The outer parameter is
-theta, and w is the parameter of the first replica; numbers of the second
-replica are in parentheses:
+rule `continue`, outer SGD with learning rate 1, and two replicas. The outer
+parameter is theta, and w is the parameter of the first replica; numbers of the
+second replica are in parentheses:
 
     step 4   measure   theta = 10, w = 9 (8): pseudo-gradients 10 - 9 = 1 (2)
-             exchange  mean = 1.5; meanwhile steps 5 and 6 make w = 8.4
+             exchange  mean = 1.5; meanwhile steps 5 and 6 move w to 8.4
     step 6   apply     theta becomes 10 - 1.5 = 8.5
                        w becomes 8.4 + (8.5 - 10) + 1 = 7.9, which is theta
                        plus the replica's move of -0.6 in steps 5 and 6

@@ -1,8 +1,8 @@
 """Apply rules: what a replica does with an averaged pseudo-gradient.
 
-The papers differ mainly in these rules (docs/methods.md, "Apply rules"). A rule
-consists of pure functions in the code of one replica. Their trees are those of
-one fragment, which is a part of the parameters.
+An `ApplyRule` has pure functions in the code of one replica. Their trees are
+those of one fragment, which is a part of the parameters. The document
+docs/methods.md defines the rules in its section "Apply rules".
 """
 
 from collections.abc import Callable, Mapping

@@ -2,11 +2,7 @@
 
 A transform trains the leaves of real floats in a caller's tree. Integers and
 booleans, such as a counter, are neither trained nor sent: each replica keeps
-its own values.
-
-The tree is divided into fragments, which are sent one by one. Each has outer
-parameters and an outer optimizer's state of its own. `outer_params` puts the
-outer parameters of all fragments together into one tree.
+its own values. `outer_params` returns the model that a state contains.
 """
 
 from collections.abc import Callable, Sequence

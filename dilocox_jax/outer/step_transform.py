@@ -1,13 +1,13 @@
 """DiLoCo and its relatives as an optax transform of one inner step.
 
-A fragment is a part of the parameters. It is *sent* when replicas measure their
-pseudo-gradients of it, and *applied* tau inner steps later, when the mean of
-these changes the parameters. Most steps run the inner optimizer only. If a
-fragment is sent or applied after the step, a branch of a `jax.lax.switch` does
-it.
+The transform runs the inner optimizer. After some steps it also *sends* a
+fragment (a part of the parameters): replicas measure their pseudo-gradients of
+it. And it *applies* a fragment when the mean of its pseudo-gradients is due:
+the mean changes the parameters. A `jax.lax.switch` chooses by the number of the
+step what to do.
 
-Fragments of the same shapes make a group (`fragment_view`). The states of a
-group's fragments are stacked, and a switch has one branch for each group.
+Fragments with equal shapes make a group (`FragmentView.groups`). The states of
+a group's fragments are stacked, and the switch has one branch for each group.
 """
 
 import functools

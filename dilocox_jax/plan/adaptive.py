@@ -1,20 +1,20 @@
 """Adaptive compression: chooses the rank and the length H of the next rounds.
 
-The codec sends low-rank factors. After some rounds, the mean of the measured
-ranks of the averaged updates sets the next rank. Each rank needs a compiled
-program of its own, so the rank is chosen from a short list, the *ladder*. A
-message of a smaller rank takes less time, so H (inner steps of a round) shrinks
-in proportion to the bytes.
+The codec sends low-rank factors. The *energy rank* of an averaged update is the
+smallest number of singular directions that hold a given share of its squared
+norm. For example, the squared singular values (8, 1, 0.5, 0.5) have the sum 10.
+Their energy rank is 3 for a share of 0.95 and 2 for a share of 0.9.
 
-The measured rank is the *energy rank*: the smallest number of directions that
-hold a given share of the squared norm. For example, the squared singular values
-(8, 1, 0.5, 0.5) have the sum 10. Their energy rank is 3 for a share of 0.95 and
-2 for a share of 0.9.
+The mean energy rank of some rounds sets the rank of the next rounds. Each rank
+needs a compiled program of its own, so the rank is chosen from a short list,
+the *ladder*. A message of a smaller rank takes less time. So in the mode
+"rank_and_interval", H (inner steps of a round) shrinks in proportion to the
+bytes.
 
-Example: with a first rank of 16 the ladder is 16, 10, 6, 3, 2. A measured mean
-of 8 needs 8 / 0.9 = 8.9, so the next rank is 10. If an exchange at rank 10 has
-0.65 times the bytes of an exchange at rank 16, H = 30 becomes ceil(30 x 0.65) =
-20.
+Example: with a first rank of 16 the ladder is 16, 10, 6, 3, 2. The mean energy
+rank is 8. A tenth of the next rank should stay unused, so this rank must be at
+least 8 / 0.9 = 8.9, and is 10. If an exchange at rank 10 has 0.65 times the
+bytes of an exchange at rank 16, H = 30 becomes ceil(30 x 0.65) = 20.
 """
 
 import dataclasses
@@ -47,6 +47,8 @@ class RoundSetting:
 @dataclasses.dataclass(frozen=True)
 class Policy:
   """Chooses the rank and the H of the next rounds from measurements.
+
+  H is the number of inner steps of a round.
 
   Source: DiLoCoX, arXiv 2506.21263, Algorithm 3 (cited from memory): r_t is
   the mean effective rank over some rounds, H_t = H_1 r_t / r_1.

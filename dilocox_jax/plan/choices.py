@@ -1,8 +1,8 @@
 """Names that a config can choose, and the texts that combine them.
 
-The module has lists of names, registries of parts by name, and the parser of
-texts such as "low_rank(rank=4)+int". It needs no JAX, so a config is checked
-quickly.
+The module has lists of names, the class of registries (parts by name), and the
+parser of texts such as "low_rank(rank=4)+int". It needs no JAX, so a config is
+checked quickly.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Names of the collectives that average the messages of an exchange.
 
-A config chooses a collective by its name. This module needs no JAX, and only
-says where to import each class from.
+A config chooses a collective by its name. This module needs no JAX, because it
+has only the import paths of the classes.
 """
 
 from dilocox_jax.plan.choices import Lazy, Registry

@@ -1,20 +1,17 @@
 """Collective operations over replicas, with the bytes that they send.
 
 To average a pseudo-gradient, replicas run one or more of these operations. For
-example, one of M = 3 replicas sends these bytes to average messages of 1,200
-bytes:
+example, M = 3 replicas average messages of 1200 bytes in one of two ways. In
+these ways, each replica sends
 
-    all-gather       2 x 1200 = 2400
-    reduce-scatter   2 x 400 + 2 x 400 = 1600
+    all-gather                     2 x 1200 = 2400 bytes
+    all-to-all, then all-gather    2 x 400 + 2 x 400 = 1600 bytes
 
-In the all-gather, whole messages go around a ring: the replica sends its own
-message, and passes on another one. For the reduce-scatter, messages are cut
-into three slices, and each replica averages one slice of all messages. So the
-replica first sends two slices of its message to the others. Then the three
-means go around the ring, and the replica sends two of them.
-
-With M = 9 the replica sends 9600 bytes by an all-gather and about 2140 by a
-reduce-scatter. With M = 2 it sends 1200 bytes in both cases.
+In the first way, whole messages go around a ring: a replica sends its own
+message, and passes on another one. In the second way, messages are cut into
+three slices, and each replica averages one slice of all messages. So a replica
+first sends two slices of its message to the others. Then the three means go
+around the ring, and a replica sends two of them.
 """
 
 import dataclasses

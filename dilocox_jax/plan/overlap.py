@@ -1,10 +1,10 @@
 """Divides the inner steps of an exchange among the messages of the exchange.
 
-The inner steps of an exchange are those that run while it is under way. A later
-message may need the result of an earlier one. The number of earlier messages
-that a message has to wait for is its *turn*. So messages of the same turn can
-be sent at the same time. The inner steps are divided into *stretches*, one for
-each turn. A turn that sends more bytes gets more steps.
+The inner steps of an exchange are those that run while it is under way. A
+message may need the results of earlier messages of the exchange. The number of
+earlier messages for which it has to wait is its *turn*. So messages of the same
+turn can be sent at the same time. Each turn gets a part of the inner steps, its
+*stretch*. A turn that sends more bytes gets more steps.
 """
 
 import itertools

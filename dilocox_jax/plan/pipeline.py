@@ -1,17 +1,16 @@
 """The order in which pipeline stages compute micro-batches.
 
-A tick is the forward or the backward pass of one micro-batch on one stage. A
-schedule has a list of ticks for every stage. The simulator times these lists,
-and the train step executes them. So the simulator predicts the *bubble* of the
-real program: the share of time in which stages have nothing to do.
-
-For example, with p = 2 stages and m = 3 micro-batches, F for forward and B for
-backward:
+A *tick* is the forward or the backward pass of one micro-batch on one stage. A
+schedule has a list of ticks for every stage. For example, with p = 2 stages and
+m = 3 micro-batches, F for forward and B for backward:
 
     gpipe   stage 0   F0 F1 F2 B2 B1 B0
             stage 1   F0 F1 F2 B2 B1 B0
     1f1b    stage 0   F0 F1 B0 F2 B1 B2
             stage 1   F0 B0 F1 B1 F2 B2
+
+The train step executes these lists in lockstep, by the rows of a table
+(`TickNumbers`). The simulator times them without this lockstep (`timeline`).
 """
 
 import dataclasses
@@ -45,9 +44,10 @@ class Pipeline:
   "gpipe" runs all forwards, and then all backwards, the last micro-batch first
   (Huang et al., 2018, arXiv 1811.06965, Figure 2c).
 
-  "1f1b" runs p - s - 1 forwards on stage s, counted from 0, and then alternates
-  between forward and backward. So stage s keeps the data of at most p - s
-  micro-batches (Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1).
+  "1f1b" runs up to p - s - 1 forwards on stage s, counted from 0. Then it
+  alternates between forward and backward, until only backwards are left. So
+  stage s keeps the data of at most p - s micro-batches (Narayanan et al., 2021,
+  arXiv 2104.04473, section 2.2.1).
 
   Attributes:
     name: "gpipe" or "1f1b".
@@ -206,7 +206,7 @@ class TickNumbers(NamedTuple):
 
   All devices run one program, so the stages go through the rows of this table
   in lockstep. For example, 1F1B with p = 2 stages and m = 2 micro-batches takes
-  six rows (F forward, B backward):
+  six rows (F forward, B backward, a dot for an idle stage):
 
       row       0   1   2   3   4   5
       stage 0   F0  F1  .   B0  .   B1
@@ -214,8 +214,8 @@ class TickNumbers(NamedTuple):
 
   At the end of every row each stage sends its newest activations to the next
   stage, and its newest gradient to the stage before. A stage reads what it has
-  received before more arrives. So one receive buffer for activations and one
-  for gradients are enough.
+  received before newer data arrive. So one receive buffer for activations and
+  one for gradients are enough.
 
   Attributes are int32 arrays [num_rows, num_stages].
 

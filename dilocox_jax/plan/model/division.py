@@ -1,10 +1,11 @@
 """Divides a replica's arrays among its devices.
 
 A replica may be spread over data shards, pipeline stages and tensor shards.
-Parameters and all arrays like them (optimizer states, residuals,
-pseudo-gradients in flight) are divided in the same way. The table `_RULES` says
-how, by the path of a leaf, for this package's decoders. Leaves of other models
-are divided as the user says, or along their largest dimension.
+Parameters and arrays like them (optimizer states, residuals, pseudo-gradients
+in flight) are divided in the same way. For this package's decoders, the table
+`_RULES` says how, by the path of a leaf. The leaves of a user's model are
+divided as the user says, or along their largest dimension that the number of
+data shards divides.
 
 For example, with 2 data shards and 2 stages a kernel of 4 layers [4, 128, 344]
 is divided into [2, 64, 344] on each of the 4 devices: layers by stage, rows by

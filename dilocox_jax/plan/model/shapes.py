@@ -1,7 +1,7 @@
 """Computes the shapes of a model's parameters without making any array.
 
-This module needs no JAX, so planning a model of 107 billion parameters takes
-hardly any memory.
+So planning a model of 107 billion parameters takes hardly any memory. This
+module needs no JAX.
 """
 
 import dataclasses

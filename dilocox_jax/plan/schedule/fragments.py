@@ -1,17 +1,16 @@
 """Divides the parameter tree into P fragments: parts that are sent one by one.
 
-The layers of a model are stacked: every leaf under "blocks" has a leading layer
-axis. With P = 1 the whole tree is fragment 0. With more fragments there are
-three ways to divide the tree:
+With P = 1 the whole tree is fragment 0. With more fragments there are three
+ways to divide the tree:
 
-- By layers (orders "sequential" and "strided"). Fragment 0 has all leaves that
-  are not stacked (embedding, final norm, head). Fragments 1 to P - 1 divide the
-  layers.
+- By layers (orders "sequential" and "strided"). The layers are stacked: every
+  leaf under "blocks" has a leading layer axis. Fragments 1 to P - 1 divide the
+  layers. Fragment 0 has all other leaves (embedding, final norm, head).
 - By rows (orders "sliced" and "interleaved"). Every fragment has some rows of
   every leaf, so fragments have equal sizes. A "sliced" fragment has neighboring
   rows, an "interleaved" one every P-th row. If the devices of a replica divide
   the rows, each device has a part of every interleaved fragment.
-- By whole leaves (`balanced`, `by_path`), for the tree of a user's own model.
+- By whole leaves (`balanced`, `by_path`), for any tree.
 """
 
 import dataclasses

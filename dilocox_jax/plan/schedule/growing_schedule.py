@@ -1,24 +1,14 @@
 """Plans when pseudo-gradients are sent and means applied, in growing rounds.
 
-A *fragment* is a part of the parameters. The first rounds have h_1 inner steps
-(`first_interval`). After every d inner steps (`steps_per_doubling`) the length
-doubles, until it is H (`sync_interval`). A round keeps the length that it has
-at its first step.
+The first rounds have h_1 inner steps (`first_interval`). After every d inner
+steps (`steps_per_doubling`) the length doubles, until it is H
+(`sync_interval`). A round keeps the length that it has at its first step.
 
 Example: with h_1 = 4, d = 20 and H = 16 the rounds end after these steps. The
 round that begins after step 36 still has 8 steps, as 36 is below 2 d = 40:
 
     length   4  4   4   4   4   8   8   8   16  16
     ends at  4  8  12  16  20  28  36  44   60  76  ...
-
-The rounds with one length are a *stage*.
-
-A replica *sends* a fragment when it measures its pseudo-gradient for an
-exchange. The delay tau (`overlap_steps`) between sending a fragment and
-applying its mean is given for rounds of H steps. In a round of h steps the
-delay is tau h / H, rounded down, but at least 1 if tau is not 0. A send at the
-end of a round has the delay of the next round. So with tau = H a mean is
-applied at the end of the next round, however long that round is.
 """
 
 import bisect
@@ -49,11 +39,15 @@ class Stage:
 class GrowingSchedule(SyncSchedule):
   """Computes when fragments are sent and applied in rounds that grow.
 
-  The first rounds have `first_interval` inner steps. Later rounds are longer,
-  and the last ones have H inner steps (`sync_interval`).
+  A fragment is a part of the parameters. It is sent when its pseudo-gradient is
+  measured, and applied when the mean changes the parameters.
 
-  The delay tau (`overlap_steps`) is that of a round of H steps. In a round of h
-  steps the delay is tau h / H, rounded down, but at least 1 if tau is not 0.
+  The delay tau (`overlap_steps`) from sending to applying is that of a round of
+  H steps (`sync_interval`). In a round of h steps the delay is tau h / H,
+  rounded down, but at least 1 if tau is not 0. A fragment that is sent at the
+  end of a round has the delay of the next round. So with tau = H its mean is
+  applied at the end of the next round, however long that round is.
+
   tau must be less than H. With a single fragment it may also be H. If the first
   rounds have a single step, tau must be 0 or H.
 

@@ -1,8 +1,8 @@
 """Plans in which rounds each replica takes part, and with how many steps.
 
 A replica that is away for some rounds takes no inner steps. A mean leaves it
-out if it was away in any round from the *send* (pseudo-gradients are measured)
-to the *apply* (their mean is applied).
+out if it was away in any round from the one in which pseudo-gradients are
+measured to the one in which their mean is applied.
 
 A replica comes back at the start of a round. It begins with the outer
 parameters. Its residual of error feedback and its pseudo-gradients in flight
@@ -11,13 +11,12 @@ become zeros. Its inner optimizer state becomes a copy of the state of the
 
 A slow replica m takes h_m of the H steps of a round. It takes its step k when
 floor(t h_m / H) reaches k for the first time, where t counts the H steps. The
-mean of the replicas is weighted by h_m. A replica that has just come back has
-the weight h_m, too, although it may send after fewer steps.
+mean of the replicas is weighted by h_m.
 
-Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1. In
-round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are two
-thirds and one third, and replica 1 steps on the second and the fourth of the
-four steps.
+Example: M = 3 replicas, H = 4, inner steps 4, 2, 4, means without a delay, and
+replica 2 is away in round 1. In round 0 the weights of the mean are 4, 2 and 4
+tenths. In round 1 they are 4 and 2 sixths, and replica 1 steps on the second
+and the fourth of the four steps, where t * 2 / 4 reaches 1 and 2.
 """
 
 import collections
@@ -39,14 +38,15 @@ Absences = tuple[tuple[int, int, int], ...]
 class WindowParticipation:
   """What each replica does in a window.
 
-  A window is some inner steps, then at most one apply and one send of a
-  fragment (a part of the parameters).
+  A window is a part of a round: some inner steps, after which the mean of at
+  most one fragment (a part of the parameters) is applied, and at most one
+  fragment is sent.
 
   Attributes:
     num_steps: Number of inner steps of each replica, [M].
-    weights: Factor of each replica's pseudo-gradient in the mean that this
-      window applies, [M]. A factor of 0 leaves the replica out. The other
-      factors have the mean 1. Empty if nothing is applied.
+    weights: Factor of each replica's pseudo-gradient in the mean that is
+      applied in this window, [M]. A factor of 0 leaves the replica out. The
+      other factors have the mean 1. Empty if nothing is applied.
   """
 
   num_steps: tuple[int, ...]

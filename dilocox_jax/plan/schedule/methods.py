@@ -1,12 +1,9 @@
 """The named methods: their schedules, and how replicas apply the means.
 
-In this file a method is a schedule, and the rule by which a replica applies the
-averaged pseudo-gradient. Each function takes only the settings that its method
-leaves open. The codec, the optimizers and the error feedback of a method are
-its *recipe* (`config.recipes`).
-
-The rounds of most methods may grow, by the arguments `first_interval` and
-`steps_per_doubling` (`growing_schedule.schedule_of`).
+A `Method` is a schedule, and the rule by which a replica applies the averaged
+pseudo-gradient. The function that builds a named method takes only the settings
+that the method leaves open. The codec, the optimizers and the error feedback of
+a named method are its *recipe* (`config.recipes`).
 """
 
 import dataclasses
