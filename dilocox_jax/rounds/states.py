@@ -1,7 +1,7 @@
 """Makes and changes the training state of all replicas in this JAX runtime.
 
-Every fragment (a part of the parameters) has an outer state of its own, so a
-program that measures or applies a fragment gets only this fragment's state.
+Every fragment (a part of the parameters) has an outer state of its own. So a
+program for one fragment need not get the states of the others.
 """
 
 import dataclasses
