@@ -1,8 +1,8 @@
 """Computes fingerprints: random sums by which replicas compare their states.
 
 Replicas on different machines average the same messages, but rounding makes
-their states differ. So each replica sends a *fingerprint* with its message: random
-sums of the values of its state. The difference of two fingerprints tells
+their states differ. So each replica sends a *fingerprint* with its message:
+random sums of the values of its state. The difference of two fingerprints tells
 roughly how far the states are apart.
 
 Each array is read in blocks of 2^20 values. Every value x_i of a block is

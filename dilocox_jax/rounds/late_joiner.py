@@ -16,8 +16,8 @@ settled event 8:
     inner steps         what the newcomer does
     up to 32            loads the snapshot, applies the mean of event 6
     33 to 36            takes no inner steps, applies the mean of event 7
-    37 to 40            takes inner steps, applies the mean of event 8, in which
-                        it has no part, and measures for event 9
+    37 to 40            takes inner steps, measures for event 9, and applies the
+                        mean of event 8, in which it has no part
 """
 
 import dataclasses

@@ -5,10 +5,10 @@ of the parameters) may be *applied*, *sent* or both. To send a fragment means to
 measure its pseudo-gradient, which is then in flight. To apply a fragment means
 to go on with the mean of its oldest pseudo-gradient in flight.
 
-A window runs as one compiled program for all replicas
-(`window.WindowProgram`). Windows of the same kind share a program. But if inner
-steps cannot hide the exchange, e.g. on one device, a window is divided into
-windows that do one thing each.
+`window.WindowProgram` is the program of a window for one replica. It is mapped
+over the replicas, and compiled once for each kind of window. If inner steps
+cannot hide an exchange, e.g. because all replicas are on one device, a window
+is first divided into windows that do one thing each.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ class Rounds:
     replicas: Number of replicas, and their devices.
     inner_step: Optimizer step of one replica: function (params, optimizer
       state, batch) -> (params, optimizer state, (loss, gradient norm)).
-    outer_memory: Where the states of fragments are kept while no window uses
+    outer_memory: Where the states of fragments are kept while no program uses
       them: "device", or "pinned_host", the memory of the host.
     make_runtime: Function (outer, replicas) -> object that decides how
       exchanges run (`rounds.runtime`).

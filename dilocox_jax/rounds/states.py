@@ -53,8 +53,8 @@ class RoundStates:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments (parts of the parameters) out of a tree.
     replicas: Number of replicas, and their devices.
-    outer_memory: Where the fragments' states are kept between their sends and
-      applies: "device", or "pinned_host", the memory of the host.
+    outer_memory: Where the fragments' states are kept while no program uses
+      them: "device", or "pinned_host", the memory of the host.
   """
 
   outer: OuterStep
