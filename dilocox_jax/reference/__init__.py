@@ -1,9 +1,10 @@
-"""Every method in plain numpy: for readers first, and as the tests' oracle.
+"""The methods in plain numpy, against which the fast code is tested.
 
-`methods` trains replicas step by step. `fragments` says which leaves are sent
-together. `exchanges` and `pairs` average over replicas. `optimizers` has SGD,
-AdamW and Muon. The other modules are for replicas that exchange through files
-in a store (docs/concepts.md, "Mailbox").
+`methods` and `pairs` train replicas step by step. `fragments` divides the
+parameters, `exchanges` averages over replicas, and `optimizers` has SGD, AdamW
+and Muon. The other modules are for replicas that exchange through files in a
+store (docs/concepts.md, "Mailbox"). Of these, the fast code itself uses
+`fingerprint`, `row_codecs` and `shares`.
 
-Nothing here is fast, and nothing here uses JAX or another part of the package.
+These modules use neither JAX nor other parts of the package.
 """

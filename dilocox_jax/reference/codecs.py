@@ -1,27 +1,16 @@
-"""The codecs of messages in plain numpy: `float32`, and `int(bits=1)`.
+"""Codecs of messages in plain numpy: `float32`, and `int(bits=1)`.
 
-A codec turns the leaves of a model into the arrays of a message, and back. All
-values are coded in rows. A layer of n values has ceil(n / width) rows, and
-zeros fill the last row.
-
-Leaves are coded in *groups*. A leaf of more than 2^22 values is a group of its
-own. All other leaves whose rows have the same width are one group. A group of
-several leaves is one array [1, rows, width]: first the rows of all layers of
-the first leaf, then the rows of the second leaf, and so on. A leaf that is
-alone in its group keeps its layers, [layers, rows, width]. The groups are in
-the order of their first leaves, and the arrays of a message are in the order of
-the groups.
-
-`Signs` is `int(bits=1)`. A row has at most `block_size` values, and the rows of
-a layer are equally long: with block_size=4 a leaf of 6 values has two rows of
-3, not 4 and 2.
+A codec turns the leaves of a model into the arrays of a message, and back. It
+cuts leaves into rows of values. For example, `int(bits=1)` (`Signs`) with
+block_size=4 cuts a leaf of 6 values into two rows of 3. It sends a bit for each
+value, and a scale for each row:
 
     values    0.5  -1.0   1.5 |  2.0   0.0  -4.0
     codes       0     1     0 |    0     0     1    a set bit means "negative"
     scales              1.0   |             2.0     the mean of |x| of each row
     received  1.0  -1.0   1.0 |  2.0   2.0  -2.0
 
-These are the arrays of a replica that is not divided among devices. The fast
+The messages are those of a replica that is not divided among devices. The fast
 code is codecs/quantize.py (`Float`, `Int`) and codecs/batching.py
 (`RowLayout`).
 """
@@ -43,6 +32,10 @@ BLOCKS = "blocks/"  # Leaves below it have an axis of layers in front.
 
 class MessageCodec:
   """Base class of the codecs of messages.
+
+  Leaves are encoded in *groups*. A leaf of more than 2^22 values is a group of
+  its own. All other leaves with rows of one width are one group. The groups are
+  in the order of their first leaves.
 
   A subclass defines `rows`, `dtypes` and `width`.
 
@@ -194,11 +187,12 @@ class Signs(MessageCodec):
 
   This is the codec `int(bits=1)`. Rows of values become two arrays:
 
-  - Bits, uint8 [layers, rows, W]. A row is divided into eight parts of
+  - Bits, uint8 [..., rows, W]. A row is divided into eight parts of
     W = ceil(width / 8) values, and zeros fill the last parts. Value j of part k
     is value k W + j of the row. If it is negative, bit k of byte j is 1.
-  - Scales, bfloat16 [layers, rows, 1]: the mean of |x| of each row, rounded to
-    the nearest bfloat16. Zeros that fill a row count as values of it.
+  - Scales, bfloat16 [..., rows, 1]: the mean of |x| of each row, rounded to the
+    nearest bfloat16. If zeros fill the last row of a layer up to the width of
+    the others, the mean counts them.
 
   Source: 1-bit SGD, Seide et al., 2014.
 

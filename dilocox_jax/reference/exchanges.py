@@ -1,12 +1,15 @@
-"""Averages over replicas: plain, lossy, by thin factors, with error feedback.
+"""Averages over replicas in plain numpy: exact, lossy, or by low-rank factors.
 
-An exchange has one method, `average`. It takes a tree of each replica and
-returns two things: the mean, and the tree of each replica as the others have
-received it.
+Each class is an *exchange*. Its method `average` takes a tree (arrays by name)
+of each replica. It returns the mean, and for each replica its part of the mean.
+With `Mean` this part is the replica's own tree. With a lossy codec it is the
+tree as the other replicas receive it.
 
-The fast code is aggregators/exchange.py (`Mean`, `Lossy` and `ErrorFeedback`),
-aggregators/reduce_scatter.py (`Scattered`) and codecs/low_rank.py
-(`SharedFactors`).
+The fast code of these classes is in the following files:
+
+    Mean, Lossy, ErrorFeedback    aggregators/exchange.py
+    Scattered                     aggregators/reduce_scatter.py
+    SharedFactors                 codecs/low_rank.py
 """
 
 import dataclasses
@@ -90,22 +93,24 @@ class Scattered:
   """The mean in slices, each rounded once more by the replica that owns it.
 
   With M replicas, a leaf has M slices of whole rows, and zeros fill the last
-  slices. Replica i owns slice i. It averages the slices that it receives and
-  its own exact values, and sends the rounded mean to all replicas.
+  slices. Replica i owns slice i: it receives this slice from the others, each
+  rounded by the codec, and averages them with its own exact values. Then it
+  rounds the mean, and sends it to all replicas.
 
-  A replica that is not finite does not participate. It counts as zeros, but
-  still owns its slice.
+  A replica that is not finite does not participate: it is left out of the mean.
+  But it still owns its slice, and averages it.
 
   The *share* of a replica is its part of the mean. In slices of other owners,
   it is the replica's values as these owners receive them. In the replica's own
   slice, it is the exact values minus n d. Here n is the number of participants,
-  and d is the exact mean minus the rounded mean. If all replicas participate,
-  their shares add up to M times the rounded mean.
+  and d is the mean before it is rounded, minus the rounded mean. If all
+  replicas participate, their shares add up to M times the rounded mean.
 
-  Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
-  are whole numbers. The owner keeps its 0.4, and receives 0.8 rounded to 1. So
-  the exact mean is 0.7, and all replicas receive the rounded mean 1. The shares
-  are 0.4 - 2 (0.7 - 1) = 1 and 1.
+  Example: two replicas have 0.4 and 0.8, the first one is the owner, and the
+  codec rounds to whole numbers. The owner keeps its 0.4, and receives 0.8
+  rounded to 1. The mean of 0.4 and 1 is 0.7, and it is rounded to 1. So d is
+  0.7 - 1 = -0.3. The share of the owner is 0.4 - 2 (-0.3) = 1, and the share of
+  the other replica is the 1 that the owner received.
 
   Attributes:
     codec: Codec of the values, called with slices [M, values].
@@ -177,25 +182,25 @@ def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclasses.dataclass
 class SharedFactors:
-  """The mean of matrices as the product of two thin factors.
+  """Approximates the mean of matrices by the product of two thin factors.
 
-  The factors are averaged instead of the matrices. With the matrix A_m of
+  Replicas average the factors instead of the matrices. With the matrix A_m of
   replica m, and Q from the exchange before:
 
     P = mean over m of A_m Q      the first message
     P = orthonormal(P)            so that all replicas have one basis
     Q = mean over m of A_m^T P    the second message
-    mean of A_m = P Q^T           for the outer step
+    P Q^T                         in place of the mean of A_m
 
-  Vectors are averaged in the first message, without factors.
+  Vectors are averaged as they are, in the first message.
 
-  Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
-  arXiv 2506.21263, for factors that are quantized.
+  Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1. In
+  DiLoCoX, arXiv 2506.21263, the factors are also quantized.
 
   Attributes:
     rank: Number of columns of the factors. A matrix with fewer rows or columns
       than this has factors with as many columns as its shorter side.
-    factors: Exchange that averages the two messages: factors and vectors.
+    factors: Exchange that averages the factors and the vectors.
     right: Q of every matrix by name, [..., columns of the matrix, columns of
       Q]. Empty before the first exchange, which draws Q at random.
   """
@@ -261,13 +266,14 @@ class SharedFactors:
 
 @dataclasses.dataclass
 class ErrorFeedback:
-  """Adds the loss of a lossy exchange to the next exchange.
+  """Adds what a lossy exchange has lost to the next exchange.
 
   Replica m with the tree d_m and the residual e_m passes c_m = d_m + e_m to the
-  exchange. The exchange returns the mean, and sent_m: what the others receive
-  of replica m, or with `Scattered` its share. Then e_m <- decay (c_m - R),
-  where R is sent_m ("own") or the mean ("mean"). A replica for which c_m is not
-  finite is left out of the mean, and its residual becomes zero.
+  exchange. The exchange returns the mean, and sent_m: the tree of replica m as
+  the others receive it (with `Scattered`: its share). Then
+  e_m <- decay (c_m - R), where R is sent_m ("own") or the mean ("mean"). A
+  replica for which c_m is not finite is left out of the mean, and its residual
+  becomes zero.
 
   Source: Seide et al., 2014; DiLoCoX, arXiv 2506.21263, Algorithm 2 ("mean":
   e_{t+1} = d_t - mean C(d_t), where C is the codec and d_t already contains

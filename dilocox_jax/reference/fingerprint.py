@@ -1,26 +1,27 @@
-"""The fingerprint of a shared state: random sums by which replicas compare it.
+"""Computes fingerprints: random sums by which replicas compare their states.
 
-Replicas on unlike machines apply the same messages, but rounding makes their
-states differ. Each replica sends a *fingerprint* with its message: random sums
-of the values of its state. The difference of two fingerprints tells how far the
-states are apart.
+Replicas on different machines average the same messages, but rounding makes
+their states differ. So each replica sends a *fingerprint* with its message:
+random sums of the values of its state. The difference of two fingerprints tells
+roughly how far the states are apart.
 
-Each array is read in blocks of 2^20 values. Every value of a block is
-multiplied by a random sign, +1 or -1, and added to one of 32 sums:
+Each array is read in blocks of 2^20 values. Every value x_i of a block is
+multiplied by a random sign s_i, +1 or -1, and added to one of 32 sums:
 
     sum_j = s_j x_j + s_(j+32) x_(j+32) + s_(j+64) x_(j+64) + ...
 
 If two blocks differ by a vector d, their sums differ by the sums of d. The
 squares of the 32 differences add up to |d|^2 on average over random signs, and
-to exactly |d|^2 if only one value differs. The norm of the block says what |d|
-has to be compared with.
+to exactly |d|^2 if only one value differs. The fingerprint also has the norm of
+the block, with which |d| can be compared.
 
 For example, the block (3, 4) with the signs (+, -) has the norm 5 and the sums
-3 and -4. The block (3, 4.04) has the sums 3 and -4.04, so |d| is 0.04.
+3 and -4. The block (3, 4.04) has the sums 3 and -4.04. The sums differ by 0 and
+0.04, so |d| is 0.04.
 
-All blocks of an event (exchange) have the same signs, and the next event has
-others. The signs are the bits of SHAKE-256 of the text "<run> <event>", which
-are equal on all machines.
+All blocks in one exchange have the same signs, and the next exchange has
+others. The signs are the bits of SHAKE-256 of the text "<run> <event>", where
+<event> is the number of the exchange. So they are equal on all machines.
 
 Source: the count sketch, Charikar et al., 2002, "Finding frequent items in data
 streams". Differs: value i belongs to sum i modulo 32, and not to a random one.

@@ -1,11 +1,11 @@
-"""Divides the leaves of a model into fragments, which are sent together.
+"""Divides a model's leaves into fragments: leaves that are sent together.
 
 In this module each layer has leaves of its own, "blocks/w/0", "blocks/w/1" and
 so on. Fragments 1 to P - 1 divide the layers, and fragment 0 has all other
 leaves (embedding, final norm, head). With P = 1 all leaves are in fragment 0.
 
-The fast code stacks layers and picks rows of the stacks:
-plan/schedule/fragments.py and outer/fragment_view.py.
+In the fast code (plan/schedule/fragments.py and outer/fragment_view.py) a leaf
+has the values of all layers, and a fragment has some rows of it.
 """
 
 from collections.abc import Iterable

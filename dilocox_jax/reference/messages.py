@@ -1,9 +1,10 @@
-"""The messages of a replica that meets others in a store of files.
+"""Encodes and averages the messages of replicas that exchange through files.
 
-The replica encodes its pseudo-gradient, and averages the messages that
-`dilocox_jax.Mailbox` brings. With error feedback it adds what the mean lacks of
-one message to its next message. The fast code is aggregators/mailbox_mean.py
-and `CompressedMean` in aggregators/exchange.py.
+A replica encodes its pseudo-gradient, and averages the messages that
+`dilocox_jax.Mailbox` brings. With error feedback, the replica adds to its next
+message what was lost of its last one: the error of the codec, or the whole
+message if it came too late for the mean. The fast code is
+aggregators/mailbox_mean.py and `CompressedMean` in aggregators/exchange.py.
 """
 
 import dataclasses
@@ -44,16 +45,16 @@ class Exchanged(Protocol):
 class Messages:
   """Encodes and averages messages, and keeps the residual of a replica.
 
-  The residual is what the mean lacks of the message before: the loss of the
-  codec, or the whole message if it came too late. Call `encode`, exchange the
-  message, then call `mean` and `settle`.
+  The residual is what was lost of the replica's last message: the error of the
+  codec, or the whole message if it came too late for the mean. It is added to
+  the next message. In each exchange, call `encode`, exchange the message, then
+  call `mean` and `settle`.
 
   Attributes:
     codec: Codec of the messages.
     like: float32 leaves by path, in an order that is the same for all replicas.
       Only their shapes are read.
-    feedback: How much of what the mean lacks is added to the next message, as a
-      fraction from 0 to 1.
+    feedback: Fraction of the loss that becomes the residual, 0 to 1.
     residual: Values that are added to the next pseudo-gradient, by path. They
       begin with zeros, also if another residual is passed.
   """

@@ -1,10 +1,10 @@
-"""The methods of this project, step by step, as the papers print them.
+"""Trains replicas with the methods of the papers, step by step, in plain numpy.
 
 M replicas train on their own batches. The parameters are divided into P
 *fragments*, which are lists of names of leaves. Every fragment has *outer
-parameters* theta, which all replicas share (only with the rule "eager" each
-replica has its own). With w_m for the parameters of replica m, the following
-happens to a fragment every H inner steps:
+parameters* theta, which all replicas share. (With the rule "eager", each
+replica has its own.) Replica m has the parameters w_m. Every H inner steps, the
+following happens to a fragment:
 
     measure  Delta_m = theta - w_m                  (the pseudo-gradient)
     average  Delta   = mean over m of Delta_m       (the only communication)
@@ -13,8 +13,8 @@ happens to a fragment every H inner steps:
     rejoin   w_m     = Rule(w_m, theta, theta', Delta_m)
                                                     (the apply rule)
 
-The methods differ in H, in P, in the delay tau, in the apply rule and in the
-message. All of these are arguments of `train`:
+Most methods are calls of `train` that differ in H, P, the delay tau, the apply
+rule, and the message, which is how Delta_m is sent:
 
     method              H     P  tau    rule        message
     diloco              H     1  0      reset       Delta
@@ -37,19 +37,15 @@ The apply rules:
     continue    w_m = w_m + (theta' - theta) + Delta_m
     eager       see `EagerFragment`
 
-With error feedback, the losses of a replica's earlier messages are added to the
-Delta of its message.
+The methods `allreduce` and `cocktail_sgd` average gradients at every step
+instead (`train_on_mean_gradient`).
 
-`allreduce` averages gradients at every step instead (`train_on_mean_gradient`).
-So does `cocktail_sgd`, whose codec is lossy. config/recipes.py has the settings
-of the papers.
-
-tau is a number of inner steps: the pseudo-gradients that are measured after
-step s are averaged and applied after step s + tau. So their transfer may take
-as long as tau inner steps. Fragment p is measured after the steps s > 0 with
+The delay tau is a number of inner steps: the mean of the pseudo-gradients of
+step s is applied after step s + tau. So their transfer may take as long as tau
+inner steps. Fragment p is measured after the steps s > 0 with
 (s - t_p) mod H = 0, where t_p = floor(p H / P) is its offset.
-Example: H = 6, P = 3, tau = 2. Fragment 1 has offset 2; it is measured after
-steps 2, 8, 14, ... and applied after steps 4, 10, 16, ...
+Example: H = 6, P = 3, tau = 2. Fragment 1 has offset 2. It is measured after
+steps 2, 8, 14, ..., and the means are applied after steps 4, 10, 16, ...
 
 The fast code has the same parts in these files:
 
@@ -59,8 +55,8 @@ The fast code has the same parts in these files:
     the sign of Delta, and the apply rules    outer/rules.py
     the average                               aggregators/
     the inner step                            inner/step.py
-    all rounds, and the flush (exchanges      rounds/rounds.py
-    that end a run)
+    all rounds, and the exchanges that        rounds/rounds.py
+    end a run (flush)
     gradients averaged at every step          rounds/data_parallel.py
 """
 
@@ -275,25 +271,28 @@ class Fragment:
   """One fragment under the rules "reset", "continue" and "mix".
 
   A fragment is a part of the parameters. A rule says with which parameters a
-  replica goes on when a mean arrives.
+  replica goes on when a mean arrives. A fragment is *sent* when its
+  pseudo-gradient is measured for an exchange.
 
   Attributes:
     replicas: Parameters of each replica. A fragment changes only the leaves of
       `names`.
     names: Names of the fragment's leaves.
     theta: Outer parameters of the fragment.
-    delays: Inner steps from a send to its apply, by the step of the send.
+    delays: For each step after which the fragment is sent, the number of inner
+      steps until the mean is applied.
     sync_interval: H.
-    overlap_steps: tau.
+    overlap_steps: tau, the delay in rounds of H inner steps.
     rule: "reset", "continue" or "mix".
     mixing_alpha: Weight of the replica's own value under "mix".
-    keep_unsent: Whether the unsent part of a pseudo-gradient stays in the
-      replica's parameters.
+    keep_unsent: Whether the part of a pseudo-gradient that a lossy exchange did
+      not send stays in the replica's parameters.
     outer: Optimizer of theta.
     exchange: Averages pseudo-gradients over replicas.
-    in_flight: Pairs (step of the send, pseudo-gradient of each replica), the
-      oldest first.
-    last_send: Step of the last send; 0 before the first one.
+    in_flight: Pseudo-gradients whose mean is not applied yet, the oldest first:
+      pairs (step at which they were sent, pseudo-gradient of each replica).
+    last_send: Step at which the fragment was last sent; 0 before the first
+      time.
   """
 
   replicas: list[Arrays]
@@ -435,13 +434,13 @@ class EagerFragment(Fragment):
   """One fragment under the rule "eager".
 
   Each replica has its own theta and its own outer optimizer. At the end of
-  round t, replica m has its pseudo-gradient d_m(t), and the average of the
+  round t, replica m of M has its pseudo-gradient d_m(t), and the mean of the
   pseudo-gradients of round t - 1. Its outer optimizer gets the gradient
 
     g_m = mean over k of d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 
-  which is the mean of the round before, with the replica's own part replaced by
-  its newest one. Before the first round all d are zero.
+  This is the mean of the round before, in which the newest pseudo-gradient of
+  the replica has replaced its old one. Before the first round all d are zero.
 
   Source: Kale et al., 2025, arXiv 2502.12996. The fast code is in
   outer/rules.py.

@@ -1,9 +1,9 @@
-"""Optimizers with optax's arithmetic, each with the state of one tree.
+"""SGD, AdamW and Muon in numpy, with the arithmetic of optax.
 
-An inner optimizer takes the gradient of the loss; an outer optimizer takes the
-averaged pseudo-gradient as gradient. The state is zero before the first step.
-`copy.deepcopy` copies an optimizer with its state. The fast code uses the
-optimizers of optax: dilocox_jax/optimizers.py.
+An optimizer holds the state for one tree of parameters. `copy.deepcopy` copies
+the optimizer with this state. An inner optimizer gets the gradient of the loss,
+and an outer optimizer gets the averaged pseudo-gradient in its place. The fast
+code is dilocox_jax/optimizers.py.
 """
 
 import dataclasses
@@ -50,8 +50,8 @@ def warmup_cosine(
 class Sgd:
   """Gradient descent: plain, with momentum, or with Nesterov momentum.
 
-  m <- g + mu m, then x <- x - lr m, or with Nesterov x <- x - lr (g + mu m).
-  `optax.sgd` computes the same.
+  With momentum, m <- g + mu m and then x <- x - lr m. With Nesterov momentum,
+  the second step is x <- x - lr (g + mu m). `optax.sgd` computes the same.
 
   Attributes:
     learning_rate: lr.
@@ -90,12 +90,16 @@ class Sgd:
 class AdamW:
   """Adam with weight decay that is decoupled and scaled by the learning rate.
 
-  m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2. m and v start at zero, so
-  after t steps the weights of the gradients in them add up to 1 - b1^t and 1 -
-  b2^t only. Dividing by these sums gives m' and v'. With Nesterov, m' is
-  instead b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t). Then
-  x <- x - lr (m' / (sqrt(v') + eps) + decay x). `optax.adamw` computes the
-  same.
+  A step computes, for parameters x with the gradient g:
+
+    m <- b1 m + (1 - b1) g      m' = m / (1 - b1^t)
+    v <- b2 v + (1 - b2) g^2    v' = v / (1 - b2^t)
+    x <- x - lr (m' / (sqrt(v') + eps) + decay x)
+
+  m and v start at zero. So after t steps, the weights of the gradients in m add
+  up to 1 - b1^t only, and m' is divided by this sum. With Nesterov, m' is
+  instead b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t). `optax.adamw`
+  computes the same.
 
   Source: Loshchilov and Hutter, 2017, arXiv 1711.05101, Algorithm 2.
 
@@ -105,7 +109,7 @@ class AdamW:
     b2: Decay rate of v, the mean of squared gradients.
     eps: Number that is added to the square root.
     weight_decay: Fraction of x, times lr, that a step subtracts.
-    nesterov: Whether m' is Nesterov's mean.
+    nesterov: Whether m' is that of Nesterov.
     count: Number of steps taken, t.
     mean: m of every leaf, by name.
     square: v of every leaf, by name.
@@ -164,12 +168,16 @@ def _mean(
 class Muon:
   """Steps along an orthogonal matrix near the momentum; AdamW for the rest.
 
-  m <- b m + (1 - b) g. Nesterov's mean of the gradients after t steps is
-  n = b m / (1 - b^(t + 1)) + (1 - b) g / (1 - b^t). Then
-  x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). The
-  entries of an orthogonal matrix have the mean square 1 / max(rows, columns),
-  so the entries of every step have a root mean square of about 0.2 lr, as
-  AdamW's have. In a leaf [layers, rows, columns], each layer is a matrix.
+  Step t computes, for a matrix x with the gradient g:
+
+    m <- b m + (1 - b) g
+    n = b m / (1 - b^(t + 1)) + (1 - b) g / (1 - b^t)    (Nesterov's mean)
+    x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x)
+
+  The entries of an orthogonal matrix have the mean square
+  1 / max(rows, columns). So without decay, the entries of a step have a root
+  mean square of about 0.2 lr, as those of AdamW have. In a leaf
+  [layers, rows, columns], each layer is a matrix.
 
   Source: Jordan et al., 2024, "Muon"; the size: Liu et al., 2025, arXiv
   2502.16982, section 2.2. The fast code: `inner_optimizer` in

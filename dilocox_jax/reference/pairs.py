@@ -1,13 +1,15 @@
-"""Averages in pairs of replicas, as plain loops.
+"""Trains replicas that average in pairs, as in NoLoCo (arXiv 2506.10911).
 
-NoLoCo (arXiv 2506.10911) averages over pairs of replicas, which are drawn anew
-for each exchange. So each replica has outer parameters of its own, and a pair
-also averages its outer parameters. The fast code is in aggregators/pairs.py.
+For each exchange, the replicas are divided into new pairs. So each replica has
+outer parameters of its own, and a pair also averages its outer parameters. The
+fast code is in aggregators/pairs.py.
 
 Example in one dimension, with outer learning rate 1: the two replicas of a pair
 have the outer parameters 10 and 12, and have trained to 9 and 10. The mean of
-the pair's inner parameters is 9.5. The gradients are 10 - 9.5 = 0.5 and 12 -
-9.5 = 2.5, so both replicas go on at 9.5.
+their pseudo-gradients is ((10 - 9) + (12 - 10)) / 2 = 1.5. To average the outer
+parameters, too, half of their difference is added: the gradients are
+1.5 + (10 - 12) / 2 = 0.5 and 1.5 + (12 - 10) / 2 = 2.5. So the new outer
+parameters are 10 - 0.5 = 9.5 and 12 - 2.5 = 9.5.
 """
 
 from collections.abc import Callable, Sequence

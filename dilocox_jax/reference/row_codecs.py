@@ -1,16 +1,14 @@
-"""Codecs of rows in numpy: rows of values to bytes, and back.
+"""Encodes rows of values as bytes, and decodes them, in numpy.
 
 These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. All
-machines get the same bytes from the same values: every operation works on
-single values, or adds numbers in a fixed order.
+machines get the same bytes from the same values, because values are added in a
+fixed order.
 
-A float codec encodes a row as one row of bytes, the values. The other codecs
-encode a row as two rows of bytes: the codes and the scales. For example, 1 bit
-encodes the row (1, -3, 2, 2) as the byte 0b0010 = 2, and the scale 2, the mean
-of |x|. The row is decoded as (2, -2, 2, 2).
-
-numpy has no bfloat16, the upper half of the bits of a float32. So this module
-rounds and shifts the bits itself.
+`FloatRows` encodes a row as one row of bytes, the values. The other codecs
+encode a row as two rows of bytes: the codes and the scales. For example,
+`IntRows` with 1 bit encodes the row (1, -3, 2, 2) as the byte 0b0010 = 2, in
+which a set bit means "negative", and the scale 2, the mean of |x|. The row is
+decoded as (2, -2, 2, 2).
 """
 
 import dataclasses
@@ -106,12 +104,14 @@ class FloatRows:
 
 @dataclasses.dataclass(frozen=True)
 class IntRows:
-  """Sends values rounded to few bits, with scales for each row.
+  """Sends values rounded to few bits, with one or two scales for each row.
 
-  - 8 and 4 bits: the values are divided by a scale and rounded to whole
-    numbers. The largest |x| of the row gets the largest number, 127 or 7.
-  - 2 bits: a value becomes its sign times one of two scales. The larger scale
-    is for values whose |x| is above the mean |x| of the row.
+  - 8 and 4 bits: a value is divided by the scale and rounded to a whole number.
+    The scale is the largest |x| of the row, divided by 127 or 7. So whole
+    numbers go from -127 to 127, or from -7 to 7.
+  - 2 bits: a value becomes its sign times one of two scales. The values whose
+    |x| is above the mean |x| of the row get the larger scale, which is the mean
+    of their |x|. The smaller scale is the mean |x| of all other values.
   - 1 bit: a value becomes its sign times the scale, the mean of |x|.
 
   Attributes:
@@ -322,6 +322,7 @@ def _ratio(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 def _to_bfloat16(values: np.ndarray) -> np.ndarray:
   """Rounds values to bfloat16, to even at ties, and returns the bits, uint16.
 
+  numpy has no bfloat16, which is the upper half of the bits of a float32.
   Values that are too large become the largest number of bfloat16.
   """
   limit = np.float32(LARGEST_BFLOAT16)

@@ -1,20 +1,21 @@
-"""The mean of messages, computed in parts (shares): one by each replica.
+"""Computes the mean of messages in parts (shares), one by each replica.
 
 A message consists of *tables*: rows of values of one width, encoded by one
 codec. All rows of a message, table after table, are cut into S *slices* of
 about equally many bytes. *Share* s is the mean of the slices s of all messages,
-encoded with the codec of the messages. So the S shares together are a message
-again, whose values are the mean.
+encoded with the codec of the messages. So the S shares together have the form
+of a message, and their values are the mean.
 
-For example, a message has one table of 5 rows of 4 bytes, and S = 2. Slice 0
-has rows 0 and 1, slice 1 has rows 2, 3 and 4: the cut is at byte 10 of 20,
-which is within row 2, and a slice has whole rows.
+For example, a message has one table of 5 rows of 4 bytes, and S = 2. Byte 10 of
+20 is within row 2. A slice has whole rows, so slice 0 has rows 0 and 1, and
+slice 1 has rows 2, 3 and 4.
 
-Encoding rounds the mean. The loss is the *residual* of the share. It is added
-to the same slice of the next mean before that mean is encoded. The residual is
-encoded too, in 4 bits a value, because another replica may compute the next
-share. With one row (0.4, 1.2), a codec that rounds to whole numbers, and the
-same mean each time:
+Encoding rounds the mean. The error is the *residual* of the share. If it is
+kept (`Tables.has_residual`), it is added to the same slice of the next mean
+before that mean is encoded. The residual is encoded too, in 4 bits a value,
+because another replica may compute the next share. For example, there is one
+row, the mean is (0.4, 1.2) each time, and the codec rounds to whole numbers.
+The rounding of the residual itself is left out here:
 
     mean          plus residual     share       residual
     0.4, 1.2      0.4, 1.2          0, 1        0.4, 0.2

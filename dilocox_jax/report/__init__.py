@@ -1,7 +1,4 @@
-"""Reports: pages, tables and figures of runs, sweeps and simulations.
-
-A report of a run needs only the run directory, and no accelerator.
-"""
+"""Reports of runs: pages in Markdown and HTML, with tables and pictures."""
 
 from dilocox_jax.report.comparison import side_by_side as side_by_side
 from dilocox_jax.report.page import SAMPLE as SAMPLE

@@ -1,9 +1,4 @@
-"""Shows several runs, or all settings of a sweep, on one page.
-
-`side_by_side` refuses runs that were evaluated on different texts or sequences,
-because their losses cannot be compared. A sweep may be incomplete: its page
-counts the missing seeds.
-"""
+"""Compares several runs, or the settings of a sweep, on one page."""
 
 import collections
 import dataclasses
@@ -76,8 +71,8 @@ class Page:
     intro: Paragraphs in front of the tables, in Markdown.
     failed: Table rows about the runs that failed. Each row has the columns
       "run", "reason" and "log".
-    columns: Columns of the first table, e.g. "loss" and "gap" (keys of
-      `tables.CELLS`). A column whose cells are all "-" is left out.
+    columns: Columns of the first table, which are keys of `tables.CELLS`, e.g.
+      "loss" and "gap". A column whose cells are all "-" is left out.
   """
 
   title: str

@@ -1,7 +1,7 @@
-"""Escapes names, so that pages, pictures and terminals show them as they are.
+"""Escapes texts, so that pages, pictures and terminals show them as they are.
 
-Users choose names, which may have characters with a meaning in Markdown, in
-matplotlib or on a terminal. There is a function for each of these places.
+For example, users choose the names of runs. A name may have characters with a
+meaning in Markdown, in matplotlib or on a terminal.
 """
 
 import functools

@@ -1,9 +1,10 @@
 """Writes the section of a run's page about the expected gap to AllReduce.
 
-The gap is the loss of the run divided by AllReduce's, minus 1. It follows from
-s, the share by which AllReduce's loss falls when its batch doubles. s is read
-from `gap.json` (of `experiments.gap`) in the run directory, or else
-extrapolated from the size of the model.
+The gap is the loss of the run divided by AllReduce's, minus 1. It is computed
+from the settings of the run and from s, the share by which AllReduce's loss
+falls when its batch doubles. The program `experiments.gap` measures s. If the
+run directory has a copy of its file `gap.json`, s is read from there. Otherwise
+s is extrapolated from the size of the model.
 """
 
 import math

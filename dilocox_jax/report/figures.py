@@ -1,7 +1,8 @@
 """Draws the figures of one run: loss, drift, simulated time and ranks.
 
-Each public function returns a figure, or None if the run has no values for it.
-For example, a run without a low-rank codec has no ranks.
+The drift is how far the pseudo-gradients of the replicas disagree. A public
+function returns None if the run has no values for its figure. For example, a
+run without a low-rank codec has no ranks.
 """
 
 import math

@@ -1,7 +1,8 @@
-"""Frames: a report's settings (methods with hyper-parameters) and their runs.
+"""Holds the runs of a report, grouped into settings, and compares the settings.
 
-A setting has one run for every seed. A *clock* is a simulated cluster on which
-the time of a run is computed.
+A *setting* is a method with all its hyper-parameters. It has one run for every
+seed that has been trained. A *clock* is a simulated cluster on which the time
+of a run is computed.
 """
 
 import dataclasses
@@ -97,7 +98,8 @@ class Setting:
       to 1, by the clock's name; empty if it is not known.
     fp32_bytes: Bytes that a replica would have sent so far if it had sent fp32
       gradients in every step; NaN if this is not known.
-    changed: Hyper-parameters that differ from other settings, in words.
+    changed: Text that lists the hyper-parameters in which this setting differs
+      from others; may be empty.
     note: Text after the name, such as " (not finished)".
     uses_mailbox: Whether replicas exchange through a mailbox (files in a
       store). Then a run is a single replica, and only its own tokens count.
@@ -204,8 +206,8 @@ class Frame:
     clocks: Description of each clock (simulated cluster), by its name.
     target: A loss (nats a token). The report shows the time that each setting
       takes to reach it. 0: no such times are shown.
-    front: Names of settings that pictures show in color, the most important
-      first. The settings with the lowest losses follow after them.
+    front: Names of settings that pictures should show in color, the most
+      important first. Pictures have room for six (`panels`).
   """
 
   settings: Sequence[Setting]

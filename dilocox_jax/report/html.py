@@ -1,6 +1,6 @@
 """Turns a page in Markdown into one HTML file that needs no other file.
 
-Pictures are in the file as data URIs. Text that looks like HTML stays text.
+Pictures become data URIs. HTML in the Markdown is shown as text.
 """
 
 import base64

@@ -1,7 +1,7 @@
-"""Page of one run: results, figures, cost, settings and how to reproduce it.
+"""Writes the page of one run: results, figures, cost, and how to reproduce it.
 
-A reader who has only this page must be able to judge its numbers. So each
-number is marked as measured, counted, derived or simulated.
+The page must be enough to judge its numbers. So it says how they were obtained,
+for example that they are measured, derived or simulated.
 """
 
 import collections

@@ -1,9 +1,9 @@
-"""Draws the losses of settings against tokens, bytes and simulated time.
+"""Draws the losses of settings against tokens, bytes or simulated time.
 
-A curve is the mean over the seeds of a setting (a method with its
-hyper-parameters), in a band from the lowest seed to the highest. At most six
-curves, the *front*, have a color and a name in the legend. All others are gray
-and lie behind it.
+A setting is a method with all its hyper-parameters, and its curve is the mean
+over its seeds. At most six curves, the *front*, have a color and a name in the
+legend. With several seeds they also have a band from the lowest loss to the
+highest. All other curves are gray and lie behind the front.
 """
 
 import dataclasses

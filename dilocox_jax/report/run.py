@@ -1,7 +1,6 @@
 """Reads a run directory as one object, `LoadedRun`.
 
-A run that has not finished can be read too: its lists are shorter, and
-`finished` is False.
+The run need not have finished.
 """
 
 import dataclasses
@@ -63,7 +62,8 @@ _LARGEST = 2**63  # Largest number that a record may have.
 class LoadedRun:
   """Contents of a run directory.
 
-  `list(run)` has the rows of rounds and evaluations, by step.
+  Iterating over the object yields the rows of `rounds` and `evaluations`,
+  sorted by step.
 
   Attributes:
     workdir: Path of the run directory.
@@ -72,8 +72,9 @@ class LoadedRun:
       sizes.
     rounds: Rows of training, one for each round or for several data-parallel
       steps, in order.
-    evaluations: Rows of validations, in order; the final one is last.
-    finished: Whether the run wrote its final row.
+    evaluations: Rows of validations, in order. If the run has finished, the
+      last one is the final validation.
+    finished: Whether the run has written its final validation.
     timings: Rows of durations, in order.
   """
 

@@ -1,10 +1,9 @@
 """Defines the look of all figures.
 
-A built-in method has one color and one marker in every picture; AllReduce is
-black. Curves of other names get colors in order. The first colors are those of
-Okabe and Ito, which people with impaired color vision can tell apart. The title
-states the finding. The *caption*, a line above each panel, says whether its
-numbers are measured, derived or simulated.
+`looks` gives a built-in method the same color and marker in all pictures, and
+AllReduce is black. `COLORS` are from the palette of Okabe and Ito, which people
+with impaired color vision can tell apart. The *caption* is a line above each
+panel that says how its numbers were obtained, e.g. "measured".
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Builds the tables of a report, as Markdown, as CSV and for a terminal.
 
-A `Frame` has all settings of a report (methods with their hyper-parameters). A
-cell "-" means that the setting has no such value.
+In a table of settings (methods with all their hyper-parameters), the cell "-"
+means that the setting has no such value.
 """
 
 import math

@@ -1,12 +1,12 @@
 """Refuses collectives between replicas that are separate programs.
 
 Replicas that exchange through a store (a folder or a bucket) are separate
-programs without a common JAX runtime, so a collective over the axis "replica"
+programs without a common JAX runtime. So a collective over the axis "replica"
 cannot reach the other replicas. If the axis had only this replica, the
 collective would return its own argument, and the replica would silently train
-alone. So such a replica is mapped over an axis with another name, `ALONE_AXIS`.
-For a collective over "replica", JAX then raises a NameError, and this module
-turns the error into one clear line.
+alone. So the axis of such a replica has another name, `ALONE_AXIS`. For a
+collective over "replica", JAX then raises a NameError. The functions of this
+module turn it into a ValueError that says what to change.
 """
 
 import contextlib

@@ -1,15 +1,15 @@
 """Lets the processes of one replica share a mailbox: a folder or a bucket.
 
 Replicas exchange messages through the mailbox. If a replica consists of several
-processes, only its process 0 uses the mailbox, and sends the mailbox's answers
-to the other processes. The answers travel between the hosts
-(`distributed.channel`) and never between the devices.
+processes, only its process 0 uses the mailbox, and passes the results on to the
+other processes. These results travel between the hosts
+(`distributed.channel`), and never between the devices.
 
-Before process 0 answers, it may ask the other processes for their parts of an
-array, e.g. to write a snapshot of the shared state:
+Before process 0 has a result, it may ask the other processes for their parts of
+an array, e.g. to write a snapshot of the shared state:
 
-  process 0        asks the mailbox ... wants array 3 ... has the answer
-  other processes  wait ............... send their parts . return the answer
+  process 0        uses the mailbox ... wants array 3 ... sends the result
+  other processes  wait ............... send their parts . return the result
 """
 
 import functools

@@ -1,8 +1,7 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
-AllReduce (the baseline) and the warm start of DiLoCo run these steps. Without a
-lossy codec, one model that is trained on the batches of all replicas has the
-same result, up to rounding.
+The methods `allreduce` (the baseline) and `cocktail_sgd` consist of these
+steps, and other methods can begin with them (warm start).
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
-"""A second thread dispatches exchanges beside the inner steps.
+"""Dispatches exchanges in a second thread, beside the inner steps.
 
-On XLA's CPU backend, a collective blocks the thread that runs its program, so a
-second thread dispatches the exchange:
+On XLA's CPU backend, a collective blocks the thread that dispatches its
+program. With a second thread, the main thread can dispatch the inner steps
+meanwhile:
 
     main thread      | inner steps             | wait | apply the mean
     exchange thread  | exchange (slow link)           |
@@ -89,14 +90,13 @@ def beside_steps(
 class InThread:
   """Dispatches an exchange in a second thread, beside a window's inner steps.
 
-  A window is some inner steps, then perhaps an apply of a mean and a send,
-  which only measures a pseudo-gradient. The exchange computes the mean that the
-  window applies. For some windows, no second thread is used: the window's own
-  program runs the exchange (`run`).
+  A window is some inner steps. After them, a mean may be applied, and a new
+  pseudo-gradient may be measured. The exchange computes the mean that the
+  window applies. For some windows no second thread is used (`run`).
 
   Attributes:
-    splits_windows: False: a window is not split into a window of inner steps,
-      one of an apply and one of a send.
+    splits_windows: False: a window is not divided into windows that do one
+      thing each.
     reuses_states: True: programs may reuse the memory of the states.
     waits_for_exchanges: True: the host waits for the thread before it
       dispatches the apply.

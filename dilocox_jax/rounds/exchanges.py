@@ -1,8 +1,8 @@
-"""The exchange in one JAX runtime, and the one through a folder or bucket.
+"""Two ways to exchange: in one JAX runtime, or through a folder or a bucket.
 
-If all replicas are in one JAX runtime, they share an axis, over which an
-aggregator averages (`LocalExchange`). If each replica has a runtime of its own,
-they exchange through a folder or a bucket (`MailboxExchange`,
+If all replicas are in one JAX runtime, an aggregator averages over the axis of
+the replicas (`LocalExchange`). If each replica has a runtime of its own, they
+exchange through a folder or a bucket (`MailboxExchange`,
 docs/mailbox/how_to.md).
 """
 

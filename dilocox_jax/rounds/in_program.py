@@ -1,7 +1,8 @@
 """The runtime that leaves exchanges to the compiled programs of windows.
 
-A window is some inner steps, then perhaps an apply of a mean pseudo-gradient
-and a send, which measures a new pseudo-gradient.
+A window is some inner steps. After them, a mean may be applied, and a new
+pseudo-gradient may be measured. An exchange computes the mean that a window
+applies.
 """
 
 import dataclasses

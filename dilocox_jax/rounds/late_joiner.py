@@ -4,17 +4,20 @@ The replicas of such a run are separate programs, which exchange through this
 *mailbox*. An *event* is one exchange of the run's schedule. An event is
 *settled* when the replicas have agreed on the messages that it averages. The
 newcomer loads the newest snapshot of the state that all replicas share. Then it
-applies the settled events since the snapshot, without inner steps, until its
-own next measurement comes early enough to be averaged.
+applies the means of the settled events since the snapshot, without inner steps.
+It begins with inner steps as soon as its first own message would belong to an
+event that is not settled yet.
 
-For example, take P = 1 fragment and H = tau = 4 steps. Event k averages the
-measurements of step 4 k + 4, and its mean is applied after step 4 k + 8. There
-is a snapshot before event 6, and the other replicas have settled event 8. The
-newcomer starts with a measurement of zeros in flight. Without inner steps, it
-applies event 6 (after step 32) and event 7 (after step 36). Then it takes its
-first inner steps, 37 to 40. Event 8 averages the measurements of step 36, to
-which the newcomer contributes nothing. Event 9 averages those of step 40, and
-is the first with a measurement of the newcomer.
+For example, take P = 1 fragment (all parameters) and H = tau = 4 steps. Event k
+averages the pseudo-gradients of step 4 k + 4, and its mean is applied after
+step 4 k + 8. There is a snapshot before event 6, and the other replicas have
+settled event 8:
+
+    inner steps         what the newcomer does
+    up to 32            loads the snapshot, applies the mean of event 6
+    33 to 36            takes no inner steps, applies the mean of event 7
+    37 to 40            takes inner steps, measures for event 9, and applies the
+                        mean of event 8, in which it has no part
 """
 
 import dataclasses

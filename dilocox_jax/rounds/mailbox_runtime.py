@@ -1,12 +1,12 @@
 """Exchanges pseudo-gradients through a mailbox: a folder or a bucket.
 
-Replicas that are separate programs leave messages for each other there. The
-host sends and reads the messages. As messages come from outside the compiled
-program, an exchange consists of *turns*: in each turn every replica sends a
-message and reads the messages of the others. An exchange with n turns is
-divided into n + 1 *stages*, each a program of its own. Stage k gets the
-messages of the first k turns, and computes the exchange from its start to the
-next message, or to the result. For example, a low-rank codec has two turns:
+Replicas that are separate programs leave messages for each other there. An
+exchange consists of *turns*: in each turn every replica sends a message and
+reads the messages of the others. The host does this, outside compiled programs.
+So an exchange with n turns is divided into n + 1 *stages*, each a program of
+its own. Stage k gets the messages of the first k turns, and computes the
+exchange from its start to the next message, or to the result. For example, a
+low-rank codec has two turns:
 
     stage 0    ()               -> left factors, which the host sends
     stage 1    (left,)          -> right factors, which the host sends
@@ -15,8 +15,8 @@ next message, or to the result. For example, a low-rank codec has two turns:
 A replica of one process runs the whole exchange in a thread beside the inner
 steps. If a replica has several processes, a stage communicates between them, so
 all processes must dispatch stages and inner steps in the same order. The main
-thread then dispatches the stages, and the exchange thread only carries the
-first message:
+thread then dispatches the stages, and the other thread only sends and reads the
+messages of the first turn:
 
     main thread      stage 0 | inner steps       | wait | stage 1, its turn, ...
     exchange thread          | first turn               |

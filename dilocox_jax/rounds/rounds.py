@@ -1,15 +1,14 @@
 """Runs rounds of inner and outer steps for the replicas of a JAX runtime.
 
-A round consists of *windows*: some inner steps, and then perhaps an *apply*, a
-*send* or both. A send measures the pseudo-gradient of a fragment (a part of the
-parameters) and keeps it in flight. An apply applies the mean of a fragment's
-oldest pseudo-gradient in flight.
+A round consists of *windows*: some inner steps, after which a fragment (a part
+of the parameters) may be *applied*, *sent* or both. To send a fragment means to
+measure its pseudo-gradient, which is then in flight. To apply a fragment means
+to go on with the mean of its oldest pseudo-gradient in flight.
 
-The program of a window (`window.WindowProgram`) is mapped over the replica axis
-and compiled once for every kind of window. The number of steps, and which
-fragment is sent or applied, are arguments of the program. If inner steps cannot
-hide the exchange, e.g. on one device, the steps, the sends and the applies are
-separate programs.
+`window.WindowProgram` is the program of a window for one replica. It is mapped
+over the replicas, and compiled once for each kind of window. If inner steps
+cannot hide an exchange, e.g. because all replicas are on one device, a window
+is first divided into windows that do one thing each.
 """
 
 import dataclasses
@@ -67,9 +66,10 @@ def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
 class Rounds:
   """Runs inner and outer steps for all replicas in this JAX runtime.
 
-  A round consists of windows: some inner steps each, then perhaps an apply of a
-  mean and a send, which measures the pseudo-gradient of a fragment (a part of
-  the parameters) and keeps it in flight.
+  A round consists of windows: some inner steps, after which a fragment (a part
+  of the parameters) may be applied, sent or both. To send it means to measure
+  its pseudo-gradient. To apply it means to go on with the mean of an earlier
+  one.
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -77,10 +77,10 @@ class Rounds:
     replicas: Number of replicas, and their devices.
     inner_step: Optimizer step of one replica: function (params, optimizer
       state, batch) -> (params, optimizer state, (loss, gradient norm)).
-    outer_memory: Where the states of fragments are kept between their sends and
-      applies: "device", or "pinned_host", the memory of the host.
-    make_runtime: Function (outer, replicas) -> object that dispatches the
-      exchanges (`rounds.runtime`).
+    outer_memory: Where the states of fragments are kept while no program uses
+      them: "device", or "pinned_host", the memory of the host.
+    make_runtime: Function (outer, replicas) -> object that decides how
+      exchanges run (`rounds.runtime`).
     frozen: Parameters that are not trained. `inner_step` gets them as one more
       argument, `frozen`. None: all parameters are trained.
   """

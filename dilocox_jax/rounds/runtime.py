@@ -1,13 +1,12 @@
-"""Runtimes: three ways to run an exchange beside inner steps.
+"""Defines `Runtime`, the interface of three ways to run an exchange.
 
-A window is some inner steps, then perhaps an apply of a mean and a send, which
-only measures a pseudo-gradient. The exchange of a window computes the mean that
-the window applies: it averages one pseudo-gradient of each replica. There are
-three runtimes, each a class in its own file:
+A window is some inner steps. After them, a mean may be applied, and a new
+pseudo-gradient may be measured. The exchange of a window computes the mean that
+the window applies. Each of these files has a class with the interface:
 
     in_program        The program of the window also runs the exchange.
     exchange_thread   A second thread runs the exchange.
-    mailbox_runtime   The host sends and reads the messages of a mailbox.
+    mailbox_runtime   The host exchanges messages through a folder or a bucket.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +25,11 @@ class WindowWork(NamedTuple):
   """The arguments of `Runtime.run` for a window.
 
   Attributes:
-    window: Some inner steps, then perhaps an apply and a send.
+    window: Some inner steps, after which a fragment (a part of the parameters)
+      may be applied, sent or both.
     kind: The properties for which the window's program is compiled.
     given: Arguments of the window's program.
-    fragments: States of all fragments (parts of the parameters) before the
-      window.
+    fragments: States of all fragments before the window.
     take_steps: Function that takes the window's inner steps in a program of
       their own, and returns the replicas after them.
   """

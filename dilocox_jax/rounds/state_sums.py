@@ -1,10 +1,9 @@
-"""Computes the fingerprint (a few random sums) of a state, on the devices.
+"""Computes the fingerprint (some random sums) of a state, on the devices.
 
 Replicas compare the fingerprints of the state that they share, to find out
-whether they still agree (`reference.fingerprint`). The devices cut the values
-into chunks of 4,096, multiply each value by a random sign, and add the products
-of a chunk up to 32 sums in float32. The host adds up the sums of the chunks in
-float64.
+whether they still agree. `reference.fingerprint` defines a fingerprint. The
+devices compute sums over chunks of 4,096 values in float32, and the host adds
+up the sums of the chunks in float64.
 """
 
 import functools

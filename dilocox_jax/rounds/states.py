@@ -1,7 +1,7 @@
 """Makes and changes the training state of all replicas in this JAX runtime.
 
-Every fragment (a part of the parameters) has an outer state of its own, so a
-program that measures or applies a fragment gets only this fragment's state.
+Every fragment (a part of the parameters) has an outer state of its own. So a
+program for one fragment need not get the states of the others.
 """
 
 import dataclasses
@@ -53,8 +53,8 @@ class RoundStates:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments (parts of the parameters) out of a tree.
     replicas: Number of replicas, and their devices.
-    outer_memory: Where the fragments' states are kept between their sends and
-      applies: "device", or "pinned_host", the memory of the host.
+    outer_memory: Where the fragments' states are kept while no program uses
+      them: "device", or "pinned_host", the memory of the host.
   """
 
   outer: OuterStep

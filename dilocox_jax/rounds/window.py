@@ -1,28 +1,21 @@
-"""Runs inner steps beside an exchange, then applies its mean, for one replica.
+"""Runs a window: inner steps beside an exchange whose mean is then applied.
 
-A fragment is a part of the parameters. In a *window* a replica
+A fragment is a part of the parameters. In a *window* one replica does the
+following, or a part of it:
 
-  1. takes inner steps, while the pseudo-gradient that is *due* is averaged over
-     replicas,
-  2. measures the pseudo-gradient of the fragment that the window *sends*,
-  3. *applies* the mean of the pseudo-gradient that was due,
-  4. keeps the new pseudo-gradient in flight, until it is due itself.
-
-A window may lack any of these parts. The pseudo-gradient that is due is the
-oldest one in flight of the fragment that the window applies. To send means only
-to measure and to keep in flight. The steps are divided among the messages of
-the exchange.
+  1. It takes inner steps. Meanwhile the oldest pseudo-gradient in flight of one
+     fragment is averaged over replicas.
+  2. It measures a new pseudo-gradient of a fragment (*sends* the fragment).
+  3. It goes on with the mean from 1 (*applies* the fragment).
+  4. It puts the new pseudo-gradient in flight.
 
 For example, take H = 4 steps a round, P = 1 fragment and a delay of tau = 4
-steps. In the second round, the pseudo-gradient of step 4 is exchanged while
+steps. In the second round, the pseudo-gradient of step 4 is averaged while
 steps 5 to 8 run. After step 8 the replica measures a new pseudo-gradient and
-applies the mean of step 4. The new pseudo-gradient is then in flight. With
-tau = 0 the replica measures after step 8, exchanges this measurement at once,
-waits for the result and applies it.
+applies the mean of step 4. The new pseudo-gradient is then in flight.
 
-Fragments of equal shapes are a *group*, and share a program. It gets the index
-of the fragment in its group as data (`outer.fragment_view`). If the apply rule
-has a *correction*, it is added to the parameters after each inner step.
+With tau = 0 the replica measures after step 8, averages this pseudo-gradient at
+once, waits for the result and applies it.
 """
 
 import dataclasses
@@ -107,9 +100,10 @@ RunSteps = Callable[[InnerProgress, Index], InnerProgress]
 class WindowKind:
   """The properties of a window for which its program is compiled.
 
-  A window is some inner steps, then perhaps an apply of a mean and a send,
-  which measures the pseudo-gradient of a fragment (a part of the parameters).
-  Everything that is no attribute here, such as the number of steps, is data.
+  A window is some inner steps, after which a fragment (a part of the
+  parameters) may be *applied*, *sent* or both. To send it means to measure its
+  pseudo-gradient. To apply it means to go on with the mean of an earlier one.
+  Everything else, such as the number of steps, is an argument of the program.
 
   Attributes:
     applied_group: Number of the group of the fragment that is applied; None if
@@ -119,8 +113,7 @@ class WindowKind:
     is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
     follows_send: Whether the window before this one has sent the fragment that
-      this one applies, with no inner step in between. Always False if tau is
-      neither 0 nor a multiple of H.
+      this one applies, with no inner step in between.
     has_arrived: Whether another program has exchanged the pseudo-gradient that
       is applied. `WindowInput.arrived` then has the result.
     differs: Whether replicas may differ from each other in their number of
@@ -141,8 +134,9 @@ class WindowKind:
 class WindowInput(NamedTuple):
   """The arguments of the program of a window, for one replica.
 
-  A window is some inner steps, then perhaps an apply of a mean and a send,
-  which measures the pseudo-gradient of a fragment (a part of the parameters).
+  A window is some inner steps, after which a fragment (a part of the
+  parameters) may be *applied*, *sent* or both. To send it means to measure its
+  pseudo-gradient. To apply it means to go on with the mean of an earlier one.
 
   Attributes:
     progress: The replica before the window, an `InnerProgress`.
@@ -153,9 +147,9 @@ class WindowInput(NamedTuple):
     applied: `FragmentState` of the fragment that is applied, without the
       pseudo-gradient `due` and without parts that the window does not read;
       None if no fragment is applied.
-    due: The oldest pseudo-gradient in flight of that fragment, whose mean is
-      applied; None if no fragment is applied, or if the window itself measures
-      what it applies.
+    due: The oldest pseudo-gradient in flight of the applied fragment, whose
+      mean is applied. None if no fragment is applied, or if the window itself
+      measures the pseudo-gradient whose mean it applies.
     sent: `FragmentState` of the fragment that is sent; None if no fragment is
       sent, or if it is the applied fragment.
     indices: Index (`FragmentView.index`) of the applied fragment, and of the
@@ -183,11 +177,12 @@ class WindowInput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WindowProgram:
-  """Runs a window of one replica: inner steps, an exchange, an apply, a send.
+  """Runs a window of one replica: inner steps, and perhaps an exchange.
 
   The exchange averages the pseudo-gradient of a fragment (a part of the
-  parameters), usually during the steps. The apply applies the mean. The send
-  only measures a new pseudo-gradient. A window may lack any of these.
+  parameters), usually during the steps. After the steps, the window may *apply*
+  a fragment (go on with the mean) and *send* a fragment (measure a new
+  pseudo-gradient).
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.

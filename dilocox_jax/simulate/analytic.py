@@ -1,27 +1,25 @@
 """Computes the times of a simulated run by formula, not by simulating events.
 
 The formula keeps two times for every replica: the time at which the replica has
-done its own work (`_now`), and the time at which its last exchange is over
-(`_channel`). A collective is a recurrence over its message steps. If replica i
-sends to replica i + 1, message step k of replica i ends at
+done its own work, and the time at which its last exchange is over. In a ring,
+replica i sends to replica i + 1. Its message number k ends at
 
   end[k][i] = start[k][i] + bytes / rate
   start[k + 1][i] = max(end[k][i], end[k][i - 1] + latency)
 
 because a replica sends its next message when it has sent the one before and has
-received the last message of its neighbor. With M = 2 and messages of 0.1 s and
-0.3 s both replicas start step 2 at 0.3 s: replica 0 has to wait for the slow
-message of replica 1. Pieces of a message follow the same rule.
+received the last message of its neighbor. For example, with M = 2, no latency,
+and first messages of 0.1 s and 0.3 s, both replicas start their second message
+at 0.3 s: replica 0 has to wait for the slow message of replica 1.
 
-The formula is exact under two conditions. Messages of the same step share no
-link, or start together and share it evenly. Messages of different steps never
-meet on a link. In a ring the second condition holds. In an all-to-all, messages
-of different steps meet if a replica is ahead of others. These messages take
-longer than the formula says.
+The formula is exact under two conditions. First, messages with the same number
+share no link, or start together and share it evenly. Second, messages with
+different numbers never meet on a link. In a ring the second condition holds. In
+an all-to-all they meet if a replica is ahead of others, and then take longer
+than the formula says.
 
-The event simulation of the tests needs no such condition. It replaces the
-methods from `_take_steps` on, and must agree to 1e-9 wherever the formula is
-exact (tests/simulate/test_times.py).
+The tests compare the formula with a simulation of events, which needs no such
+condition (tests/simulate/test_times.py).
 """
 
 import dataclasses
@@ -79,8 +77,8 @@ class Outcome:
     compute_s: Time that the replica spent in inner steps.
     codec_s: Time that the replica spent encoding and decoding.
     exposed_s: Time that the replica spent waiting for exchanges.
-    exchange_s: Time that the replica's exchanges took. An exchange starts when
-      it has been launched and the exchange before it has ended.
+    exchange_s: Time that the replica's exchanges took together. An exchange
+      starts when it has been launched and the exchange before it has ended.
     num_steps: Number of inner steps of the run.
     sent_bytes: Bytes that a replica sends if it is in all exchanges.
   """
@@ -131,8 +129,9 @@ _ARRAYS = (*POINTS_IN_TIME, *SUMS, LAST_SENT)
 class AnalyticClock:
   """A clock that computes the times of a run by formula.
 
-  `walk` takes the next ops of the run: inner steps, launches of exchanges,
-  waits and returns of absent replicas (`simulate.script`).
+  `walk` takes the next ops of the run. An op is inner steps, a launch of an
+  exchange, a wait for its end, or the return of absent replicas
+  (`simulate.script`).
 
   Attributes:
     link_costs: Cluster and transport.

@@ -1,16 +1,15 @@
 """Sites (places with devices), replicas, and the links that a transfer takes.
 
-The end of an attribute's name is its unit (`up_bps`, `rtt_s`). The part before
-the unit is the attribute's key in a cluster file (`up`, `rtt`).
+An attribute that has a unit ends in it, e.g. `up_bps` (bit/s) and `rtt_s`
+(seconds). The keys of a cluster file lack this end ("up", "rtt").
 
-Transfers that cross the same link share its rate. This file derives the links
-of a transfer, by name, from the sites of its two replicas. A transfer between
-sites occupies "up:END" of the sender and "down:END" of the receiver. END is the
-name of a site if its replicas share a link. If they have a link each, END is
-"site/3" for the fourth replica of the site. If rates were measured between the
-two sites, the transfer also occupies "pair:END>END". A transfer inside a site
-occupies only "inside:END", with the END of the sender. An object store is one
-more site, "store", without replicas.
+Transfers that cross the same link share its rate. A transfer from Oslo to
+Utrecht occupies the links "up:Oslo" and "down:Utrecht". If a rate was measured
+between these sites, it also occupies "pair:Oslo>Utrecht". A transfer inside
+Oslo occupies only "inside:Oslo". If each replica of Oslo has a link of its own,
+these names have "Oslo/3" in place of "Oslo" for the fourth replica, and inside
+Oslo the sender decides. An object store is one more site, "store", without
+replicas.
 """
 
 import collections
@@ -43,8 +42,8 @@ class Link:
     loss: Probability that a packet is lost on this link.
     streams: Number of parallel TCP streams of a transfer. The smaller number of
       the two ends counts.
-    efficiency: Share of the line rate that carries payload. 1448 / 1514 is a
-      full Ethernet frame without its headers.
+    efficiency: Share of the line rate that carries payload. By default it is
+      1448 / 1514, as a full Ethernet frame of 1514 bytes has 1448 of payload.
     is_shared: Whether all replicas of the site share one link; if not, each
       replica has a link with these rates.
   """
@@ -149,8 +148,8 @@ class Cluster:
     placement: Index of the site of every replica, in rank order, which is the
       order of a ring. Every site needs a replica, and its replicas must divide
       its devices evenly. Empty: every site has one replica.
-    pairs: Measurements between two sites. Other pairs are limited by their
-      links.
+    pairs: Measurements between two sites. Other pairs of sites are limited only
+      by their links.
     store: Access link of an object store. All replicas share this link. By
       default its rates are not limited.
   """

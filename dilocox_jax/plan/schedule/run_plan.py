@@ -1,11 +1,10 @@
 """Divides a run into segments: each is a round or some data-parallel steps.
 
-The trainer gives a segment to the devices without waiting in between. Between
-two segments it may evaluate, save and stop. The segments depend only on the
-config, so a resumed run has the same segments as a run without a stop.
+The trainer evaluates, saves and stops only between two segments.
 
-For example, a run has 130 steps, and the first 60 are data parallel. With H =
-30 and steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
+For example, a run has 130 steps, and the first 60 are data parallel. With
+rounds of H = 30 steps and steps_per_dispatch = 50, the segments have 50, 10,
+30, 30 and 10 steps.
 """
 
 import dataclasses
@@ -27,10 +26,11 @@ class Segment:
     windows: The round in parts. A part is some inner steps, then at most one
       mean to apply, and at most one fragment (part of the parameters) to
       measure for an exchange. Empty if `phase` is "data_parallel".
-    ends_phase: Whether the first round follows after this segment.
-    schedule_start: Number of inner steps of the run before the schedule starts.
-      The steps of the events in `windows` are counted from this start. 0 if
-      `phase` is "data_parallel".
+    ends_phase: Whether this is the last data-parallel segment and the first
+      round comes next.
+    schedule_start: Number of inner steps of the run before step 0 of the
+      schedule. `windows` has steps of the schedule. 0 if `phase` is
+      "data_parallel".
     participation: What each replica does in the windows. None: all replicas
       take all inner steps and have equal weights.
   """
@@ -70,13 +70,14 @@ class RunPlan:
   """Divides a run into segments: each is a round or some data-parallel steps.
 
   Attributes:
-    method: Schedule and apply rule of the rounds.
+    method: What the run averages, when, and how replicas go on with a mean.
     total_steps: Number of inner steps of the run, warm start included.
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Largest number of steps of a data-parallel segment.
-    schedule_start: Number of inner steps of the run before the schedule starts.
-      The schedule starts again when H (inner steps of a round) changes. None:
-      the schedule starts with the first round.
+    schedule_start: Number of inner steps of the run before step 0 of the
+      schedule. It is set if H (inner steps of a round) has changed during the
+      run, as the schedule then starts again. None: the schedule starts with the
+      first round.
     membership: The rounds in which each replica takes part, and its number of
       steps. None: all replicas take all inner steps of all rounds.
   """

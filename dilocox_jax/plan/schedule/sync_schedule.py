@@ -1,24 +1,25 @@
 """Plans when replicas send pseudo-gradients of fragments and apply the means.
 
-A *fragment* is one of the P parts into which the parameters are divided. Each
-fragment is sent every H inner steps: each replica measures its pseudo-gradient
-of the fragment, and keeps it in flight. The pseudo-gradients are averaged while
-further steps run, and the mean is applied tau inner steps after the send. A
-send and an apply are both called *events*.
+A *fragment* is one of the P parts into which the parameters are divided. To
+*send* a fragment means that each replica measures its pseudo-gradient of the
+fragment, for an exchange. To *apply* the fragment means that the replicas go on
+with the mean of these pseudo-gradients. Both are called *events*.
 
 Fragment p has the offset t_p = floor(p H / P). It is sent after each inner step
-s > 0 with (s - t_p) mod H = 0, and its mean is applied after step s + tau. If a
-send and an apply of the fragment come after the same step, the new
-pseudo-gradient is measured first. Then the older mean is applied, and then the
-new pseudo-gradient is in flight. With tau = 0 the new pseudo-gradient itself is
-averaged and applied at once.
+s > 0 with (s - t_p) mod H = 0, and its mean is applied after step s + tau. With
+tau = 0 the mean is computed and applied at once. Otherwise it is computed while
+further inner steps run. If the same fragment is sent and applied after the same
+step, the new pseudo-gradient is measured before the older mean is applied.
 
-The inner steps up to an event, together with the event, are a *window*. For
-example, with H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each
-of these steps:
+A *window* is some inner steps and the event after them. For example, with
+H = 6, P = 3 and tau = 1 (offsets 0, 2 and 4) a window ends at each of these
+steps:
 
     after step   2       3        4       5        6       7        8
     event        send 1  apply 1  send 2  apply 2  send 0  apply 0  send 1
+
+A window can have two events, one of each kind, if they come after the same
+step.
 """
 
 import dataclasses
@@ -32,14 +33,16 @@ from dilocox_jax.checks import require
 class Event:
   """A fragment (a part of the parameters) is sent, or its mean is applied.
 
+  Events are sorted by step. Of one step, those of the kind "apply" come first.
+
   Attributes:
     step: Inner step after which the event happens, from 1.
     kind: "send": each replica measures its pseudo-gradient of the fragment, for
-      an exchange. "apply": the mean of a send is applied. Sorted events have
-      the applies of a step before its sends.
+      an exchange. "apply": replicas go on with the mean of pseudo-gradients
+      that were measured before.
     fragment: Index of the fragment, from 0.
-    send_step: Inner step of the send whose mean is applied; for a send it
-      equals `step`.
+    send_step: Inner step after which these pseudo-gradients were measured. If
+      `kind` is "send", it equals `step`.
   """
 
   step: int
@@ -50,21 +53,21 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Some inner steps, then at most one apply and one send of a fragment.
+  """Some inner steps, then at most one fragment to apply and one to send.
 
   A fragment is a part of the parameters. To send it means to measure its
   pseudo-gradient, for an exchange. To apply it means to go on with the mean of
-  a send.
+  such pseudo-gradients.
 
   Attributes:
     num_steps: Number of inner steps, 0 or more.
-    applied: The apply after the inner steps. None: nothing is applied.
-    sent: The send after the inner steps. If it is of the fragment that is
-      applied, its pseudo-gradient is measured first. None: nothing is sent.
-    follows_send: Whether the fragment that this window applies was sent by the
-      window before it, after the same inner step. It can be True only if the
-      delay (tau) is 0 or a multiple of H, the steps between two sends of a
-      fragment.
+    applied: Event after the inner steps that applies a fragment. None: nothing
+      is applied.
+    sent: Event after the inner steps that sends a fragment. If it is the
+      fragment of `applied`, it is measured before the mean is applied. None:
+      nothing is sent.
+    follows_send: Whether the window before this one has sent the fragment that
+      this window applies, with no inner step in between.
   """
 
   num_steps: int
