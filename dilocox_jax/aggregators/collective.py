@@ -15,8 +15,8 @@ sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
 `reduce_scatter`. With M = 4 it sends 3 bits by `all_gather`, and 3/4 (1 + 2) =
 2.25 bits by `reduce_scatter`.
 
-If each replica chooses the values that it sends, such as its largest ones, only
-`all_gather` can average the messages.
+Of these two, only `all_gather` can average messages for which each replica
+chooses the values that it sends, such as its largest ones.
 """
 
 from collections.abc import Sequence
