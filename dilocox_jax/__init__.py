@@ -4,10 +4,12 @@
 
   tx = dx.diloco(optax.adamw(3e-4), optax.sgd(0.7, momentum=0.9, nesterov=True))
 
-Importing this package loads neither JAX nor numpy: names are loaded when they
-are first used. `dir(dilocox_jax)` lists all names. For every method there is a
-function that makes an optax transform of the method. Type checkers read the
-names from `__init__.pyi`, which `make stubs` writes.
+Each method, such as DiLoCo, has a function of its name that builds an optax
+transform. `dir(dilocox_jax)` lists all names.
+
+A name is imported when it is first used, so the import of this package loads
+neither JAX nor numpy. Type checkers read the names from `__init__.pyi`, which
+`make stubs` writes.
 """
 
 import importlib

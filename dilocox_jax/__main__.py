@@ -1,4 +1,4 @@
-"""Prints the version and the devices, and how to begin.
+"""Prints the version, the devices, the installed extras and how to begin.
 
 python -m dilocox_jax
 """

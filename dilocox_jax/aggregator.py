@@ -1,7 +1,6 @@
-"""The interface of aggregators, which average a tree over replicas.
+"""The interface of aggregators, which average trees of arrays over replicas.
 
-`dilocox_jax.exchange` returns the aggregator of this package; a user can write
-another one.
+`dilocox_jax.exchange` builds the usual aggregator; a user can write another.
 """
 
 from collections.abc import Callable
@@ -43,9 +42,9 @@ class Aggregator(NamedTuple):
   leaves [M, ...] to a mean with leaves [...], or [M, ...] if `is_shared` is
   False.
 
-  A replica that is away sends NaN, and a diverged replica sends values that are
-  not finite. The mean must be the mean of the other replicas, and the states of
-  all replicas must stay finite.
+  The values of an absent replica are NaN, and those of a diverged replica are
+  not finite. Such replicas must not count in the mean, and the states of all
+  replicas must stay finite.
 
   `dilocox_jax.coroutines.as_function` can make `average` from a coroutine, so
   that inner steps can run between messages. The coroutine yields before and
@@ -54,7 +53,8 @@ class Aggregator(NamedTuple):
       message = yield message
       arrived = yield jax.lax.pmean(message, "replica")
 
-  A message that needs the result of an earlier one begins a new *turn*.
+  Messages that can travel at the same time are a *turn*. A message that needs
+  the result of an earlier message begins the next turn.
 
   Attributes:
     init: Function (params) -> first state.
@@ -66,16 +66,16 @@ class Aggregator(NamedTuple):
       `is_shared`, the mean may depend on a replica's own leaves only through
       messages (collectives such as `pmean`).
     observe: Function (state) -> arrays by name, to record in `metrics.jsonl`.
-      Arrays with three axes are read as Gram matrices of an update. Of such an
-      array only ranks are recorded, not its values.
+      An array with three axes is read as the Gram matrices of a low-rank
+      update. Its values are not recorded, only the rank that follows from them.
     stretch_ends: Function (params) -> for each turn, how many 1024ths of the
-      inner steps have run when the turn ends. For example, (768, 1024) gives
-      the first three quarters of the steps to the first turn. Turns without an
-      entry come after all inner steps. An entry without a turn raises
+      inner steps have run when the turn ends. For example, with (768, 1024) the
+      first three quarters of the steps run during the first turn. Turns without
+      an entry come after all inner steps. More entries than turns raise
       ValueError. The function is only called if `has_turns`. None: all inner
-      steps run beside the first turn.
-    is_shared: Whether the mean is the same on all replicas. After an exchange
-      between pairs it is not, and each replica has its own outer parameters.
+      steps run during the first turn.
+    is_shared: Whether the mean is the same on all replicas. If replicas average
+      in pairs it is not, and each replica has its own outer parameters.
   """
 
   init: Callable[[Tree], Tree]

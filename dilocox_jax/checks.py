@@ -1,7 +1,6 @@
 """Checks of values, of nested mappings such as a config, and of JSON files.
 
-A failed check raises ValueError with a message of one line, which says what is
-wrong and what is allowed.
+A failed check raises ValueError with a message of one line.
 """
 
 import collections

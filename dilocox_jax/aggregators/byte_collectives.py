@@ -1,10 +1,7 @@
 """Collectives of JAX that send several arrays as one message of bytes.
 
 If a replica has several devices, each device sends its part of an array to the
-devices that hold the same part in the other replicas. Arrays that cannot be
-divided into equal parts are put together as bytes, and the bytes are cut into
-one equal part for each device, with padding: 10 bytes on 4 devices are 4 parts
-of 3 bytes.
+devices that hold the same part in the other replicas.
 """
 
 import functools
@@ -158,6 +155,10 @@ def _over_devices(
   arrays: Sequence[Array], num_leading: int, move: Move
 ) -> list[Array]:
   """Sends arrays as bytes; each device of this replica sends its own part.
+
+  Arrays that the devices cannot divide into equal parts are put together as
+  bytes. The bytes are cut into one equal part for each device, with padding: 10
+  bytes on 4 devices are 4 parts of 3 bytes.
 
   Args:
     arrays: Arrays to send: [M, ...] with a row for each receiver, or [...] that

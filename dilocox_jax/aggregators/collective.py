@@ -1,20 +1,21 @@
-"""Collectives, which average messages over replicas: base class and choice.
+"""Base class and choice of collectives, which average messages over replicas.
 
-An all-reduce can add up values in fp32, but not the codes of a codec. There are
-two ways to average codes over all M replicas of a program:
+An all-reduce adds up values in fp32, but it cannot add up the codes of a codec.
+Two collectives average codes over all M replicas of a program:
 
 - `all_gather`: every replica receives the codes of all replicas and decodes
   them. Each replica sends its message M - 1 times.
-- `reduce_scatter`: each replica decodes and averages one slice, and encodes the
-  mean of the slice once more. Each replica sends (M - 1) / M of a message and
-  (M - 1) / M of the encoded means. So values are rounded twice, but the bytes
-  hardly grow with M.
+- `reduce_scatter`: each replica decodes and averages one slice of the values,
+  encodes the mean of the slice, and sends it to all others. Each replica sends
+  (M - 1) / M of a message and (M - 1) / M of the encoded means. So values are
+  rounded twice, but the bytes hardly grow with M.
 
 Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
 sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
-`reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
+`reduce_scatter`. With M = 4 it sends 3 bits by `all_gather`, and 3/4 (1 + 2) =
+2.25 bits by `reduce_scatter`.
 
-Of the two ways, only `all_gather` can average messages for which each replica
+Of these two, only `all_gather` can average messages for which each replica
 chooses the values that it sends, such as its largest ones.
 """
 

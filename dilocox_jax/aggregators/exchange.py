@@ -1,12 +1,4 @@
-"""`exchange`, which averages values over replicas, with or without a codec.
-
-A message carries all leaves together. A codec may need several messages, one
-after the other (`codecs.base`). For example, a low-rank codec sends two leaves,
-"bias" and "kernel", in two messages:
-
-    message  carries                      what the codec makes of the means
-    0        bias, left factor of kernel  the mean bias, an orthonormal basis
-    1        right factor of kernel       the mean kernel
+"""Averages values over replicas, with or without a codec and error feedback.
 
 Error feedback keeps what one exchange lost as a residual, and adds the residual
 to the values of the next exchange. A replica with the new value d and the
@@ -20,8 +12,8 @@ residual e sends C(d + e), where C is the codec. Its new residual is
 - With `against="mean"`, R is the mean that the replica gets. So the residual
   also holds the difference between this replica and the mean.
 
-Example: a codec rounds to whole numbers, d = 0.4 in every exchange, and
-feedback is 1:
+Example with `against="own"`: a codec rounds to whole numbers, d = 0.4 in every
+exchange, and feedback is 1:
 
     exchange    d + e    sent    e after
     1           0.4      0       0.4
@@ -183,8 +175,8 @@ class ExchangeState(NamedTuple):
   A fragment is a part of the parameters.
 
   Attributes:
-    count: Number of exchanges so far (int32 scalar), folded into the random
-      key.
+    count: Number of exchanges so far (int32 scalar). The random key of an
+      exchange depends on it.
     codec: State of the codec for every leaf that is not empty, by path.
     residual: Values that error feedback holds back for the next exchange, a
       tree like the fragment in fp32 or wider; None without feedback.

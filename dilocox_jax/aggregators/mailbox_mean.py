@@ -2,10 +2,9 @@
 
 Each replica writes its message into the mailbox, and reads the messages of the
 others (`mailbox_protocol`). This module encodes the message of a replica, and
-decodes and averages the messages that were read.
-
-A mean may be made in *shares*: each replica averages one slice of all messages,
-and reads the other slices of the mean.
+decodes and averages the messages that were read. Instead, each replica may make
+a *share* of the mean: it averages one slice of all messages, and reads the
+means of the other slices from the mailbox.
 """
 
 import dataclasses

@@ -1,12 +1,13 @@
 """Messages that do not depend on how a replica is divided among its devices.
 
-A replica on one device encodes small leaves of one width together, as a group.
-A replica on several devices encodes each leaf by itself. So that both can meet
-in a mailbox, a message always has the groups of one device:
+A replica on one device encodes several small leaves together, as a group. A
+replica on several devices encodes each leaf by itself. So that both can meet in
+a mailbox, a message always has the groups of a replica on one device. Example
+with two small leaves, a and b:
 
-    program of one device     codes of a and b, scales of a and b
-    program of several        codes of a, scales of a, codes of b, scales of b
-    message of both           codes of a and b, scales of a and b
+    encoded on one device       codes of a and b, scales of a and b
+    encoded on several devices  codes of a, scales of a, codes of b, scales of b
+    message of either           codes of a and b, scales of a and b
 """
 
 import dataclasses
@@ -34,8 +35,9 @@ def is_in_rows(encoder: Encoder) -> bool:
 class MessageGroups:
   """Converts arrays between the groups of a program and those of a message.
 
-  The leaves of a group are encoded together. The program is that of this
-  replica; a message has the groups of a replica on one device.
+  The leaves of a group are encoded together. The program of this replica may
+  have one group for each leaf. A message has the groups of a replica on one
+  device.
 
   Attributes:
     widths: Number of values in a row, by leaf.

@@ -1,7 +1,7 @@
 """Leaves a replica out of a mean if the norm of its values is far too large.
 
-For replicas that meet in a mailbox (a folder or bucket),
-`mailbox_protocol.manifest` has a similar rule.
+`mailbox_protocol.manifest` has a similar rule for replicas that exchange
+through a mailbox (a folder or bucket).
 """
 
 import math

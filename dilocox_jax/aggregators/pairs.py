@@ -9,8 +9,9 @@ M = 4 the tournament has the rounds
     round 1   1-3  2-0
     round 2   2-3  0-1
 
-In the M - 1 rounds, each replica meets every other replica once. If M is odd,
-there are M rounds, and each replica has no partner in one of them.
+In a tournament, each replica meets every other replica once. It has M - 1
+rounds if M is even. If M is odd, it has M rounds, and each replica has no
+partner in one of them.
 """
 
 from collections.abc import Sequence

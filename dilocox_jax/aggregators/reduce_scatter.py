@@ -1,7 +1,7 @@
 """Averages by a reduce-scatter and an all-gather.
 
-Each replica averages one slice of all replicas' values, and sends the mean of
-the slice to all replicas.
+Each replica averages one slice of the values of all replicas, and sends the
+mean of the slice to all replicas.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,15 @@ class ReduceScatterMean(Collective):
       all_gather:     every replica receives the means of the three slices,
                       joins them and drops the rows of zeros
 
-  So values are rounded when they are sent, and the mean is rounded a second
-  time, by `encoder.of_means`. If `Sender.shares_add_up` is set, error feedback
-  also makes up for the second rounding. The owner of a slice then adds its own
+  So values are rounded when they are sent, and the mean is rounded once more,
+  by `encoder.of_means`. If `Sender.shares_add_up` is set, error feedback also
+  makes up for the second rounding. The owner of a slice then adds its own
   values to the sum without rounding them. Its `Reduced.own` is these values
   minus the loss of the sum, which is M times the loss of the mean if all M
   replicas participate.
 
-  Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
+  Example with `shares_add_up`: M = 2, values are rounded to whole numbers, and
+  replica 0 owns the slice. There was no residual before.
 
       values          0.4 at replica 0, 0.8 at replica 1
       all_to_all:     replica 0 receives 0.8 rounded to 1

@@ -1,7 +1,7 @@
 """Computes the sizes of encoded messages in bytes, from the shapes of leaves.
 
-JAX derives the shapes of encoded arrays without computing a value
-(`jax.eval_shape`).
+Nothing is encoded: JAX derives the shapes of encoded arrays from those of the
+leaves (`jax.eval_shape`).
 """
 
 import functools

@@ -64,7 +64,7 @@ class Traffic:
 
   Attributes:
     method: The method of the run, with its schedule.
-    fragments: Division of the parameters into fragments.
+    fragments: Division of the parameters into parts that are sent one by one.
     shapes: Shapes of all parameters by path.
     num_replicas: Number of replicas, M.
     codec: Codec of the exchanges. A data-parallel start sends gradients in fp32

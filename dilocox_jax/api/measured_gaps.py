@@ -2,8 +2,8 @@
 
 A gap is (loss of the method / loss of AllReduce) - 1 after equally many steps
 on equally many sequences. All gaps were measured on one small model (0.86
-million parameters, 2,000 steps). `experiments.sweeps.measured` writes them from
-the committed runs to `measured_gaps.json`.
+million parameters, 2,000 steps). `experiments.sweeps.measured` computes them
+from the runs in docs/results/runs.csv, and writes them to `measured_gaps.json`.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ class MeasuredGap:
   """The gap of a method with certain settings, measured by runs of some seeds.
 
   Attributes:
-    name: Name of the method's runs in their CSV file, e.g. "overlap_loco 2x4".
+    name: Name of the method's runs in docs/results/runs.csv, e.g. "overlap_loco
+      2x4".
     baseline: Name of the AllReduce runs with which the method's runs are
       compared.
     method: Name of the method.
@@ -36,8 +37,9 @@ class MeasuredGap:
       0.0078 is a loss that is 0.78 % higher.
     error: Standard error of the gap over the seeds, as a fraction like `gap`.
     inner_rate: Inner learning rate, which was tuned for the small model.
-    settings: Other fields of the runs' config, by dotted name.
-    study: Name of the runs' sweep, the column `study` of docs/results/runs.csv.
+    settings: More fields of the runs' config, such as the codec, by dotted
+      name.
+    study: Name of the runs' sweep, the column `study` of that file.
   """
 
   name: str

@@ -1,4 +1,4 @@
-"""Suggests a change of a config, so that a run needs less device memory.
+"""Suggests a change of a config with which a run needs less device memory.
 
 One field is changed at a time. Changes that need no more devices are tried
 first, e.g. more recomputation; then twice as many shards or stages.

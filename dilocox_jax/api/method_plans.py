@@ -1,11 +1,8 @@
 """Plans how each method would train a model on a cluster, and ranks the plans.
 
-A plan is a method with its settings (H, P, codec), and a layout: how each
-replica is divided among its devices. H, the inner steps of a round, is chosen
-for the links, unless the config sets H or another field of the method. The
-layout is the fastest that leaves enough memory free. Plans are ranked by the
-loss that they are expected to reach in equal time. The upper end of its range
-counts, so an uncertain loss counts against a plan.
+A plan is a method with its settings, such as its codec, and a layout: how each
+replica is divided among its devices. `compare_methods` says how settings are
+chosen and plans are ranked.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Shows the progress of a run that was started from Python.
 
 A run writes lines to the logger `dilocox_jax`, which Python does not show by
-itself. In a terminal and in a notebook, a bar takes the place of the lines
-about progress.
+itself. In a terminal, and in a notebook with ipywidgets, a bar takes the place
+of the lines about progress.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """Builds a method's rounds around a user's inner step, without a config.
 
-If the method applies means with a delay, messages travel while inner steps run.
-An optax transform (`step_methods`) cannot do this: it ends each step before the
-next one starts.
+A round is some inner steps and their exchanges. If the method applies a mean
+some steps after the exchange began, messages travel while these steps run. An
+optax transform (`api.step_methods`) cannot do this, because it ends each step
+before the next one starts.
 """
 
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Trains runs, reads runs back, and estimates what runs would cost."""
+"""Trains runs, reads runs back, and estimates how long runs would take."""
 
 import contextlib
 import dataclasses

@@ -1,8 +1,4 @@
-"""Combines the config of a run with a cluster, so that the run can be timed.
-
-The simulator takes a plan, and a config does not describe a cluster. This
-module makes the simulator's inputs from both.
-"""
+"""Makes the inputs of the simulator from the config of a run and a cluster."""
 
 import dataclasses
 import hashlib
@@ -59,7 +55,7 @@ class Setup:
     link_costs: Computes how long messages take on the links of the cluster.
     bubble_fraction: Share of a step in which a pipeline stage is idle (0 to 1);
       NaN if the duration of a step is given and there are several stages.
-    work: Durations of a step and of encoding for every replica (seconds).
+    work: Durations of a step and of a codec's work for every replica (seconds).
     script: Turns segments of the plan, such as rounds, into inner steps,
       exchanges and waits of every replica.
     plan: Plan of the run: its rounds, and steps outside of rounds.

@@ -1,31 +1,32 @@
 """Base classes of codecs, which compress what replicas send each other.
 
 A codec is a frozen dataclass, and its fields are its settings. It works on all
-leaves of a fragment (a part of the parameters) at once: a list of arrays
-[num_layers, *shape], where num_layers is 1 for a leaf outside the stack of
-layers. There are three kinds of codecs:
+leaves of an exchange at once: a list of arrays [num_layers, *shape], where
+num_layers is 1 for a leaf outside the stack of layers. The base classes are
 
-- A `Quantizer` sends every value in few bits. It works on rows of values.
-- Any other `Encoder` sends fewer numbers than there are values, such as the
-  largest values. Its field `then` is the encoder of these numbers.
-- A `Projection` applies a linear function, the same on all replicas, and sends
-  the result. So replicas can average the results before they undo the function.
-  A projection may need several messages, one after the other.
+- `Encoder`: turns leaves into arrays to send, and back. The leaves of each
+  replica are decoded before they are averaged.
+- `Quantizer`: an `Encoder` that codes every value, e.g. in few bits. It works
+  on rows of values.
+- `Projection`: applies a linear function, the same on all replicas, and sends
+  the result as its field `then`, an `Encoder`, encodes it. Replicas average the
+  results before they undo the function.
 
-A projection is written as a coroutine, which runs while JAX traces a program.
-It passes the leaves of a message to `reduce`, which returns their mean over
-replicas, and this replica's leaves as the other replicas decode them. For
-example, this projection first sends the mean of each leaf, and then how the
-leaf differs from its mean:
+A projection may need several messages, one after the other. So its method `run`
+is a coroutine: it passes the leaves of a message to `reduce`, which averages
+them over replicas and returns `Reduced`. For example, this `run` first sends
+the mean of each leaf, and then how the leaf differs from the sent mean:
 
     def run(self, leaves, state, key, reduce):
-      means = [jnp.mean(leaf, keepdims=True) for leaf in leaves]
-      average, decoded = yield from reduce(means)
-      average_rest, decoded_rest = yield from reduce(
-        [leaf - mean for leaf, mean in zip(leaves, decoded)]
+      first = yield from reduce(
+        [jnp.mean(leaf, keepdims=True) for leaf in leaves]
       )
-      ...
-      return Reduced(mean=sums, own=own_sums), state
+      second = yield from reduce(
+        [leaf - sent for leaf, sent in zip(leaves, first.own)]
+      )
+      mean = [a + b for a, b in zip(first.mean, second.mean)]
+      own = [a + b for a, b in zip(first.own, second.own)]
+      return Reduced(mean=mean, own=own), state
 """
 
 import dataclasses

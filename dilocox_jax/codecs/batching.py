@@ -36,9 +36,9 @@ class RowLayout:
   that is alone in its group keeps its layers, [num_layers, rows, width].
 
   With slices (each replica averages one of them), the array is [num_slices,
-  rows, width], and rows of zeros may end a leaf. For example, 5 rows in 2
-  slices are rows 0, 1 and 2 in the first slice, and rows 3, 4 and a row of
-  zeros in the second one.
+  rows, width], and rows of zeros fill the last slices of a leaf. For example, 5
+  rows in 2 slices are rows 0, 1 and 2 in the first slice, and rows 3, 4 and a
+  row of zeros in the second one.
 
   Attributes:
     shapes: Shape of each leaf, (num_layers, *shape).

@@ -1,12 +1,11 @@
 """Codecs that send a matrix as two thin factors.
 
-`LowRank` (PowerSGD) finds one basis for all replicas: the left factors are
-averaged first, and the columns of their mean are made orthonormal. A right
-factor has the coordinates of a replica's matrix in this basis, so the mean of
-the right factors gives the mean of the projected matrices.
+With `LowRank` (PowerSGD) the replicas average their left factors, and make the
+columns of the mean orthonormal. All replicas go on with this left factor, so
+their right factors can be averaged, too.
 
-With `LocalLowRank` each replica finds a basis of its own, and sends both
-factors. Receivers compute the products of the factors before the mean.
+With `LocalLowRank` each replica sends a left factor and a right factor of its
+own. Receivers multiply the two factors of each replica before they average.
 """
 
 import dataclasses
@@ -91,7 +90,7 @@ class LowRank(Projection):
   """Sends each matrix as two thin factors that all replicas compute together.
 
   A power iteration approximates the mean of the matrices A_m over the replicas
-  m. It starts from the right factor Q of the exchange before:
+  m. It starts from the right factor Q of the last exchange:
 
       P = orthonormal(mean_m (A_m Q))
       Q = mean_m (A_m^T P)
@@ -256,7 +255,9 @@ class LocalLowRank(Encoder):
   Wire: rank (rows + columns) values for each matrix, as `then` encodes them.
   More power iterations send no more values.
   Source: Halko et al., 2011, arXiv 0909.4061, Algorithm 4.4.
-  Differs: nothing.
+  Differs: the random matrix is the same in every exchange. Between two power
+  iterations, the columns of the right factor are scaled to length 1 instead of
+  being made orthonormal.
 
   Attributes:
     rank: Number of columns of a factor.

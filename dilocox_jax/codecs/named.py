@@ -1,10 +1,10 @@
 """Builds codecs from names, such as "low_rank(rank=16)+int(bits=4)".
 
 Names joined by "+" are a chain: each codec encodes the values that the codec
-before it sends. Projections (low_rank, random_mask) come first, and a quantizer
-comes last. For example, low_rank+int and random_mask+top_k+int are chains;
-int+top_k and top_k+low_rank are refused. Without a quantizer at the end, values
-are sent in float32.
+before it sends. A projection (low_rank, random_mask) can only come first, and a
+quantizer (such as int) only last. For example, low_rank+int and
+random_mask+top_k+int are chains; int+top_k and top_k+low_rank are refused.
+Without a quantizer at the end, values are sent in float32.
 
 The class of a codec is imported when it is first used, because this import
 loads JAX.

@@ -2,8 +2,7 @@
 
 Codes are packed into bytes, because JAX stores a value of its sub-byte types in
 a whole byte. Scales are bfloat16, because pseudo-gradients can be smaller than
-the smallest number of fp16 (6e-8). Codes are chosen for the rounded scale,
-which is the one that is sent.
+the smallest number of fp16 (6e-8).
 """
 
 import dataclasses
@@ -37,8 +36,8 @@ _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 class Float(Quantizer):
   """Sends every value as a float of 4 or 2 bytes.
 
-  A value that is too large for the dtype becomes its largest number, 65504 in
-  fp16. For N(0, 1), fp16 has a mean squared error of 4.3e-8.
+  A value beyond the largest number of the dtype (65504 in fp16) becomes this
+  number, with its sign. For N(0, 1), fp16 has a mean squared error of 4.3e-8.
 
   Wire: 4 bytes for each value in float32, 2 in float16 and bfloat16.
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
@@ -71,18 +70,18 @@ class Float(Quantizer):
 class Int(Quantizer):
   """Sends a code of 8, 4, 2 or 1 bits for each value, and a scale for each row.
 
-  With 8 and 4 bits the code means q = round(x / s), where the scale of the row
-  is s = max|x| / (2^(bits-1) - 1). For example, with 4 bits and max|x| = 1.4, s
-  is 0.2, and 0.6 becomes q = 3. For N(0, 1) in blocks of 128, the mean squared
-  error is 0.0139 with 4 bits and 4.2e-5 with 8 bits.
+  With 8 and 4 bits the code stands for q = round(x / s), which decodes to q s.
+  The scale of the row is s = max|x| / (2^(bits-1) - 1). For example, with 4
+  bits and max|x| = 1.4, s is 0.2, and 0.6 becomes q = 3. For N(0, 1) in blocks
+  of 128, the mean squared error is 0.0139 with 4 bits and 4.2e-5 with 8 bits.
 
-  With 2 bits the code is the sign and one of two magnitudes. They follow from
-  the mean m of all |x| in the row: one is the mean of the |x| up to m, and the
+  With 2 bits the code is the sign and one of two magnitudes. Let m be the mean
+  of all |x| in the row. One magnitude is the mean of the |x| up to m, and the
   other is the mean of the |x| above m. For N(0, 1) the mean squared error is
   0.125.
 
-  With 1 bit the code is the sign, and the value decodes to m with this sign.
-  The mean squared error is 0.363 for N(0, 1).
+  With 1 bit the code is the sign, and the value decodes to the mean m of all
+  |x| in the row, with this sign. For N(0, 1) the mean squared error is 0.363.
 
   Wire: `bits` bits for each value, and 2 bytes for the scale of each row; with
   2 bits a row has two magnitudes, so 4 bytes. For example, 1024 values with 4
@@ -169,8 +168,8 @@ class E3M0(Quantizer):
 
   The levels are 0, s 2^-6, s 2^-5, ..., s, where the scale s is max|x| of the
   block. Each |x| is rounded to the nearest level. The error is at most a third
-  of |x| if |x| is at least 2^-6 s, and at most 2^-7 s below. For N(0, 1), the
-  mean squared error is at most 0.112.
+  of |x| if |x| is at least 2^-6 s, and at most 2^-7 s if |x| is smaller. For
+  N(0, 1), the mean squared error is at most 0.112.
 
   Wire: 4 bits for each value and 2 bytes for each block.
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4.

@@ -28,15 +28,16 @@ class TopK(Encoder):
 
   The other values decode to zero. Magnitudes are compared after rounding to
   bfloat16; among equal magnitudes, the values that come first in the block are
-  sent. If `then` encodes the k values without loss, the error is
+  sent. If `then` encodes the k values without loss, a block x decodes to C(x)
+  with the error
 
       ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2
 
-  Wire: for each block the indices of the sent values, then the sent values as
-  `then` encodes them. The indices are either packed, in ceil(log2(n)) bits
-  each, or sent as a bitmap, with one bit for each of the n values. For example,
-  the indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed, and 512
-  bytes as a bitmap.
+  Wire: the indices of the sent values in each block, then the sent values of
+  all blocks as `then` encodes them. The indices are either packed, in
+  ceil(log2(n)) bits each, or sent as a bitmap, with one bit for each of the n
+  values. For example, the indices of 64 of 4096 values take 64 * 12 bits = 96
+  bytes packed, and 512 bytes as a bitmap.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
   Differs: the values are selected in blocks of equal length, while CocktailSGD
@@ -44,8 +45,8 @@ class TopK(Encoder):
   them.
 
   Attributes:
-    fraction: Fraction of a block's values that is sent, k / n, above 0, at most
-      1. At least one value is sent.
+    fraction: Fraction k / n of a block's values that is sent, above 0, at most
+      1. The number k is rounded, and is at least 1.
     block_size: Largest number of values in a block.
     indices: How the indices of the sent values are coded: "packed" or "bitmap".
     then: Encoder of the sent values. It gets one vector for each layer.
@@ -395,7 +396,8 @@ class RandomMask(Projection):
   The n values of a layer are divided into about p n strata, which are ranges of
   about equal length. One value of each stratum is drawn. For example, 10 values
   and p = 0.3 give three strata: values 0-2, 3-5 and 6-9. Values that are not
-  drawn decode to zero, so E ||x - C(x)||^2 is about (1 - p) ||x||^2.
+  drawn decode to zero. So if a layer x decodes to C(x), the expected error
+  E ||x - C(x)||^2 is about (1 - p) ||x||^2.
 
   Wire: the drawn values as `then` encodes them. The mask itself takes no bytes,
   because all replicas draw the same indices.

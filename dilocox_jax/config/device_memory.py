@@ -1,9 +1,10 @@
 """Computes the memory that a run needs on one device, from its config.
 
-The bytes of the state between two steps are exact with Adam, Lion and SGD, and
-nearly exact with Muon. Other inner optimizers count as Adam, and the correction
-of a user's rule (`outer.rules.ApplyRule.correct`) is not counted. The memory
-that a step or an exchange needs besides is an estimate.
+Of the state between two steps, copies of the parameters (`num_copies`) and
+low-rank factors are counted. Inner optimizers other than SGD, Lion and Muon
+count as Adam. Outer optimizers count as SGD, unless they are schedule-free. The
+correction of a user's rule (`outer.rules.ApplyRule.correct`) is not counted.
+The memory that a step or an exchange needs in addition is an estimate.
 """
 
 import dataclasses

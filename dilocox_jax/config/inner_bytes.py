@@ -1,6 +1,7 @@
-"""Computes the bytes that devices of one replica wait for in an inner step.
+"""Computes the bytes for which the devices of a replica wait in an inner step.
 
-Other bytes travel while devices compute. The devices wait for these:
+The layers and gradients of the first micro-batch travel while devices compute,
+so their bytes do not count. These bytes count:
 
 - If data shards collect one layer at a time, each micro-batch after the first
   collects every layer twice (forward and backward) and sums the gradient of

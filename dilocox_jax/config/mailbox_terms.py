@@ -1,9 +1,9 @@
 """Computes what replicas must have in common to exchange through a mailbox.
 
 A mailbox is a folder or bucket through which replicas that are separate
-programs exchange. Their common settings are the *terms* of the run. The terms
-follow from the file `config.json` of the run's work directory. No JAX is needed
-to compute them.
+programs exchange. What they must have in common, the *terms*, follows from the
+file `config.json` in the work directory of a run. No JAX is needed to compute
+the terms.
 """
 
 import dataclasses
@@ -34,13 +34,15 @@ class MailboxTerms:
   """What replicas must have in common to exchange through a folder or bucket.
 
   Attributes:
-    fields: All fields of the run's config, by dotted name.
+    fields: All fields of the run's config, by dotted name. Some of them may
+      differ between replicas.
     config: The settings that must be equal in all replicas, by dotted name. The
       entry "overrides" lists the parts that the user has replaced, e.g.
       "model". This is the argument `config` of `dilocox_jax.Mailbox`.
     rules: Rules of the exchange, such as how long to wait for a replica. They
       are the argument `rules` of `dilocox_jax.Mailbox`.
-    method: When the replicas exchange, and how they go on with a mean.
+    method: The method: when the replicas exchange, and how they go on with a
+      mean.
   """
 
   fields: dict[str, Any]

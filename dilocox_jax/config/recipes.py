@@ -1,9 +1,9 @@
 """Recipes: the config fields that a method sets in addition to its schedule.
 
-A recipe has the inner optimizer, codec, error feedback and outer optimizer that
-a paper combines with the schedule. So `sync.method=muloco` sets all that
-belongs to MuLoCo. A value that the user sets wins over the recipe, even if it
-is the default.
+A recipe has values for some of these: inner optimizer, codec, error feedback,
+adaptive mode, outer optimizer. For example, with `sync.method=muloco` the inner
+optimizer is Muon, and messages have 2 bits for each value. A value that the
+user sets wins over the recipe, even if it equals the default.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Defines `RunConfig`, the config of one run, and its checks across sections.
 
-`RunConfig.from_mapping` builds a frozen config from a mapping, e.g. of the
-command line, and checks it. `config.sections` defines the sections.
+`RunConfig.from_mapping` builds a frozen config from a mapping, e.g. from the
+command line, and checks it.
 """
 
 import dataclasses
@@ -39,9 +39,11 @@ LARGEST_SEED = 2**32 - 1
 class RunConfig:
   """All settings of a run, in sections.
 
-  A method has a recipe: values for some fields, e.g. for the codec
-  (`config.recipes`). If such a field is None, the built config has the value of
-  the recipe. If the recipe does not set the field, the field gets a default.
+  A method may have a recipe: values for some fields, e.g. for the codec
+  (`config.recipes`). If a field that recipes may set is None, the built config
+  has the value of the recipe, or a default if the recipe does not set it. Some
+  other fields, such as `inner.warmup_steps`, follow from `total_steps` if they
+  are None.
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to 2^32 - 1.
@@ -57,13 +59,14 @@ class RunConfig:
     adaptive: How the low rank and H (inner steps of a round) adapt.
     outer: Optimizer of the outer parameters.
     mesh: Number of replicas, and how each is divided among devices.
-    membership: Planned absences and slow replicas.
-    evaluation: When and how the loss is evaluated.
+    membership: Planned or random absences of replicas, and slow replicas.
+    evaluation: When the loss is evaluated, and on how much text.
     checkpoint: When the state is saved, and from what the run starts.
 
   Raises:
-    ValueError: One line, if a field is outside its limits, if fields contradict
-      each other, or if a field was changed that the run would not read.
+    ValueError: One line, if a field has a wrong type or is outside its limits,
+      if fields contradict each other, or if a field was changed that the run
+      would not read.
   """
 
   seed: int = 0

@@ -1,8 +1,10 @@
 """Defines the sections of a run's config; each checks its own fields.
 
+The section `lora` is not here; it is `plan.model.adapters.Lora`. `RunConfig`
+(`config.run`) checks that the sections fit together.
+
 `setting` declares a field with limits and facts, e.g. whether it may change
-when a run is resumed; `limited` declares limits alone. `config.run.RunConfig`
-checks that the sections fit together.
+when a run is resumed; `limited` declares limits alone.
 """
 
 import dataclasses

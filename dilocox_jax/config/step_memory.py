@@ -8,8 +8,6 @@ There are three estimates:
   gradients, and collects layers one by one from the data shards.
 - Pipeline stages: the data shards of a stage collect all its layers once a step
   (`mesh.gather="stage"`), or one layer at a time ("layer").
-
-Tests compare the estimates with programs compiled for TPUs and GPUs.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """Builds a run's plan, codec and traffic (the sent bytes) from its config.
 
-The trainer and the simulator call the same functions, so the simulator times
-exactly the run that is trained. Plan, codec and traffic have the low rank and
-the H (inner steps of a round) of the first rounds. Later rounds of an adaptive
-run may have another rank and another H (`training.adaptive_controller`).
+The trainer and the simulator use the same functions, so the simulator times the
+plan that is trained. If the rank of a codec or H (the inner steps of a round)
+adapts during the run (`training.adaptive_controller`), the results have the
+rank and H of the first rounds.
 """
 
 import dataclasses

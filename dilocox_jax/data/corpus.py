@@ -1,7 +1,7 @@
 """Splits a set of files into training text, validation text and judge text.
 
-The path of a file alone decides whether the file is held out for validation. So
-a held-out file stays held out when other files are added.
+The hash of a file's path decides whether the file is held out for validation.
+So a held-out file stays held out when other files are added.
 
 The judge text is a share of the held-out files that only a run's last
 evaluation reads. Settings are chosen by the loss on the validation text, so the
@@ -29,8 +29,7 @@ VALIDATION_FRACTION = 0.05
 class Corpus:
   """The tokens of a training, a validation and a judge text.
 
-  No file is in two of the texts. Only the last evaluation of a run reads the
-  judge text.
+  Only the last evaluation of a run reads the judge text.
 
   Attributes:
     name: Name of the source, such as "stdlib".

@@ -1,11 +1,9 @@
 """Reads documents from files: plain text, or JSON lines, also compressed.
 
 A plain file is one document. In a file of JSON lines (.jsonl, .ndjson, .json)
-every line is an object, and one field of the object is the text of a document.
-A file is compressed if its name ends in .gz, .bz2, .xz or .zst.
-
-A document is text in UTF-8 without zero bytes; other files are refused. Every
-document has a name, e.g. "a.jsonl:12" for line 12 of a.jsonl.
+every line is an object or blank, and one field of the object is the text of a
+document. A file is compressed if its name ends in .gz, .bz2, .xz or .zst. A
+document must be text in UTF-8 without zero bytes.
 """
 
 import bz2

@@ -2,15 +2,13 @@
 
 There are three kinds of data:
 
-- A text is one long array of tokens. It is cut into sequences (`streams`).
-- Examples are arrays or data sets of Hugging Face, with random access (class
-  `Examples`). They are divided among the replicas, in a new order for every
-  epoch.
+- A text is one long array of tokens. It is cut into sequences
+  (`data.streams`).
+- Examples are arrays, rows of tokens or data sets of Hugging Face, with random
+  access (class `Examples`). They are divided among the replicas. Each epoch
+  reads them in a new order.
 - Whole batches come from a function, a data set of grain or any other iterable
   (class `Batches`).
-
-If an iterable has no state that can be saved, a resumed run draws its batches
-again from the start, and drops those that were used before.
 """
 
 import dataclasses
@@ -181,8 +179,8 @@ class ExampleRows:
   Args:
     examples: An array, a tree of arrays, a sequence of rows, or a data set of
       Hugging Face.
-    reads_tokens: Whether to read only the column `input_ids` if the examples
-      have named columns.
+    reads_tokens: Whether the model reads only tokens. Of named columns, only
+      `input_ids` is then read.
 
   Attributes:
     count: Number of examples.
@@ -190,7 +188,7 @@ class ExampleRows:
   Raises:
     TypeError: If the examples are of another kind, or if there are none.
     ValueError: If arrays differ in their number of examples, rows differ in
-      length, values are masked, or rows have no tokens to train on.
+      length, values are masked, or named columns have no tokens to train on.
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):
@@ -419,10 +417,10 @@ class _ExampleStreams:
 class Batches:
   """Training and validation batches from a function or an iterable.
 
-  A function is asked for each replica's batches. Of any other source, replica m
-  of M replicas reads the training batches m, m + M, m + 2 M, ... Without
-  validation data, the first batches of the source are used for evaluations, and
-  training begins after them.
+  A function is called for each replica's batches. Of any other source, replica
+  m of M replicas reads the training batches m, m + M, m + 2 M, ... Without
+  validation data, the first batches of the source (of a function: those of
+  replica 0) are used for evaluations, and training begins after them.
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an

@@ -1,8 +1,8 @@
 """Finds the files that a glob pattern matches, each real file once.
 
 Symbolic links are followed. So a folder can contain itself, and a file can have
-several names. `glob.glob` would enter a folder that contains itself forty
-times, and return forty names for each file.
+several names. `glob.glob` would enter a folder that contains itself many times,
+and return many names for each file.
 """
 
 import contextlib

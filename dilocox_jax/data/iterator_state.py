@@ -1,8 +1,8 @@
 """Writes the state of a user's iterator as JSON, and restores it unchanged.
 
 JSON has no tuples, bytes, sets or arrays, and turns keys into text. So a value
-of a type that JSON lacks, and every dict, is written as an object with its kind
-and its content:
+that JSON would change or cannot hold, and every dict, is written as an object
+with its kind and its content:
 
     3               3
     (3, None)       {"kind": "tuple", "value": [3, null]}
@@ -11,8 +11,8 @@ and its content:
     np.int16(3)     {"kind": "number", "value": {"dtype": "<i2", "shape": [],
                       "hex": "0300"}}
 
-A value of any other type, also of a subclass, is refused. Nothing is pickled,
-because loading a pickled file may execute code in it.
+A value of an unknown type is refused, also if a known type is its base class.
+Nothing is pickled, because loading a pickled file may execute code in it.
 """
 
 import collections

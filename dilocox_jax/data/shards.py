@@ -5,15 +5,11 @@ So a text can be larger than memory. A folder has these files:
     train.bin       training tokens, as plain unsigned integers
     validation.bin  validation tokens, in the same form
     tokenizer.json  copy of the tokenizer's file; missing if tokens are bytes
-    index.json      description of the other files
+    index.json      sizes and digests of the other files (`Index`)
+    .checked.HASH   empty; shows that the files were compared with the digests
 
 Every document ends with the tokenizer's token `end_of_text`. The hash of a
 document's content decides whether the document is held out for validation.
-
-The first process that maps a folder compares all files with their digests in
-the index, at 0.9 GB/s on one CPU core (measured), and then writes an empty file
-`.checked.HASH`. Later processes that find this file compare nothing. HASH
-depends on the inode number, size and times of each file.
 """
 
 import contextlib
@@ -317,7 +313,8 @@ def _check_stamp(folder: pathlib.Path) -> None:
 def _check_files(folder: pathlib.Path, index: Index) -> None:
   """Compares all files with their digests, unless this was done before.
 
-  Raises ValueError if a file is damaged.
+  After that it writes an empty file `.checked.HASH`, with which later calls
+  compare nothing. Raises ValueError if a file is damaged.
   """
   marker = folder / f"{_CHECKED}{_state_hash(folder, index)}"
   if marker.is_file() and not marker.is_symlink():

@@ -1,8 +1,8 @@
 """Loads the text of each data source that a config can name (`data.source`).
 
-The default source is the source code of Python's standard library, which every
-machine has. To add a source, write a function that returns a `Corpus`, and call
-`register_source`.
+The default source is the source code of Python's standard library, so a run
+needs no download. To add a source, write a function that returns a `Corpus`,
+and call `register_source`.
 """
 
 import hashlib

@@ -4,8 +4,8 @@ The batch of a replica in a step depends only on the text, the config and the
 step. So a run that is killed and resumed, or that runs in another number of
 processes, reads the same batches, and a checkpoint keeps only the step.
 
-The file also has the validation batches, which are the same at every
-evaluation, so that the losses of two evaluations can be compared.
+`held_out_batches` makes the batches of evaluations. They are the same at every
+evaluation, so the losses of two evaluations can be compared.
 """
 
 import dataclasses
@@ -128,9 +128,9 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 class ReplicaStreams:
   """Endless streams of batches of a text. No two replicas share a sequence.
 
-  The tokens are cut into sequences that do not overlap. Replica m owns the
-  sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every
-  one of its sequences once, in an order that is drawn for this epoch.
+  The tokens are cut into sequences that do not overlap. Of M replicas, replica
+  m owns the sequences m, m + M, m + 2 M, ... In each epoch a replica reads
+  every one of its sequences once, in an order that is drawn for this epoch.
 
   Example: ten sequences and M = 3 replicas. Replica 0 owns 0, 3, 6, 9; replica
   1 owns 1, 4, 7; replica 2 owns 2, 5, 8. In batches of two, replica 1 may read
@@ -138,7 +138,8 @@ class ReplicaStreams:
 
   With a mix, the sequences of each part of the text (the files of one glob) are
   divided in this way among the replicas whose weight of the part is above 0. A
-  replica reads from its parts in turn, in the proportion of its weights.
+  replica reads from several parts in the proportion of its weights. An epoch is
+  then a pass over one part.
 
   Args:
     tokens: Training tokens.
@@ -330,9 +331,9 @@ class WholePass:
 
   Neighboring sequences share one token. So every token but the first is
   predicted exactly once. The last batches may have fewer sequences, or one
-  shorter sequence. Example with 10 tokens, L = 2 and B = 3: a batch [1, 3, 3]
-  predicts the tokens 1 to 6, a batch [1, 1, 3] the tokens 7 and 8, and a batch
-  [1, 1, 2] the token 9.
+  shorter sequence. Example with the tokens 0 to 9, L = 2 and B = 3: a batch [1,
+  3, 3] predicts the tokens 1 to 6, a batch [1, 1, 3] the tokens 7 and 8, and a
+  batch [1, 1, 2] the token 9.
 
   Attributes:
     tokens: Tokens of the text, [number of tokens].

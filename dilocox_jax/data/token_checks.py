@@ -1,7 +1,7 @@
 """Checks that a model knows the token ids of batches.
 
-For an id outside its table, a model silently computes NaN or takes another
-token. So every batch is checked before it reaches a device.
+For an id outside its table of tokens, a model silently computes NaN or reads
+the row of another token. So batches are checked before they reach a device.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """Reads token ids from named columns, as data sets of Hugging Face have them.
 
-A row has its tokens in the column `input_ids`. The columns `attention_mask` and
-`labels` are only checked: rows with padding, or with labels that are not the
-tokens themselves, are refused, because the loss of a language model here reads
-neither column. Other columns are not read.
+The tokens are in the column `input_ids`. The columns `attention_mask` and
+`labels` are only checked, because the loss of a language model here reads
+neither. Rows with padding, or with labels that are not the tokens themselves,
+are refused. Other columns are not read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,8 @@ The tokenizer of bytes needs no package. The other tokenizers need the extra
 `text` (`pip install 'dilocox_jax[text]'`). "The library" in this module is the
 package `tokenizers` of that extra.
 
-Losses per token can be compared only between runs with one tokenizer. With two
-tokenizers, compare the losses in bits per byte.
+Losses per token can be compared only between runs with the same tokenizer.
+Between two tokenizers, compare the losses in bits per byte.
 """
 
 import contextlib

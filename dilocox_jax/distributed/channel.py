@@ -1,11 +1,11 @@
 """Sends bytes between the processes of a run, without the devices.
 
 A channel uses the key-value store of JAX's coordinator, which is in process 0.
-Messages of a sender are numbered. For example, this is message 7 of a sender to
-the processes 1 and 2:
+The messages of a sender are numbered. For example, these keys belong to message
+7 of a sender to the processes 1 and 2:
 
-  sender     sets 7, waits for 7/read/1 and 7/read/2, deletes all keys of 7
-  receivers  wait for 7, and set 7/read/1 and 7/read/2
+  sender     sets 7/content, waits for 7/read/1 and 7/read/2, deletes all keys
+  receivers  wait for 7/content, and set 7/read/1 and 7/read/2
 """
 
 import collections

@@ -8,10 +8,10 @@ store of JAX's coordinator, which is a part of process 0. Every call of
   process 1, 2  set the keys 7/1 and 7/2, and wait for the key 7/all
   process 0     waits for 7/1 and 7/2, sets 7/all, deletes all keys of turn 6
 
-Process 0 may then delete turn 6, because a process that has set its key of turn
-7 has read 6/all.
+Process 0 may then delete the keys of turn 6, because a process that has set its
+key of turn 7 has read 6/all.
 
-Anybody who can reach the coordinator's port can write into the store. So
+Anybody who can reach the coordinator's port can write into the store. So these
 messages are JSON and arrays without Python objects: a forged message may have
 wrong values, but no code in it is executed.
 """

@@ -1,8 +1,8 @@
 """Moves arrays between the memory of devices and the memory of the host.
 
-To save memory of the accelerator, the state of the outer step (such as outer
-parameters and outer optimizer) can be kept in host memory (config field
-`mesh.outer_memory`). It is moved to the devices when it is needed.
+To save memory of the accelerator, a run can keep the state of the outer step,
+such as the outer parameters, in host memory (config field `mesh.outer_memory`).
+The state is moved to the devices when it is needed.
 """
 
 from collections.abc import Iterable

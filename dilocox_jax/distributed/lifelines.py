@@ -1,8 +1,9 @@
-"""Ends a process with one line when another process of its run has gone.
+"""Ends this process when another process of its run has died or is frozen.
 
 JAX's runtime aborts a process as soon as its connection to process 0 breaks,
-and prints a C++ trace. So every other process has a *relay*: threads that
-forward bytes between JAX's client and process 0:
+and prints a C++ trace. So that a process can end with a clear message instead,
+every process but process 0 has a *relay*: threads that forward bytes between
+JAX's client and process 0:
 
   JAX's client  <->  relay (127.0.0.1)  <->  JAX's service in process 0
 

@@ -2,8 +2,8 @@
 
 When `experiments.launch` throttles the links between processes, every process
 gets a network interface of its own, which the environment variable
-`DILOCOX_JAX_LINK` names. A run records the bytes that the kernel has sent over
-the interface beside the bytes that the plan predicts.
+`DILOCOX_JAX_LINK` names. A run then records the bytes that the kernel has sent
+over the interface, besides the bytes that follow from the run's plan.
 """
 
 import math

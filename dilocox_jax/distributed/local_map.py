@@ -2,19 +2,9 @@
 
 If a replica has several devices, its arrays are divided among them. For most
 code JAX's partitioner decides which device computes what. Some code is mapped
-over the devices by hand, so that a device works on its own part of the arrays:
-exchanges over a slow link, pipeline stages, and selection of values by index
-(the partitioner would first collect the whole array).
-
-Muon multiplies each matrix with its own transpose in every step, which needs
-all rows of the matrix. So before the update the devices swap their rows of all
-layers for some whole layers, and after the update they swap back
-(`on_whole_layers`). For example, three layers [3, 8, 5] on two devices, each of
-which has four rows of every layer:
-
-  before         [3, 4, 5] and [3, 4, 5]
-  filled up      [4, 4, 5] and [4, 4, 5], layer 3 is zero
-  swapped        [2, 8, 5] and [2, 8, 5], layers 0 and 1, and 2 and 3
+over the devices by hand, so that each device works on its own part of the
+arrays: exchanges over a slow link, pipeline stages, Muon's update, and the
+selection of values by index.
 """
 
 import math
@@ -163,6 +153,16 @@ def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
 
 def on_whole_layers(update: Update) -> Update:
   """Wraps an optimizer's update so that each device updates whole layers.
+
+  Muon needs this: it multiplies each matrix with its own transpose, which needs
+  all rows of the matrix. Before the update the devices swap their rows of all
+  layers for some whole layers, and after the update they swap back. For
+  example, three layers [3, 8, 5] on two devices, each of which has four rows of
+  every layer:
+
+    before      [3, 4, 5] on each device
+    filled up   [4, 4, 5] on each device; the last layer is zeros
+    swapped     [2, 8, 5]: two whole layers on each device
 
   Args:
     update: Function (gradients, optimizer state, parameters) -> (updates,
