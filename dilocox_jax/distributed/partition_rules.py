@@ -2,9 +2,9 @@
 
 A function says for the path and shape of a parameter which of its dimensions
 are divided among data shards (devices that read different rows of a batch) or
-tensor shards (devices that read the same rows). The user gives
-this function, or it is made from the partitioning metadata of an NNX or linen
-module (`models.custom`). If there is no function, or if its result is None, the data
+tensor shards (devices that read the same rows). The user gives this function,
+or it is made from the partitioning metadata of an NNX or linen module
+(`models.custom`). If there is no function, or if its result is None, the data
 shards divide the largest dimension (`Division.largest_dimension_spec`).
 
 JAX's partitioner then divides the work. The user's code is not changed.

@@ -12,8 +12,8 @@ the identifier RUN and four processes, numbered from 0:
   process 0   stops listening when all have greeted, and then sends "go".
   process 3   waits until JAX's service listens at the port.
 
-The connections stay open. If one of them ends later without a goodbye, a process
-has gone (`lifelines`).
+The connections stay open. If one of them ends later without a goodbye, a
+process has gone (`lifelines`).
 
 Anybody who reaches the port can send a greeting. So a greeting has a fixed form
 and at most 128 bytes, and no answer repeats a part of it.

@@ -1,1 +1,1 @@
-"""The inner step (one optimizer step) of a replica on one or several devices."""
+"""Computes the inner step (one optimizer step) of a replica on its devices."""

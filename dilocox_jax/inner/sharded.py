@@ -8,8 +8,8 @@ A device gathers the layers that it needs:
 - Without stages, it gathers one layer after the other (`loss_by_layer`).
 
 Other parameters are gathered before that, but large tables may stay divided
-among the data shards (`inner.vocabulary`). The gradients go back to the devices that keep the
-parameters.
+among the data shards (`inner.vocabulary`). The gradients go back to the devices
+that keep the parameters.
 
 In this module, *blocks* are the layers of the model, stacked along their first
 axis. A *spec* of a leaf says for each dimension which mesh axes divide it.
