@@ -20,8 +20,8 @@ gone/0000000064.copy         a second mark, in case the first one is lost
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
 A message that is not cut consists of its signature (`signer.py`), a fixed
-header, perhaps a fingerprint (a few random sums of the sender's shared state),
-and the bytes of numpy arrays. `sliced.py` has the form of a message that is
+header, a fingerprint (a few random sums of the sender's shared state, only in
+the first turn of an event), and the bytes of numpy arrays. `sliced.py` has the form of a message that is
 cut.
 """
 

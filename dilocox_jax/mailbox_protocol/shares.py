@@ -17,7 +17,7 @@ replica in a turn, one after the other:
 
 The *residual* is what the codec loses of a share. Normally it is added to the
 next mean of the same slice, whichever replica makes that share
-(`Memory.residual_event` has the exceptions).
+(`agreement.Memory.residual_event` has the exceptions).
 
 If a share is not there after the grace time, every replica that waits makes it:
 all machines compute the same bytes from the same messages, and only one can
