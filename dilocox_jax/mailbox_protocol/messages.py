@@ -21,8 +21,8 @@ probe/oslo.1f0c...           an object that a replica creates to test the store
 
 A message that is not cut consists of its signature (`signer.py`), a fixed
 header, a fingerprint (a few random sums of the sender's shared state, only in
-the first turn of an event), and the bytes of numpy arrays. `sliced.py` has the form of a message that is
-cut.
+the first turn of an event), and the bytes of numpy arrays. `sliced.py` has the
+form of a message that is cut.
 """
 
 import dataclasses

@@ -5,8 +5,8 @@ A signed object has message authentication codes (HMAC-SHA256), here called
 changed, cut, renamed or taken from another run counts as missing. There are
 three formats.
 
-In the first format, e.g. of a share, the *content* of an object is raw bytes, in
-blocks of 1 MiB:
+In the first format, e.g. of a share, the *content* of an object is raw bytes,
+in blocks of 1 MiB:
 
     tag of the object      32 bytes, over the tags of all blocks
     tags of the blocks     32 bytes a block
