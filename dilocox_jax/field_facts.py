@@ -1,8 +1,8 @@
-"""Facts about the fields of a config, declared beside each field.
+"""Lets a config declare facts about a field, e.g. when a run reads it.
 
-One fact is the condition under which a run reads the field. With it, a field
-that is set but not read can be refused: a user who sets `data.glob` and forgets
-`data.source` gets an error, not a training on another text.
+With this fact, a run can refuse a field that is set but not read: a user who
+sets `data.glob` and forgets `data.source` gets an error, not a training on
+another text.
 """
 
 import dataclasses

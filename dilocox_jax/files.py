@@ -1,4 +1,4 @@
-"""Opens, replaces and removes files and folders without following links.
+"""Opens, replaces and removes files so that no link leads out of a folder.
 
 Anybody who may write in the folder of a run could put a symbolic link under the
 name of one of its files. A program that follows the link would write over, or
@@ -6,7 +6,8 @@ delete, a file that may belong to somebody else.
 
 The *root* is the folder that a user names. Links in its path are followed.
 Below the root, each folder is opened by its name in the open folder above it,
-so a folder that is replaced by a link between check and use does no harm.
+and a link in place of a folder is an error. So it does no harm if somebody puts
+a link there while a function runs.
 """
 
 import contextlib

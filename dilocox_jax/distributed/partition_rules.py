@@ -1,15 +1,13 @@
 """Divides the parameters of a user's model among the devices of a replica.
 
-The code of a user's model is not changed. JAX's partitioner divides the work.
-Which devices keep which part of a parameter is decided in one of three ways:
+A function says for the path and shape of a parameter which of its dimensions
+are divided among data shards (devices that read different rows of a batch) or
+tensor shards (devices that read the same rows). The user gives this function,
+or it is made from the partitioning metadata of an NNX or linen module
+(`models.custom`). If there is no function, or if its result is None, the data
+shards divide the largest dimension (`Division.largest_dimension_spec`).
 
-- The user gives a function from a parameter's path and shape to a
-  `PartitionSpec`.
-- The modules have partitioning metadata of NNX or linen, which become such a
-  function (`models.custom`).
-- Otherwise the data shards divide a parameter along the largest dimension that
-  they can divide evenly. Short vectors are not divided
-  (`Division.largest_dimension_spec` has the details).
+JAX's partitioner then divides the work. The user's code is not changed.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
-"""Connects the processes of a run (JAX's multi-controller runtime).
+"""Connects the processes of a run, and lets them compare and share values.
 
-With the functions of this module, processes tell each other the values that
-they must agree on, and notice that another process is gone. The functions also
-work in a run of one process.
+`start` connects several processes (JAX's multi-controller runtime). A run of
+one process does not need it, and may call the other functions, too.
 """
 
 import atexit

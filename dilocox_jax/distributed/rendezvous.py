@@ -2,17 +2,18 @@
 
 If a process does not come in time, JAX's runtime aborts the others with a C++
 trace that names no cause. So the processes first wait for each other here, at
-the port at which JAX's service listens afterwards:
+the port at which JAX's service listens afterwards. For example, if a run has
+the identifier RUN and four processes, numbered from 0:
 
-  process 3   connects to the coordinator's address and sends its greeting:
-              "dilocox_jax 1 RUN 4 3" means process 3 of 4 of the run RUN.
+  process 3   connects to the coordinator's address and sends its greeting,
+              "dilocox_jax 1 RUN 4 3". The 1 is the version of this protocol.
   process 0   listens there and keeps the connections. It also greets itself,
               which shows that the address leads to it.
   process 0   stops listening when all have greeted, and then sends "go".
   process 3   waits until JAX's service listens at the port.
 
-The connections stay open: by them the processes notice later that one of them
-has gone (`lifelines`).
+The connections stay open. If one of them ends later without a goodbye, a
+process has gone (`lifelines`).
 
 Anybody who reaches the port can send a greeting. So a greeting has a fixed form
 and at most 128 bytes, and no answer repeats a part of it.

@@ -1,8 +1,8 @@
-"""Assigns devices to replicas, and puts arrays on the devices.
+"""Puts arrays on the devices of replicas, and maps functions over replicas.
 
-Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard, pipeline stage and tensor shard. A `Division`
-(`plan.model.division`) says which part of an array a device holds.
+All replicas are on one device, or each has devices of its own in a mesh. A
+`Division` (`plan.model.division`) says which part of an array each device of a
+replica holds.
 """
 
 import dataclasses
@@ -46,14 +46,15 @@ class Replicas:
 
   Attributes:
     num_replicas: Number of replicas in this JAX runtime, M. It is 1 if replicas
-      meet in a mailbox, where each has a runtime of its own.
+      exchange through a mailbox (a shared folder or bucket): then each has a
+      runtime of its own.
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has devices of its own).
     division: How a replica is divided among its devices.
     devices: Devices to use; None: all devices of the run's processes, or in the
       layout "stacked" the first device of this process.
     axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
-      or `ALONE_AXIS` if they meet in a mailbox (a shared folder or bucket).
+      or `ALONE_AXIS` if they exchange through a mailbox.
 
   Raises:
     ValueError: If an attribute is wrong; if the replicas do not fit on the

@@ -22,8 +22,8 @@ class ExpectedGap:
     gap: The expected gap.
     low: Lower end of its range.
     high: Upper end of its range.
-    doublings: D. The replicas train as AllReduce does with a batch that is
-      halved D times.
+    doublings: D. By the law (`gap.law`), AllReduce ends at the loss of the
+      replicas if its batch is halved D times.
     gain: s, the share by which AllReduce's loss falls if its batch doubles.
     notes: Sentences that say how the prediction goes beyond the measured runs.
   """
@@ -133,7 +133,7 @@ def doublings_lost(
 ) -> Estimate:
   """Returns D: M replicas train as AllReduce with a batch halved D times.
 
-  The law (`gap.law`) has several lines D = a log2(M) - b, each from other runs.
+  The law (`gap.law`) has several lines D = a log2(M) - b.
   The value is a mean over the lines whose field `doublings` is "last". Each
   size of a model counts equally in this mean. The range covers all lines with
   two standard errors, and the errors of the law's other constants.

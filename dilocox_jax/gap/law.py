@@ -11,6 +11,9 @@ inner steps in a round. The power p says how D grows with H. The factor f
 belongs to the method, and is 1 for DiLoCo. If AllReduce's loss falls by a share
 s when its batch doubles, the gap is (1 - s)^-D - 1.
 
+For example, a = 0.75, b = 0.25, M = 4, H = H0 and f = 1 give D = 1.25. With
+s = 0.02 the gap is 0.98^-1.25 - 1 = 0.026.
+
 The constants are in `law.json`, which `python -m experiments.fit_gaps --write`
 writes.
 """
@@ -54,10 +57,10 @@ class Line:
       number between those of the two.
     steps: Number of inner steps of a run.
     sync_interval: H0, inner steps of a round.
-    doublings: How gaps were turned into D. "last": every doubling of
-      AllReduce's batch is taken to lower its loss by the same share, which was
-      measured from half of the runs' batch to the whole batch. "curve": D is
-      read from AllReduce's losses with several batches.
+    doublings: How gaps were turned into D. "last": by the share by which
+      AllReduce's loss fell when its batch doubled for the last time, up to the
+      batch of the runs; earlier doublings are taken to have the same share.
+      "curve": D is read from AllReduce's losses with several batches.
     slope: a, how much D grows if M doubles.
     slope_error: Standard error of a.
     offset: b, in the unit of D.
@@ -91,7 +94,8 @@ class Law:
   loss falls when its batch doubles.
 
   Attributes:
-    lines: Lines with a, b and H0, each from other runs.
+    lines: Lines with a, b and H0. Two lines may follow from the same runs, if
+      their gaps were turned into D in two ways (`Line.doublings`).
     interval_power: p, the power of H.
     interval_range: Smallest and largest H of the runs to which p was fitted.
     most_replicas: Largest number of replicas in the runs behind the lines.

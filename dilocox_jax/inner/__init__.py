@@ -1,1 +1,1 @@
-"""The inner step of one replica, also if several devices compute it."""
+"""Computes the inner step (one optimizer step) of a replica on its devices."""

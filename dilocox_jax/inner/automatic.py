@@ -1,11 +1,10 @@
 """Lets JAX's partitioner divide a replica's work among its devices.
 
-This is how a user's model is trained if a replica has several devices. The
-functions here tell the partitioner that data shards divide the rows of a batch,
-and that each gradient is divided like its parameter. The partitioner gathers
-parameters and sums gradients where needed. (Data shards are devices that read
-different rows of a batch. Tensor shards read the same rows and divide the
-matrix products.)
+A model of the user whose layers are not known is trained in this way. Data
+shards are devices that read different rows of a batch. The functions here tell
+the partitioner that data shards divide the rows, and that a gradient is divided
+like its parameter. The partitioner gathers parameters and sums gradients where
+needed.
 
 Source: Xu et al. 2021, arXiv 2105.04663 (GSPMD).
 """

@@ -1,14 +1,14 @@
-"""Computes the gradient of a model whose layers are spread over stages.
+"""Computes the gradient of a model that is divided into pipeline stages.
 
-All pipeline stages of a replica run the same program. A timetable
-(`plan.pipeline.TickNumbers`) has a row for every *tick*. In a tick each stage
-runs its action (the forward or the backward of a micro-batch, or none), and
-sends its newest results to the stages next to it. The program is a scan over
-ticks around a loop over layers.
+Each stage of a replica has some of the layers, but all stages run the same
+program. A timetable (`plan.pipeline.TickNumbers`) has a row for every *tick*.
+In a tick each stage runs its action (the forward or the backward of a
+micro-batch, or none), and sends its newest results to the stages next to it.
 
 The residual stream between two layers is called the stream, x. Letters in
-shapes: m micro-batches of b sequences with L tokens each, T = b L tokens of a
-micro-batch, D width of the stream, K layers of a stage.
+shapes: m micro-batches of b sequences with L tokens each, S = L + 1 tokens
+with the last target, T = b L tokens of a micro-batch, D width of the stream, K
+the largest number of layers of a stage.
 """
 
 import dataclasses

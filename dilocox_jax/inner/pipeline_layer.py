@@ -1,9 +1,9 @@
 """Cuts the gradient of one layer into a forward and a backward.
 
 A pipeline runs the forward and the backward of a layer at different times, so
-the forward must return arrays that can be stored. They are the residuals of
-`jax.vjp` (not those of error feedback), without the layer's parameters, which
-the stage has anyway.
+the forward must return arrays that can be stored. They are the arrays that
+`jax.vjp` keeps for the derivative (its residuals), without the layer's
+parameters, which the stage has anyway.
 
 Letters in names: T tokens of a micro-batch, D width of the residual stream.
 """

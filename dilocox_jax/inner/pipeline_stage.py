@@ -5,8 +5,9 @@ only the last stage computes the loss. The loss here is for evaluations: no
 arrays are saved for a backward. `inner.pipeline` computes the gradient.
 
 The residual stream between two layers is called the stream, x. Letters in
-shapes: m micro-batches of b sequences with L tokens each, T = b L tokens of a
-micro-batch, D width of the stream, K layers of a stage.
+shapes: m micro-batches of b sequences with L tokens each, S = L + 1 tokens
+with the last target, T = b L tokens of a micro-batch, D width of the stream, K
+the largest number of layers of a stage.
 """
 
 import dataclasses
@@ -30,6 +31,9 @@ PipelinedLoss = Callable[..., Scalar]
 
 class CutModel(NamedTuple):
   """A model as functions for its parts: embedding, layer (block), and loss.
+
+  A micro-batch has b sequences of L tokens, T = b L tokens in all. D is the
+  width of x, the residual stream between two layers.
 
   Attributes:
     embed: Function (leaves outside the layers, tokens [b, L]) -> x [T, D].
@@ -94,14 +98,15 @@ WHOLE_LAYERS = LayerTransfer(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-  """A pipeline stage: the values that do not change during a step.
+  """A pipeline stage: the values that do not change during an inner step.
 
   Attributes:
     model: The model, cut into embedding, layers and loss.
     counts: Number of layers of every stage, [stages].
     number: Index of this stage, from 0.
     layers: Parameters of this stage's layers, leaves [K, ...]: whole layers, or
-      this device's part of each.
+      this device's part of each. K is the largest number of layers of a stage;
+      a shorter stage does not read the last rows.
     transfer: How the device gathers a whole layer.
     rest: Parameters outside the layers.
     tokens: All tokens of the micro-batches, int32 [m, b, L + 1].

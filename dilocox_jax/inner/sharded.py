@@ -1,14 +1,15 @@
-"""Computes gradient and loss of one replica that is on several devices.
+"""Computes gradient and loss of a replica whose devices divide the parameters.
 
-With pipeline stages, every device gathers the layers of its stage, and the
-leaves that all stages share, before the pipeline starts. Of large tables it
-gathers only a part (`inner.vocabulary`). After the pipeline has ended, the
-gradients go back to the devices that keep the parameters. So each optimizer
-step gathers parameters once and gives gradients back once.
+A device gathers the layers that it needs:
 
-With pipeline stages and `mesh.gather="layer"`, a device gathers a layer when a
-micro-batch's forward passes through the layer, and again for its backward. So
-the device holds only one or two whole layers at a time.
+- With pipeline stages, it gathers the layers of its stage before the pipeline
+  starts. With `mesh.gather="layer"` it gathers one layer at a time: when the
+  forward of a micro-batch passes through the layer, and again for its backward.
+- Without stages, it gathers one layer after the other (`loss_by_layer`).
+
+Other parameters are gathered before that, but large tables may stay divided
+among the data shards (`inner.vocabulary`). The gradients go back to the devices
+that keep the parameters.
 
 In this module, *blocks* are the layers of the model, stacked along their first
 axis. A *spec* of a leaf says for each dimension which mesh axes divide it.

@@ -1,8 +1,7 @@
 """Builds the inner step: one optimizer step of one replica.
 
 An inner step calls the optimizer once, with a gradient that may be accumulated
-over several micro-batches. H inner steps are a round. In each round, replicas
-exchange every parameter once.
+over several micro-batches.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,9 @@
-"""Embeds tokens and computes their loss if data shards divide the vocabulary.
+"""Embeds tokens and computes their scores if data shards divide the vocabulary.
 
-The embedding and the head are the largest leaves that all pipeline stages
-share. So data shard n of N holds only the tokens [n V / N, (n + 1) V / N) of
-the V tokens. Each shard gathers the input rows of all shards, and computes the
-contributions of its own tokens to all results. These contributions are summed,
-and each shard gets the sums for its own input rows.
+Data shard n of N holds only the tokens [n V / N, (n + 1) V / N) of the V
+tokens. The shards gather the input rows of all shards. Each shard computes what
+its own tokens contribute to the results of all rows. The contributions are
+summed, and each shard gets the sums for its own input rows.
 
 Example: N = 2 and V = 8. Shard 0 has the input tokens [1, 6], and shard 1 has
 [3, 4]. Shard 0 holds the tokens 0 to 3, so it looks up 1 and 3. Shard 1 looks

@@ -10,12 +10,11 @@ Words of this package (docs/concepts.md defines more of them):
 - event: one exchange of the run's schedule, numbered from 0.
 - turn: a part of an event in which each replica sends one message. Turns are
   numbered from 0. Most codecs need one turn; the low-rank codec needs two.
-- kind: the number of the fragment that an event exchanges. The messages of all
-  events of one kind have the same size.
+- kind: the number of the fragment that an event exchanges.
 - expected: a replica whose message the others wait for.
 - grace time: the seconds that a replica waits for the messages of the expected
   replicas, from when it has sent its own.
-- quorum: the least number of messages that an event needs.
+- quorum: the least number of messages in the first turn of an event.
 - manifest: the signed list of the messages that are averaged in a turn. A
   message in it is *listed*. A turn with a manifest is *settled*.
 - roster: the replicas that take part after an event.
@@ -28,11 +27,9 @@ Words of this package (docs/concepts.md defines more of them):
 - snapshot: the shared state before an event, as objects in the store.
 - interval: the events from one due snapshot to the next one. Their objects are
   deleted together.
-- mark: an object which says that an interval is deleted, or soon will be.
 - slice, share: if the mean is made *in shares*, each message is cut into
   slices. Share s is the mean of all slices with number s, and one replica
   makes it.
 - residual: what was lost in encoding a share. It can be added to the next mean
   of the same slice.
-- inbox: the messages of one turn, as one replica has read them.
 """

@@ -1,9 +1,10 @@
-"""Replicas agree on which messages they average.
+"""Lets replicas agree on which messages they average.
 
-An event (exchange) has one turn or several. In each turn, every replica sends
-one message. Then one replica writes the turn's manifest: the list of the
-messages that all replicas average. The turn is now *settled*. `Agreement` waits
-for the manifest, writes it when it is due, and reads the listed messages.
+An event (exchange) has one turn or several. In a turn, each replica sends one
+message. Then one replica writes the turn's manifest: the list of the messages
+that all replicas average. `Agreement` waits for the manifest, writes it when it
+is due, and reads the listed messages. `Memory` holds what the agreement on the
+next event needs of the earlier ones.
 """
 
 import dataclasses
@@ -98,9 +99,9 @@ class Memory:
 
   In each *turn* of an event, every replica sends one message. The *manifest* of
   a turn lists the messages that all replicas average, and *settles* the turn.
-  An *interval* is the events from one due snapshot (the state that all replicas
-  share) to the next one. Events have the same *kind* if they exchange the same
-  fragment.
+  An *interval* is the events from one due snapshot (copy of the state that all
+  replicas share) to the next one. Events have the same *kind* if they exchange
+  the same fragment.
 
   Attributes:
     event: Number of the next event.
@@ -122,8 +123,8 @@ class Memory:
     base: Event of the snapshot with which this replica last began; 0 if it
       began with the initial parameters.
     shared: For each key "KIND.TURN", a tuple of an event and a number of
-      slices. The event is the newest one at which each replica averaged one
-      slice of all messages.
+      slices. The event is the newest one whose messages were cut into slices,
+      and each replica averaged one of these slices.
   """
 
   event: int = 0
@@ -292,8 +293,8 @@ class Agreement:
     objects: By event and then by path, objects that a waiting replica writes
       again if they have vanished: manifests, and the messages or shares that it
       holds.
-    most_were_here: Whether most messages of the last turn were in the store
-      when this replica first looked for them: at most 3 (`FEW`) were missing.
+    most_were_here: Whether at most 3 (`FEW`) messages of the last turn were
+      missing in the store when this replica first looked for them.
     announced: The manifest that `announced_manifest` has read last, by the
       number of its event. It is empty if the manifest was not there.
     snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.

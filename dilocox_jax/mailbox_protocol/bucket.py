@@ -2,7 +2,7 @@
 
 The library `obstore` makes the requests. Its exceptions hold the HTTP status
 only in their messages, so this module reads the status from there.
-docs/how_it_works/mailbox_stores.md says what each status means.
+docs/how_it_works/mailbox_stores.md says what a replica concludes from it.
 """
 
 import datetime
@@ -61,9 +61,9 @@ class Bucket:
   Paths are relative to the prefix in the URL: in `s3://bucket/run` the path
   `seat/0002` is the object `run/seat/0002`.
 
-  Methods that make requests raise `StoreUnavailableError` if the store cannot
-  be reached or refuses, and its subclass `ClosedError` if no retry can succeed
-  before somebody changes the bucket, its permissions or the URL.
+  A method that makes a request raises `StoreUnavailableError` if the store
+  cannot be reached or refuses. It raises the subclass `ClosedError` if no retry
+  can succeed before somebody changes the bucket, its permissions or the URL.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.

@@ -1,7 +1,7 @@
 """The bytes of a stored object, as one buffer or as a list of buffers.
 
-A message consists of a header and the bytes of several arrays. As a list of
-buffers it can be written without copying all bytes into one buffer.
+For example, the arrays of a message are separate buffers. As a list of buffers,
+the message can be written without copying all bytes into one buffer.
 """
 
 from collections.abc import Sequence

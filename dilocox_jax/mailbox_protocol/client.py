@@ -1,7 +1,8 @@
-"""The client through which a training loop uses a mailbox.
+"""Lets a training loop exchange messages through a mailbox.
 
-An exchange has one turn or several. In each turn, the client sends one message
-of this replica, and returns the messages that all replicas average.
+`MailboxClient` calls a `mailbox.Mailbox` in threads, so that a run can be
+stopped while the store (a folder or a bucket) does not answer.
+`ExchangeSession` exchanges the messages of one event (exchange).
 """
 
 import atexit
@@ -45,9 +46,8 @@ class MailboxClient:
   the same calls in the same order. Only process 0 has a mailbox, and the others
   get its answers (`replica_processes`).
 
-  An event is one exchange. The shared state is the outer parameters, the outer
-  optimizer and the codec's common state, which are equal in all replicas. A
-  snapshot is a copy of the shared state before an event.
+  An event is one exchange. A snapshot is a copy of the state that all replicas
+  share before an event.
 
   Attributes:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
@@ -71,7 +71,7 @@ class MailboxClient:
       to make them.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
-      `NEVER` between `newest` and `take_part`.
+      It is `NEVER` after `newest`, until `take_part` returns True.
     stop: `threading.Event` that any thread may set to ask the run to stop.
     last_s: Seconds that the last call of `turn` took.
     written: At most one future, which is done when all tasks of the mailbox,

@@ -2,7 +2,6 @@
 
 A month has 30 days. The prices are the list prices of Amazon S3 Standard in the
 region us-east-1 (recalled, 2026). Uploaded bytes and deletions are free there.
-Other providers have other prices, and some charge nothing for downloads.
 """
 
 from collections.abc import Mapping

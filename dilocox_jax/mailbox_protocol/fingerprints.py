@@ -2,16 +2,17 @@
 
 The shared state is the outer parameters, the outer optimizer and the codec's
 common state. Replicas that have averaged the same messages should have equal
-states, up to rounding. A fingerprint (a few random sums, see
-`reference.fingerprint`) shows whether they differ by more.
+states, up to rounding. A fingerprint (`reference.fingerprint`) shows whether
+they differ by more.
 
-Two states may differ, relative to the norm of each block of values, by
+Two blocks of values count as equal if the norm of their difference, divided by
+the larger of their norms, is at most
 
     63 * 2^-24 + u * (1 + n)
 
-Here u is the rounding unit of the values, 2^-24 for float32, and n is the
-number of events (exchanges) of this fragment since both states had the same
-values: since the snapshot with which both replicas began, or else since the
+Here u is the rounding unit of the values, 2^-24 for float32. n is the number of
+events (exchanges) of this fragment since both replicas had the same values:
+since the snapshot (copy of the state) with which both began, or else since the
 start of the run. The first term allows for float32 sums that another machine
 adds in another order. The second term allows for a state that is rounded at
 each event.

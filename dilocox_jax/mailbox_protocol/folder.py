@@ -3,16 +3,15 @@
 An object is first written to a file in the folder `.staged`, and flushed to the
 disk. Then the file gets the object's name: by a hard link, which fails if the
 name is taken (`create`), or by renaming it, which replaces an old object
-(`put`). So nobody sees half of an object, and a power cut loses no written
-object.
+(`put`). So nobody sees half of an object.
 
 A link, FIFO, socket, device or folder is not an object: it counts as missing.
-If it has the name of an object to be written, it is renamed, not deleted. Files
-whose names begin with a dot are not objects.
+If it has the name of an object to be written, it is renamed. Files whose names
+begin with a dot are not objects.
 
-A folder inside the store's folder is opened by its name in its parent folder
-(`dilocox_jax.files`), so no link is followed. The store's folder is opened
-again for every call, because its file system may have been mounted again.
+Links in the path of the store's folder are followed. The folder is opened again
+for every call, because its file system may have been mounted again. Inside it,
+a folder is opened by its name in its parent folder (`dilocox_jax.files`).
 """
 
 import contextlib

@@ -1,10 +1,11 @@
-"""Replicas exchange messages through a store, and agree on which ones count.
+"""Lets replicas exchange messages through a store, a folder or a bucket.
 
-For every event (exchange) of a run, each replica writes a message. Then one
-replica writes the manifest, once: the list of the messages that all replicas
-average. Before that, it waits for missing messages, up to some seconds (the
-grace time), and longer only while there are fewer messages than the quorum.
-docs/mailbox/guarantees.md says what the mailbox guarantees.
+In an event (exchange), each replica writes a message into the store. Then one
+replica writes the manifest: the list of the messages that all replicas average.
+It waits for missing messages at most for some seconds (the grace time), and
+longer only while there are fewer messages than the quorum. So the others go on
+if a replica has ended. docs/mailbox/guarantees.md says what the mailbox
+guarantees.
 """
 
 import dataclasses
@@ -91,8 +92,8 @@ class Exchanged(NamedTuple):
     is_superseded: Whether this replica's averaged message is one that it sent
       before a restart. This replica must then drop the values that it holds
       back, because its earlier process may have sent them.
-    mean: The weighted mean of the messages, as arrays of the same types and
-      shapes; None: the caller averages `messages`.
+    mean: The weighted mean of the messages, encoded like a message: arrays of
+      the same types and shapes. None: the caller averages `messages`.
     wrong_shares: Shares (means of one slice of all messages) that this replica
       has found to be wrong since the last turn, as tuples: event, number of the
       share, and name of the replica that had to make it.
@@ -129,7 +130,8 @@ class Mailbox:
   Words of the methods (the package's docstring has more):
 
   - *Turn*: one message of each replica. Most codecs need one turn in an event.
-  - *Settled*: an event or turn whose manifest (list of messages) is written.
+  - *Settled*: a turn whose manifest (list of messages) is written, or an event
+    whose first turn is settled.
   - *Shared state*: the outer parameters, the outer optimizer and the codec's
     common state, which should be equal in all replicas. A *fingerprint* is a
     few random sums of it. A *snapshot* is a copy of it in the store.
@@ -137,7 +139,8 @@ class Mailbox:
 
   Attributes:
     beside: Function that runs a task (a function without arguments) at once, as
-      the default does, or in a thread. Tasks write snapshots and check shares.
+      the default does, or in a thread. Tasks are, for example, to write a
+      snapshot and to check a share.
   """
 
   def __init__(

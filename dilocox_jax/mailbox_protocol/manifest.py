@@ -1,20 +1,21 @@
 """Makes manifests: lists of the messages that all replicas average.
 
-Each turn of an exchange (one message of each replica) has a manifest.
+A turn of an exchange (one message of each replica) has a manifest. A message is
+left out of it for one of three reasons: its sender's shared state is refused
+(`votes`), its values are not finite, or its norm is too large.
 
-A replica with a broken device can send values that are finite and wrong. Then
-the norm of its message often differs from the *usual* norm, which is the median
-norm if there are at least three messages (else see `usual_norm`).
-
-A message is left out if its norm is more than `max_norm_ratio` times the usual
-norm. If its norm is smaller, but r > 1 times the usual norm, its weight is
+The norm is compared with the *usual* norm, which is the median norm if there
+are at least three messages (else see `usual_norm`). If the norm is more than
+`max_norm_ratio` times the usual norm, the message is left out. If it is r times
+the usual norm, and r is between 1 and `max_norm_ratio`, the message's weight is
 multiplied by 1/r^2. (If `full_weight_ratio` is f, r is relative to f times the
-usual norm.) For example, one of three replicas sends its values times -2. The
-mean is then (1 + 1 - 2/4) / (2 + 1/4) = 0.67 of the right one, instead of 0.
+usual norm.) For example, one of three replicas sends its values times -2. Then
+r is 2, and the mean is (1 + 1 - 2/4) / (1 + 1 + 1/4) = 0.67 of the right one,
+instead of 0.
 
-If there are only two messages, nobody knows which one is wrong. Then the weight
-of the larger one is multiplied by 1/r only: it has no more influence than a
-message with the usual norm.
+If there are fewer than three messages, nobody knows which one is wrong. Then
+the weight is multiplied by 1/r only: the message has no more influence than one
+with the usual norm. Messages with the norm 0 do not count here.
 """
 
 import dataclasses
@@ -61,9 +62,9 @@ class Manifest:
   once, and all follow it.
 
   Attributes:
-    before: Digest of the manifest that all listed senders have followed last,
-      in hexadecimal digits; "" in the first turn of event (exchange) 0.
-      Manifests of the later turns of an event do not count.
+    before: Digest of the newest manifest that all listed senders have followed,
+      in hexadecimal digits; "" in the first turn of event (exchange) 0. Only
+      manifests of first turns count.
     listed: The messages that are averaged, in this order.
     left_out: For each replica whose message came in time and is not averaged,
       the reason, e.g. "its values are not finite".

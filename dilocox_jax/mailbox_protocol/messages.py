@@ -1,8 +1,9 @@
 """The objects of a run: their paths in the store, and messages as raw bytes.
 
 An event is one exchange. It has one turn or several, and in each turn every
-replica sends one message. A turn is settled once its manifest is written: the
-list of the messages that all replicas average.
+replica sends one message. The shared state is the outer parameters, the outer
+optimizer and the codec's common state. If messages are cut into slices, a share
+is the mean of one slice of all messages.
 
 run.json, run.copy.json      what is trained, and by which rules
 seat/0002                    a replica, and the event from which it takes part
@@ -14,15 +15,14 @@ share/0000000012/0/5.rest    the residual of this share: what encoding lost
 share/0000000012/0/5.wrong   says which replica has found that share 5 is wrong
 snapshot/0000000064/...      the shared state before event 64
 gone/0000000064              mark: the events from 64 up to the next snapshot
-                             are deleted
+                             are deleted, or soon will be
 gone/0000000064.copy         a second mark, in case the first one is lost
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
-A message consists of its signature (`signer.py`), a fixed header, and the bytes
-of numpy arrays. The header has a digest of the layout (types and shapes), the
-weight of the message, and the name of the sender's shared state (the digest in
-`SharedState.name`). In the first turn of an event, the fingerprint of that
-state (a few random sums) follows the header.
+A message that is not cut consists of its signature (`signer.py`), a fixed
+header, a fingerprint (a few random sums of the sender's shared state, only in
+the first turn of an event), and the bytes of numpy arrays. `sliced.py` has the
+form of a message that is cut.
 """
 
 import dataclasses
@@ -309,12 +309,12 @@ class Inbox:
     expected: Names of the replicas whose messages the turn waits for, up to the
       grace time (`MailboxRules.grace_s`).
     there: Names of the replicas whose messages are probably in the store. When
-      a message is read, its sender's name is removed. `look` lists the store
-      again.
+      a message is asked for, its sender's name is removed. `look` lists the
+      store again.
     held: The messages that this replica has, by name of their sender.
     taken: Contents of the seats that were taken since the event before, by
-      replicas that join or come back: the replica's "name", and the event
-      "since" which it takes part.
+      replicas that join or come back: dicts with the replica's "name", and
+      "since", the first event in which it takes part.
     num_looks: How often this replica has looked for the messages or the
       manifest (list of averaged messages) of this turn.
     seats_read_s: Time of the last look for new seats in this turn, by the clock

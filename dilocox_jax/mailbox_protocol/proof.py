@@ -1,9 +1,9 @@
-"""Tests a store when a replica enters a run.
+"""Tests, when a replica enters a run, that a store creates objects only once.
 
 The replicas can agree only if the store keeps one promise: if several replicas
 create the same object, exactly one of them succeeds. In a bucket, the HTTP
 header If-None-Match demands this, but some servers ignore it and overwrite the
-object. Then two replicas would each follow their own list of messages.
+object. Then two replicas could each follow their own list of messages.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Reads a range of an object's content, and verifies it without the rest.
 
-Example: a message has 100 MB, and a replica needs the bytes 12,500,000 to
-25,000,000. It asks for the tags (authentication codes of the content's blocks,
-3.1 kB) and for the blocks of 1 MiB that hold these bytes. `signer.py` describes
-the format.
+Example: an object has 100 MB, and the caller needs the bytes 12,500,000 to
+25,000,000. The tags (authentication codes of the content's blocks, 3.1 kB) are
+read, and the blocks of 1 MiB that hold these bytes. `signer.py` describes the
+format.
 """
 
 from typing import Any

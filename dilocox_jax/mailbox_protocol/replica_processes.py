@@ -1,9 +1,9 @@
-"""How the processes of one replica share one mailbox.
+"""Lets the processes of one replica share one mailbox.
 
 All processes of a replica make the same calls of the mailbox in the same order.
 Only process 0 has a mailbox: it makes the call, and tells the others the
 result. This module has the interface for that (`ReplicaProcesses`), and
-functions that write results and errors as JSON and arrays, without pickle.
+functions that write results as JSON and arrays, and errors as texts.
 """
 
 from collections.abc import Callable, Sequence

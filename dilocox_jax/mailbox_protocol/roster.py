@@ -1,14 +1,13 @@
-"""The roster (the replicas that take part in a run) and the rules of the run.
+"""Lets replicas join a run: its secret, its rules and the list of its replicas.
 
-Replicas share a secret, a file that only its owner may read. The object
-`run.json` says what is trained and by which rules. The first replica writes it.
-A later replica whose config or version of the protocol differs is refused.
+The object `run.json` says what is trained and by which rules. The first replica
+writes it. A later replica whose values differ from these is refused.
 
 A replica that joins a run, or comes back to it, takes the next free *seat*: an
 object that is created once, and holds the number of the event (exchange) from
 which the replica takes part. A replica that did not send its message in time is
-*away*: nobody waits for it until it comes back. Seats are numbered, so one
-request for the next number shows whether any replica has joined.
+*away*: nobody waits for it until it comes back. The *roster* says who has
+joined and who is away.
 """
 
 import dataclasses
@@ -77,8 +76,8 @@ class MailboxRules:
     quorum: Least number of messages that must be there before the list is
       decided. If each replica sends two messages in an event, one after the
       other, this holds only for the first messages.
-    grace_s: Seconds that a replica waits for the messages of the others, from
-      when it has sent its own.
+    grace_s: Grace time: seconds that a replica waits for the messages of the
+      others, from when it has sent its own.
     snapshot_every: Number of events after which the next snapshot (copy of the
       shared state) is due. It is due later if a replica has not yet sent as
       many bytes as a snapshot has. It is due sooner if `store_bytes` is low.
@@ -92,8 +91,9 @@ class MailboxRules:
       than this many times the usual norm.
     shares: When each replica averages one slice of all messages, instead of all
       slices. "off": never. "on": if at least two replicas are expected to send,
-      and the codec sends every value. "auto": if at least four replicas are
-      expected to send, and the codec sends floats or is "int" with 4 or 8 bits.
+      and messages are encoded by `Float`, `Int` or `E3M0` (after another codec,
+      if there is one). "auto": if at least four replicas are expected to send,
+      and messages are encoded by `Float`, or by `Int` with 4 or 8 bits.
   """
 
   replicas: int = limited(2, at_least=1)

@@ -2,9 +2,11 @@
 
 Messages are cut into slices. A replica reads one slice of each message,
 averages the slices, and writes the result: its *share* of the mean. Then it
-reads the shares of the others. So the bytes that a replica reads do not grow
-with the number of replicas. `reference.shares` says how a share is computed. A
-turn is one message of each replica in an event (exchange). The requests of a
+reads the shares of the others. So a replica reads about two messages in all,
+however many replicas there are. `reference.shares` says how a share is
+computed.
+
+A turn is one message of each replica in an event (exchange). The requests of a
 replica in a turn, one after the other:
 
     create the message
@@ -13,22 +15,14 @@ replica in a turn, one after the other:
     create the share, and read whether the event was deleted
     read the other shares, and create the residual of the share
 
-The turn waits for the messages of certain replicas, in an order that all know.
-Replica number s among them makes share s if the manifest lists its message;
-else another replica whose message is listed makes it. If a share is not there
-after the grace time, every replica that waits makes it: all machines compute
-the same bytes from the same messages, and only one can create the object.
+The *residual* is what the codec loses of a share. Normally it is added to the
+next mean of the same slice, whichever replica makes that share
+(`agreement.Memory.residual_event` has the exceptions).
 
-Encoding a share loses something: the *residual*. The replica that created the
-share writes the residual as an object. At the next event with the same
-fragment, whoever makes the same share adds the residual to the mean. No
-residual is added if it is lost, if the number of slices has changed, or if two
-snapshots were due since.
-
-In about one of eight turns a replica computes another's share again. If the two
-results differ, it writes an object that says so, which the maker reads some
-events later. All replicas have applied the wrong share by then, and go on with
-equal states. A replica ends if two others have found wrong shares of it.
+If a share is not there after the grace time, every replica that waits makes it:
+all machines compute the same bytes from the same messages, and only one can
+create the object. In about one of eight turns a replica computes another's
+share again, to find machines that compute wrong results.
 """
 
 import dataclasses
@@ -185,7 +179,10 @@ class Shares:
   def maker(self, number: int) -> str:
     """Returns the name of the replica that has to make a share of the mean.
 
-    After the grace time, every replica that waits for the share makes it.
+    Number s of the replicas that are expected to send makes share s if the
+    manifest lists its message. Else another replica whose message is listed
+    makes it. After the grace time, every replica that waits for the share makes
+    it.
     """
     expected = self.inbox.expected
     names = self.agreed.names

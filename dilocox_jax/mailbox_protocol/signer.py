@@ -1,11 +1,12 @@
 """Signs objects, so that only replicas with the secret can write them.
 
-Every object has message authentication codes (HMAC-SHA256), here called *tags*.
-They depend on the run, the path and the content. So an object that was changed,
-cut, renamed or taken from another run counts as missing. There are three
-formats.
+A signed object has message authentication codes (HMAC-SHA256), here called
+*tags*. They depend on the run, the path and the content. So an object that was
+changed, cut, renamed or taken from another run counts as missing. There are
+three formats.
 
-In the first one the *content* of an object is raw bytes, in blocks of 1 MiB:
+In the first format, e.g. of a share, the *content* of an object is raw bytes,
+in blocks of 1 MiB:
 
     tag of the object      32 bytes, over the tags of all blocks
     tags of the blocks     32 bytes a block
@@ -13,8 +14,8 @@ In the first one the *content* of an object is raw bytes, in blocks of 1 MiB:
 
 The key of these tags is derived from the secret, the run, the path and the
 number of bytes of the content. The tag of a block also depends on the block's
-number. So a range of the content can be verified without the other blocks
-(`ranges.py`), and blocks of two objects cannot be mixed.
+number. A range of the content can be verified without the other blocks
+(`ranges.py`).
 
 The second format is for messages that are cut into slices. The object has a
 *section* for each slice. Each section can be verified without the others:
@@ -23,7 +24,7 @@ The second format is for messages that are cut into slices. The object has a
     seal      32 bytes, over the digest, the section's number and its hash
     content   of the section
 
-The third format, for all other objects, is JSON that anybody can read:
+The third format, e.g. of a list of messages, is JSON that anybody can read:
 `{"mac":"<64 hexadecimal digits>","is":{...}}`.
 """
 

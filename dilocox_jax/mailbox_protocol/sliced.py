@@ -4,15 +4,14 @@ If each replica averages one slice of all messages (`shares.py`), it needs only
 that slice of each message. So the object of a message has one section for each
 slice. Each section has its own seal, a code with which the section is verified
 without the others (`signer.py`). The digest of the whole message, its header
-and its fingerprint are repeated in each section:
+and its fingerprint (a few random sums of the sender's state, or nothing) are
+repeated in each section:
 
     section 0    digest, seal, header, fingerprint, slice 0
     section 1    digest, seal, header, fingerprint, slice 1
     ...
 
-The fingerprint is a few random sums of the sender's state. Only the messages of
-the first turn of an event (exchange) have one. `reference.shares` says where
-messages are cut.
+`reference.shares` says where messages are cut.
 """
 
 import dataclasses

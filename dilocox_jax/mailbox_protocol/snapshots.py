@@ -2,8 +2,8 @@
 
 A snapshot is the state that all replicas share before an event (exchange). The
 one replica that creates the object `claim` writes the snapshot. The store
-keeps the newest three snapshots, and the objects of the events since the oldest
-of them.
+keeps the newest three snapshots, and the objects that a replica needs to go on
+from the oldest of them.
 
 The events from one snapshot to the next one are an interval. Their objects are
 deleted together. Before that, two objects are written, the *marks* of the

@@ -4,9 +4,9 @@ The weight of a message in the mean is proportional to this number. A replica
 that joins in the middle of a round has taken fewer steps than the others when
 it sends its first message.
 
-For example, a fragment is sent every 6 steps, and a second replica joins 3
-steps before a send. The first replica sends the value 12, and the second one
-sends the value 6:
+For example, a fragment is exchanged after every 6 steps, and a second replica
+joins 3 steps before an exchange. Then the first replica sends the value 12 with
+the weight 6, and the second one sends the value 6 with the weight 3:
 
     mean = (6 * 12 + 3 * 6) / (6 + 3) = 10
 

@@ -1,8 +1,7 @@
 """An object store: a folder, or a bucket of S3, Google Cloud or Azure.
 
 `Store` has the methods that a replica needs, and counts requests and bytes.
-`RetryingStore` wraps it, or another object with its methods and counters, and
-waits while the store cannot be reached.
+`RetryingStore` wraps a store, and repeats calls while it cannot be reached.
 """
 
 import collections
@@ -205,7 +204,7 @@ def _open_bucket(url: str, options: dict[str, Any]) -> "Bucket":
 
 
 class RetryingStore:
-  """Wraps a store, and repeats every call until it succeeds.
+  """Wraps a store, and repeats a call while the store cannot be reached.
 
   It has the methods of `Store`. A call is repeated after each
   `StoreUnavailableError`. Exception: while a replica enters a run, a
@@ -213,7 +212,8 @@ class RetryingStore:
   gets one line a minute with the store's name and error.
 
   Attributes:
-    store: The store that is wrapped.
+    store: The store that is wrapped: a `Store`, or an object with its methods
+      and counters.
     clock: Returns a time in seconds that never goes back.
     pause: Waits for a number of seconds.
   """
