@@ -7,8 +7,8 @@ A ring all-reduce of M = 4 cuts the operand into 4 slices and has 2 (M - 1) = 6
 steps. In each step every replica sends one slice. In steps 1 to 3
 (reduce-scatter) partial sums go round: each replica adds its own values to the
 slice that it has just received, and sends the sum in the next step. In the end
-each replica has one slice of the full sum. In steps 4 to 6 (all-gather) these slices go round. Each replica sends
-6/4 of the operand: 600 MB for 400 MB.
+each replica has one slice of the full sum. In steps 4 to 6 (all-gather) these
+slices go round. Each replica sends 6/4 of the operand: 600 MB for 400 MB.
 
 A transport may cut a message into n pieces, which a replica passes on as they
 arrive (`Transport.pieces`). The line then stays busy while a piece travels. Let
