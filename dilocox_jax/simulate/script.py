@@ -6,9 +6,9 @@ makes them from the plan that the trainer follows.
 
 Example: a round has H = 4 inner steps. If tau = 4 of them hide the exchange,
 the round is Launch, Compute(4), Wait. If none does (tau = 0), the round is
-Compute(4), Launch, Wait. With a low-rank codec a replica sends two messages, and the second
-needs the result of the first. If both have equally many bytes and tau = 4, the
-round is Launch, Compute(2), Wait, Launch, Compute(2), Wait.
+Compute(4), Launch, Wait. With a low-rank codec a replica sends two messages,
+and the second needs the result of the first. If both have equally many bytes
+and tau = 4, the round is Launch, Compute(2), Wait, Launch, Compute(2), Wait.
 """
 
 import dataclasses

@@ -1,7 +1,9 @@
-"""Runs of every method with short rounds. The method follows the colon.
+"""Short runs of ten methods; the name of the method follows the colon.
 
-The method `overlap_loco` has a config file of its own. Cost: two minutes on two
-CPU cores, three for `muloco` and `cocktail_sgd`.
+A round has H = 30 inner steps. `allreduce` and `cocktail_sgd` have no rounds:
+they average gradients in every step. The method `overlap_loco` has a config
+file of its own. Cost: two minutes on two CPU cores, three for `muloco` and
+`cocktail_sgd`.
 
     python -m experiments.train --config=experiments/configs/methods.py:muloco \
         --workdir=runs/muloco --config.sync.sync_interval=50
