@@ -1,4 +1,4 @@
-"""One replica of a run in which each replica is a program and uses a mailbox.
+"""One replica of a run whose replicas are separate programs with a mailbox.
 
 A mailbox, also called the store, is for example a folder in which the programs
 leave messages for each other (docs/mailbox/how_to.md). This module builds the

@@ -1,9 +1,9 @@
 """Reads, checks and records the metrics of a run's segments, such as rounds.
 
-The devices may still compute a segment when the trainer dispatches the next
-one, so metrics are read later than their segment is dispatched. All processes
-read and check the metrics, so that they stop together if a value is not finite.
-Only the main process writes.
+The metrics of a segment may be read after the next segment was dispatched, so
+that the devices need not wait for the host. All processes read and check the
+metrics, so that they stop together if a value is not finite. Only the main
+process writes.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Trains a run in segments, which are parts of the run such as rounds.
 
 The plan of a run says what its segments are. The trainer dispatches a segment
-to the devices as a whole. If nothing has to be done between two segments, it
-dispatches the next one before it reads the metrics of the last one, so that the
-devices do not wait for the host.
+to the devices as a whole. Where this is possible, it dispatches the next one
+before it reads the metrics of the last one, so that the devices do not wait for
+the host.
 
 If there are several processes, each goes through the whole plan with the
 batches of its own replicas.

@@ -1,10 +1,10 @@
 """Sweeps of 1 to 16 replicas and AllReduce; the name follows the colon.
 
-Replicas are compared with AllReduce of the same settings. Runs have a warm-up of 50 steps, an
-average of power 14, a last rate of a fifth and, with Muon, an inner momentum of
-0.95, unless their names say otherwise. A round of `overlap_loco` has the fewest
-steps that hide all of its bytes in the simulation of a model of 107B
-parameters, unless its name says otherwise.
+Replicas are compared with AllReduce of the same settings. Unless its name says
+otherwise, a run has a warm-up of 50 steps, an average of power 14, a last rate
+of a fifth and, with Muon, an inner momentum of 0.95. A round of `overlap_loco`
+then has the fewest steps that hide all of its bytes in the simulation of a
+model of 107B parameters.
 
 The text is divided into three parts: training, validation and judge files.
 Settings were chosen by the validation loss (`loss`). Results are losses on the
