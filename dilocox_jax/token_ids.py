@@ -1,7 +1,7 @@
 """Checks token ids before a model looks them up in tables.
 
-For an id that a table lacks, JAX would return NaN or the row of another token,
-and raise no error.
+If an id is not in a table, JAX raises no error. It returns NaN or the row of
+another token.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Types of arrays and trees, and functions that name and check leaves.
 
-Dimension letters in all modules: B batch, L length, D model, N heads,
-K head width, F feed-forward, V vocabulary, S stages, M replicas, R rank.
+Letters in shapes, unless a docstring says otherwise: B batch, L length, D model
+width, N heads, K head width, F width inside the MLP, V vocabulary, S stages,
+M replicas, R rank.
 """
 
 import hashlib

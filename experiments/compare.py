@@ -6,9 +6,9 @@ r"""Compares runs: what each run sends, and which loss it reaches.
 The arguments are directories that experiments.train wrote. The runs need not be
 finished, but all must be evaluated on the same text. The program prints a
 table, and writes WORKDIR/report.md with figures and the data. Bytes and gaps
-are relative to AllReduce; if there is no AllReduce, to the run that sent most.
-If all runs were trained with the same --cluster, their simulated times are
-compared too.
+are relative to a run of AllReduce or, if there is none, to the run that sent
+most. If all runs were trained with the same --cluster, their simulated times
+are compared, too.
 """
 
 from collections.abc import Sequence

@@ -5,9 +5,11 @@
 The folder then has config.json and model.safetensors in the format of
 `transformers`, as OPT, Llama, Qwen2 or Qwen3: the model's options decide which
 of them. A model of more than --max_file_bytes is divided among several files,
-which model.safetensors.index.json lists. If the run trained adapters
-(--config.lora.rank), the folder has only the adapters, in the format of `peft`.
-A run can start from such a folder with --config.checkpoint.init_from.
+which model.safetensors.index.json lists. A run can start from such a folder
+with --config.checkpoint.init_from.
+
+If the run trained adapters (--config.lora.rank), the folder has only the
+adapters, in the format of `peft`.
 """
 
 from collections.abc import Sequence

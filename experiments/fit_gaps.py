@@ -1,4 +1,4 @@
-r"""Fits the law of the gap: how much several replicas cost beside AllReduce.
+r"""Fits the law of the gap: how far replicas end above the loss of AllReduce.
 
   python -m experiments.fit_gaps --rows=docs/results/gap_law.csv \
     --workdir=runs/gap_law
@@ -9,15 +9,15 @@ page with three things:
 - The gap of each setting whose runs are finished.
 - The *doublings lost* of these settings. They say how many times AllReduce's
   batch may be halved until its loss is that of the replicas.
-- For each kind of setting the line "doublings lost = a log2 M - b" in the
+- A line "doublings lost = a log2 M - b" for settings that differ only in the
   number of replicas M.
 
 The fit leaves out the size and the number of replicas that are held out
 (docs/results/predictions.md).
 
 With --write the program also writes the constants with which `dx.expected_gap`
-predicts a gap (dilocox_jax/gap/law.json). A test fails while these are older
-than the committed runs.
+predicts a gap (dilocox_jax/gap/law.json). A test fails if the committed file
+does not follow from the committed runs.
 """
 
 import pathlib

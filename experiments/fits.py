@@ -5,7 +5,7 @@ r"""Says whether a run fits into its devices: by arithmetic, or by the compiler.
   python -m experiments.fits --workdir=runs/compiled --compile=v5e:2x2 \
     --config=experiments/configs/compiled.py:tiny_dilocox
 
-Nothing is allocated, so a laptop can compute the memory of models of any size
+No array is allocated, so a laptop can compute the memory of models of any size
 on any number of devices. The state that a run keeps between two steps follows
 from shapes. The memory that a step needs in addition is an estimate. Tests
 compare both with the numbers of compilers.
@@ -17,8 +17,9 @@ environment that TPUs need, and `make compile-report-gpu` the one for GPUs:
   build/gpu/bin/python -m experiments.fits --workdir=runs/compiled \
     --compile=h100:8 --config=experiments/configs/compiled.py:diloco_llama_7b
 
-The page in WORKDIR says how much memory a device needs. For TPUs it also says
-what a chip sends between slices, and which transfers hide behind inner steps.
+The program then writes a page that says how much memory a device needs. For
+TPUs the page also says what a chip sends between slices (groups of devices with
+fast links), and which of these transfers hide behind inner steps.
 """
 
 import math

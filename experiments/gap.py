@@ -1,15 +1,15 @@
-r"""Says beforehand what M replicas cost you in loss, from runs of AllReduce.
+r"""Predicts how much loss M replicas will cost, from runs of AllReduce alone.
 
   python -m experiments.gap --workdir=runs/gap \
     --config=experiments/configs/quickstart.py
 
-This trains AllReduce with B and with B / 2 sequences in a step. B counts the
-sequences of all replicas of the planned run (--config) together. Each batch
-gets the best of a few rates. s is the share by which the larger batch lowers
-the loss. It is all that the law of the gap needs. The program prints the
-expected gap with its range for 2 to 64 replicas and for each method. The
-planned run itself is not trained. With losses that you have, nothing is
-trained:
+This trains AllReduce with B and with B / 2 sequences in a step, each at the
+best of a few rates. B counts the sequences of all replicas of the planned run
+(--config) together. The planned run itself is not trained. The *gap*, how far
+the loss of replicas ends above AllReduce's, follows from s: the share by which
+the larger batch lowers AllReduce's loss. The program prints the expected gap of
+each method for 2 to 64 replicas and, for the planned method, its range. If you
+have the two losses already, nothing is trained:
 
   python -m experiments.gap --workdir=runs/gap --losses=1.69,1.59 \
     --config.sync.method=overlap_loco --config.total_steps=2000 \

@@ -1,7 +1,7 @@
-"""Clusters as JSON files, short enough to write by hand.
+"""Reads clusters from JSON files that are short enough to write by hand.
 
-Values that all sites have in common are written once, under "every_site". Every
-quantity is text with a unit. For example:
+Values that all sites have in common are written once, under "every_site". A
+quantity with a unit is a text. For example:
 
     {
       "name": "two labs and a home",
@@ -14,22 +14,29 @@ quantity is text with a unit. For example:
       ]
     }
 
-A site needs "name", "up" and "down". It may have "rtt", "loss", "streams",
-"efficiency" and "shared" (its link); "num_devices", "peak", "achieved",
-"memory" and "speed" (its devices); "intra" and "intra_rtt" (the network
-inside). `cluster.py` describes each key and its default. A site with a "count"
-stands for that many equal sites: {"name": "node", "count": 2} are "node0" and
-"node1", numbered by their positions in the list.
+A site needs "name", "up" and "down". `Link` and `Site` in `cluster.py` describe
+these keys and the optional ones:
 
-A cluster may have "description" (one line for readers), "num_devices" (devices
-of all sites together, which share them evenly), "placement" (the site of every
-replica, in the order of the ring), "pairs" (measurements between two sites:
-their names as "sites", "rate" and "rtt") and "store" (the link of an object
-store through which replicas exchange, with the keys of a site's link).
-"comment" is allowed anywhere and is ignored.
+- The link of the site: "rtt", "loss", "streams", "efficiency" and "shared".
+- Its devices: "num_devices", "peak", "achieved", "memory" and "speed".
+- The network inside the site: "intra" and "intra_rtt".
 
-The presets in `presets.json` have this form. The comment of a preset from a
-paper tells which numbers were published, and which are recalled or assumed.
+A site with a "count" stands for that many equal sites: {"name": "node",
+"count": 2} are "node0" and "node1", numbered by their positions in the list.
+
+A file needs "sites". It may also have:
+
+- "name", and "description" (one line of text).
+- "num_devices": devices of all sites together, which share them evenly.
+- "placement": the site of every replica, in the order of the ring.
+- "pairs": measurements between two sites. Each has the names of the two sites
+  ("sites"), "rate" and "rtt".
+- "store": the link of an object store through which replicas exchange, with the
+  keys of a site's link.
+
+A "comment" is allowed anywhere and is ignored. The presets in `presets.json`
+have this form. If the numbers of a preset come from a paper, a comment tells
+which are published and which are recalled or assumed.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """Finds schedules with which a run takes no longer than a given time.
 
-Short rounds early cost time on a slow link, and long rounds late save it. So a
-run whose rounds grow, or follow a data-parallel start, can take as long as a
-run whose rounds have one length. The simulator does not know which schedule
-trains best.
+On a slow link, a step costs more time in short rounds than in long rounds. So a
+run that begins with short rounds, or with data-parallel steps, and ends with
+long rounds can take as long as a run whose rounds all have one length. Which of
+these schedules trains best is not simulated.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ class TimedSchedule:
 
   Attributes:
     warm_start_steps: Number of data-parallel steps at the beginning.
-    first_interval: Number of inner steps of the first rounds; None: all rounds
-      have `sync_interval` steps.
-    steps_per_doubling: Inner steps after which the length of a round doubles;
-      None: it does not.
+    first_interval: Number of inner steps of the first rounds, if rounds grow;
+      None: all rounds have `sync_interval` steps.
+    steps_per_doubling: Inner steps after which the length of a round doubles,
+      if rounds grow; None: they do not grow.
     sync_interval: Number of inner steps of the last rounds.
     outcome: Times and bytes of the whole run, with the exchanges that are still
       due after the last inner step.

@@ -1,28 +1,27 @@
-"""How gloo (JAX's CPU collectives) sends messages, and what requests cost.
+"""How gloo, a library for collectives on CPUs, sends messages for JAX.
 
 The receiver of a message first sends a *notice* of a few bytes, for which the
-sender waits. So a message takes a round trip besides its bytes.
+sender waits. So a message takes a round trip besides its bytes. The functions
+of this file compute how much longer collectives take for this reason.
 
-An all-reduce is a ring. With M processes, a message is a slice: one M-th of the
-operand. Every slice is cut into segments of at most 1 MiB, and into at least
-two segments. At any time, a process has asked for two segments. When a segment
-has come, the process adds its own values, sends the sum on and asks for the
-next segment but one:
+An all-reduce goes round a ring of M processes. A message is a slice: one M-th
+of the operand. Every slice is cut into segments of at most 1 MiB, and into at
+least two segments. At any time, a process has asked for two segments. When a
+segment has come, the process asks for the next segment but one:
 
     receiver   ask 1, ask 2                          ask 3
     line                     segment 1    segment 2               segment 3
     time       0             R/2          R/2 + s    R + s        3/2 R + s
 
 Here s is the time of a segment on the line, and R is the round trip. So two
-segments take R + s, or on a slow line the time of their bytes, 2 s, for any
-number of replicas. An all-gather does the same with the two halves of each
-operand.
+segments take R + s. If the line is slow (s > R), they take the time of their
+bytes, 2 s. An all-gather does the same with the two halves of each operand.
 
-Notices leave by the same line as segments and may have to wait there. A line
-with one request at a time is busy for s of every R + s seconds. So the notice
-and the segment of the other request each find the line busy with probability s
-/ (R + s), and then wait for half a segment on average. With these two waits,
-two segments take
+Notices leave by the same line as segments and may have to wait there. If a
+process asked for one segment at a time, the line would be busy for s of every
+R + s seconds. So the notice finds the line busy with probability s / (R + s),
+and so does the segment of the other request. Each then waits for half a
+segment on average. With these two waits, two segments take
 
     R + s + 2 s / (R + s) * s / 2  =  2 s + R - W,   W = s R / (R + s)
 
@@ -34,8 +33,8 @@ behind the segment that is being sent, so nothing overlaps while R is below 2 s.
 
 Example: an all-reduce of 128 MiB among M = 4 at 1 Gbit/s and R = 20 ms. The
 payload has 956 Mbit/s, of which acknowledgements take 2 %. A slice has 32
-segments of s = 9.0 ms. Two segments take 31.7 ms, and the 2 (M - 1) = 6 slices
-take 6 * 16 * 31.7 ms = 3.05 s. The bytes alone take 1.72 s.
+segments of s = 8.97 ms. Two segments take 31.74 ms, and the 2 (M - 1) = 6
+slices take 6 * 16 * 31.74 ms = 3.05 s. The bytes alone take 1.72 s.
 
 In an all-to-all a process asks for all messages at once, so all of them
 together wait for one round trip.

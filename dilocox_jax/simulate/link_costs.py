@@ -1,19 +1,19 @@
-"""Computes the times of the messages that replicas send in a collective.
+"""Computes the times of the messages that replicas send to each other.
 
 A collective is a list of message steps. In each step every replica i sends one
-message to replica i + hop.
+message to replica i + hop. In a broadcast only one replica sends in each step.
 
 A ring all-reduce of M = 4 cuts the operand into 4 slices and has 2 (M - 1) = 6
 steps. In each step every replica sends one slice. In steps 1 to 3
-(reduce-scatter) each replica passes on the partial sum that it has just
-received, so that in the end each replica has one slice of the full sum. In
-steps 4 to 6 (all-gather) these slices go round. Each replica sends 6/4 of the
-operand: 600 MB for 400 MB.
+(reduce-scatter) partial sums go round: each replica adds its own values to the
+slice that it has just received, and sends the sum in the next step. In the end
+each replica has one slice of the full sum. In steps 4 to 6 (all-gather) these
+slices go round. Each replica sends 6/4 of the operand: 600 MB for 400 MB.
 
-A transport may cut a message into pieces, which a replica passes on as they
+A transport may cut a message into n pieces, which a replica passes on as they
 arrive (`Transport.pieces`). The line then stays busy while a piece travels. Let
-the bytes of a message of n pieces take c seconds on the line, and let L be the
-latency. A step takes
+the bytes of a message take c seconds on the line, and let L be the latency. A
+step takes
 
   max(c, c / n + L)
 
@@ -22,7 +22,7 @@ long as L is at most c (n - 1) / n, this is K c + L: the latency counts once,
 however many replicas there are. With n = 1 it is K (c + L).
 
 Example: 128 MiB among M = 32 on 1 Gbit/s (956 Mbit/s of payload), L = 10 ms.
-A step sends 4 MiB in c = 35 ms. K = 62 steps take 62 c + L = 2.19 s with four
+A step sends 4 MiB in c = 35.1 ms. K = 62 steps take 62 c + L = 2.19 s with four
 pieces, and 62 (c + L) = 2.80 s with one.
 
 On a fast line the slices of many replicas are too small to hide the latency: at
@@ -31,7 +31,7 @@ of bytes. There a tree is faster (`Transport.has_trees`): partial sums go up a
 binary tree, and the sum goes down again, in 2 ceil(log2 M) steps. There are two
 trees, and each carries half of the operand. An inner node of one tree is a leaf
 of the other, so the busiest replica sends twice the operand. In the example
-these are 10 steps of 26.8 MB, and 10 c + L = 0.23 s.
+these are 10 steps of 26.8 MB with c = 22.5 ms, and 10 c + L = 0.23 s.
 
 In gloo the receiver asks for messages, and `gloo.py` says what that costs.
 """
@@ -72,7 +72,7 @@ class MessageStep:
   """A step of a collective: every replica, or only one, sends a message.
 
   Attributes:
-    hop: Distance of the receiver: replica i sends to i + hop (modulo M).
+    hop: Distance of the receiver: replica i of M sends to i + hop (modulo M).
     size_bytes: Size of each message (bytes).
     sender: Index of the only replica that sends; None: all replicas send.
     is_relayed: Whether a replica may send a piece only after it has received

@@ -1,4 +1,4 @@
-"""Computes the simulated times of a long run as fast as those of a short run.
+"""Computes the times of a long run without going through each of its rounds.
 
 To add the times of all inner steps, exchanges and waits of a round takes 0.2 ms
 or more, which is minutes for a million rounds. So the clock of this file walks
@@ -11,9 +11,9 @@ takes 2 s, and both wait for it at the end of the round:
     A's next time = max(A's time + 10, max(A's time, B's time) + 2)
     B's next time = max(B's time + 11, max(A's time, B's time) + 2)
 
-    round     0    1    2  ...   8    9   10   11
-    A         0   10   20  ...  80   90  101  112
-    B         0   11   22  ...  88   99  110  121
+    start of round     0    1    2  ...   8    9   10   11
+    A's time           0   10   20  ...  80   90  101  112
+    B's time           0   11   22  ...  88   99  110  121
 
 In rounds 0 to 8 A gets ahead of B by 1 s a round. From round 9 on A waits for
 the exchange, and both take 11 s a round. So this run has two *stretches*. In a
@@ -38,19 +38,10 @@ Sums follow from the first round and the last one. For example, the exchanges of
 A take 2, 3, 4, ... 10 s in rounds 0 to 8, because A waits longer and longer for
 the messages of B. The sum is nine times the mean of 2 s and 10 s.
 
-Durations may also repeat only every few rounds: on a ring of three replicas a
-delay may move on to the next replica in every round, so that each round is like
-the third round after it. Then the *period* is 3 rounds, and the clock compares
-whole periods, and jumps over whole periods.
-
-Within a stretch times are counted from its start, so that the rounding of large
-numbers does not look like a change. Durations that differ by less than 1e-12 of
-a period count as equal. The result differs from a walk through all rounds by
-less than 1e-9 of the run's time (tests/simulate/test_long_runs.py).
-
-The clock walks through all rounds if replicas are away by chance, or if a
-user's schedule does not say when its rounds repeat
-(`SyncSchedule.steady_round`).
+Durations may also repeat only every few rounds. For example, on a ring of three
+replicas a delay may move on to the next replica in every round, so that each
+round is like the third round before it. Then the *period* is 3 rounds, and the
+clock compares and skips whole periods.
 """
 
 import copy

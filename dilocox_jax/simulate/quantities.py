@@ -1,4 +1,4 @@
-"""Numbers with their units, as people write them in a cluster file.
+"""Reads numbers with units, as people write them in a cluster file.
 
 Examples: "1 Gbit/s", "40 ms", "16 MiB", "312 TFLOP/s", "2 %". A unit is
 required, so that no rate is wrong by a factor of eight or of a million. "bit"

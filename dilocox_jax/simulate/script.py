@@ -1,13 +1,14 @@
-"""A run as a *script*: a sequence of ops that cost time.
+"""A run as a *script*: a sequence of ops, such as inner steps, that cost time.
 
 The ops are inner steps (`Compute`), the start of an exchange (`Launch`), the
 wait for its end (`Wait`), and the return of absent replicas (`Join`). This file
-makes them from the segments of the plan, which the trainer follows too.
+makes them from the plan that the trainer follows.
 
-Example: a round of H = 4 and tau = 4 is Launch, Compute(4), Wait. A round of H
-= 4 and tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, and the
-second needs the result of the first. So a round of H = 4 and tau = 4 is Launch,
-Compute(2), Wait, Launch, Compute(2), Wait.
+Example: a round has H = 4 inner steps. If tau = 4 of them hide the exchange,
+the round is Launch, Compute(4), Wait. If none does (tau = 0), the round is
+Compute(4), Launch, Wait. With a low-rank codec a replica sends two messages,
+and the second needs the result of the first. If both have equally many bytes
+and tau = 4, the round is Launch, Compute(2), Wait, Launch, Compute(2), Wait.
 """
 
 import dataclasses

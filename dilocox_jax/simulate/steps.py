@@ -1,9 +1,10 @@
-"""The time of an inner step: alone, and with the exchanges of a long run.
+"""Computes the time of an inner step, alone and with exchanges.
 
-The time of a step is its operations (FLOP) divided by the rate that the devices
-achieve (FLOP/s). Pipeline stages add the *bubble*, the time in which a stage
-has nothing to do. A long run is judged by rounds in its middle, because its
-first rounds and its end are different.
+Alone, a step takes its operations (FLOP) divided by the rate of the devices
+(FLOP/s). To this come the waits inside a replica, such as the *bubble*: the
+time in which a pipeline stage has nothing to do. With exchanges, the time of a
+step is an average over rounds in the middle of a long run, because the first
+rounds and the end are different.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""The time that TCP adds to a transfer, beyond the rate of the links.
+"""What TCP and communication libraries add to the times of transfers.
 
-Losses halve the window of a connection (`limit_bytes_per_s`), and a connection
-that was idle starts slowly (`slow_start_s`).
+Lost packets limit the rate of a connection (`limit_bytes_per_s`), and a
+connection that was idle starts slowly (`slow_start_s`).
 """
 
 import dataclasses
@@ -26,17 +26,18 @@ class Transport:
       for the way there; 1 if the receiver first says that it is ready.
     pieces: Number of pieces of a message that are passed on one by one. With 1,
       a replica receives a whole message before it passes the message on.
-    segment_bytes: Largest segment of a slice (bytes), if the receiver asks the
-      sender for every segment (gloo); None: the receiver does not ask.
-    connections: Number of TCP connections between two replicas; None: as many
-      as the cluster has (`Link.streams`).
+    segment_bytes: Largest part of a message (bytes), if the receiver asks the
+      sender for each part (`gloo`); None: the receiver does not ask.
+    connections: Largest number of TCP connections between two replicas; None:
+      only the cluster limits it (`Link.streams`).
     has_trees: Whether an all-reduce may go over trees instead of a ring.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
     factors: Factors by which collectives take longer than the formulas say. An
       entry has the kind of a collective and pairs (number of replicas, factor)
-      with ascending numbers. The first pair with at least M replicas counts,
-      otherwise the last pair. Kinds without an entry have the factor 1.
+      with ascending numbers. With M replicas, the first pair whose number is at
+      least M counts; if there is none, the last pair counts. Kinds without an
+      entry have the factor 1.
   """
 
   rtts_per_message: float = 0.5

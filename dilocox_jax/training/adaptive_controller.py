@@ -1,12 +1,11 @@
-"""Chooses a codec's rank, and H (the steps of a round), during a run.
-
-Without adaptive compression, rank and H are always those of the config.
+"""Chooses the rank of a codec, and H (the steps of a round), during a run.
 
 With adaptive compression, which needs the codec `low_rank`, the controller
-measures in every round the *energy rank* of the averaged updates: how many
-singular values hold a given share of an update's squared norm
-(`plan.adaptive`). After every `adaptive.window_rounds` rounds, the policy
-chooses the next rank and H from these measurements.
+measures the *energy rank* of each averaged update: how many singular values
+hold a given share of the update's squared norm. After every
+`adaptive.window_rounds` rounds, `plan.adaptive` chooses the next rank, and
+maybe the next H, from these measurements. Without adaptive compression, rank
+and H are those of the config.
 """
 
 import dataclasses

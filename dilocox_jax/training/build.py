@@ -1,8 +1,9 @@
-"""Builds every part of a run from its config.
+"""Builds the programs of a run, e.g. rounds and outer steps, from its config.
 
-The model, the inner step, the exchange and the outer step take plain arguments
-and do not know the config. This module reads the config and connects them.
-`model_functions` does the same for the model, and `run_text` for the data.
+The code of the inner step, the exchange and the outer step takes plain
+arguments and does not know the config. This module reads the config and
+connects them. `model_functions` does the same for the model, and `run_text` for
+the data.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ from dilocox_jax.trees import Array, Tree, shapes_by_path
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """The plan of a run, its model, and all its programs for the devices.
+  """The plan of a run, its model, and its programs for the devices.
 
   Attributes:
     model: The model, with the loss of evaluations (`model_functions`).

@@ -1,22 +1,23 @@
 """Saves and restores the state of a run with Orbax, and finds damaged files.
 
 A checkpoint holds arrays (parameters, optimizer states, exchanges in flight)
-and a small JSON record (progress, data streams, adaptive controller). Orbax
-writes it in the background. A save of step 12 has three states on the disk, in
-turn:
+and a JSON record (e.g. progress, data streams, adaptive controller). Orbax
+writes it in the background. The checkpoint of step 12 has three states on the
+disk, in turn:
 
   12.orbax-checkpoint-tmp/              files are being written
   12.orbax-checkpoint-tmp/digests.json  all files are written; this one has the
-                                        step, 12, and the SHA-256 of the others
+                                        step, 12, and the SHA-256 of the files
+                                        of the arrays and the record
   12/                                   complete: Orbax has renamed the folder
 
-The next start of a killed run removes a folder in the first or second state. If
-a complete folder's files do not have the digests in `digests.json`, the run
-goes on from the newest undamaged checkpoint.
+If a run was killed during a save, its next start removes the unfinished folder.
+A complete checkpoint is damaged if its files do not have these digests. The run
+then goes on from the newest undamaged checkpoint.
 
-The checkpoint of a finished run has the number of its last step plus one.
-Example: a run of 60 steps that stops before its flush, the exchanges that end a
-run, saves checkpoint 60. When the run has ended, it saves checkpoint 61.
+The checkpoint of a finished run has the number of its last step plus one. For
+example, a run of 60 steps may save checkpoint 60 after its last step. It saves
+checkpoint 61 after the flush (the exchanges that end a run).
 """
 
 import contextlib

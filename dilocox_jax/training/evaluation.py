@@ -1,12 +1,8 @@
-"""Computes losses, and drifts: how far the replicas were from their mean.
+"""Evaluates the parameters of a run, and checks and averages its metrics.
 
-A drift is measured in an exchange, which averages the replicas'
-pseudo-gradients of a fragment (a part of the parameters). A segment is a part
-of a run, such as a round.
-
-No function of this module sends parameters between processes, with one
-exception: if every replica has outer parameters of its own, an evaluation
-averages them. `_sent_bytes` counts the bytes of this average.
+A *drift* says how far the replicas were from their mean in an exchange, which
+averages the replicas' pseudo-gradients of a fragment (a part of the
+parameters). A segment is a part of a run, such as a round.
 """
 
 import logging

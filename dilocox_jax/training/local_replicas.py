@@ -1,8 +1,8 @@
-"""The replicas of a run that all live in one program of JAX (a runtime).
+"""All replicas of a run in one JAX runtime, which may have several processes.
 
-The program may have several connected processes. The trainer uses
-`LocalReplicas`. If the replicas of a run are separate programs with a mailbox,
-it uses `mailbox_replica.MailboxReplica` instead, which has the same methods.
+The replicas of a run may also be separate programs that use a mailbox. Then the
+trainer takes `mailbox_replica.MailboxReplica`, which has the same methods, in
+place of `LocalReplicas`.
 """
 
 import pathlib

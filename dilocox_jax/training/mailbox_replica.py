@@ -1,10 +1,10 @@
-"""One replica of a run whose programs meet in a mailbox, a folder or bucket.
+"""One replica of a run whose replicas are separate programs with a mailbox.
 
-The programs leave messages for each other in the mailbox, which is also called
-the store (docs/mailbox/how_to.md). This module builds the exchange through the
-mailbox, and brings a replica that joins late to the step at which the others
-are. A replica that was absent skips the segments (parts of the run, such as
-rounds) that it missed.
+A mailbox, also called the store, is for example a folder in which the programs
+leave messages for each other (docs/mailbox/how_to.md). This module builds the
+exchange through the mailbox. It brings a replica that joins late to the step at
+which the others are, and lets a replica that was absent skip the segments
+(parts of the run, such as rounds) that it missed.
 """
 
 import dataclasses

@@ -1,13 +1,9 @@
 """Reads, checks and records the metrics of a run's segments, such as rounds.
 
-The trainer may dispatch a further segment before this module reads the metrics
-of a segment from the devices. A value that is not finite raises an error. All
-processes read and check the metrics, so that they stop together. Only one
+The metrics of a segment may be read after the next segment was dispatched, so
+that the devices need not wait for the host. All processes read and check the
+metrics, so that they stop together if a value is not finite. Only the main
 process writes.
-
-The wall time of a run is divided between the rows of its timings. The time of a
-segment ends when the devices have computed its metrics, even if the host reads
-them much later. The time to compile has rows of its own.
 """
 
 import contextlib
@@ -73,14 +69,14 @@ class LearningRates:
 
 @dataclasses.dataclass(frozen=True)
 class DispatchedSegment:
-  """A segment, such as a round, whose metrics have not been read yet.
+  """A segment of a run, such as a round, whose metrics have not been read yet.
 
   Attributes:
-    segment: A part of the run, such as a round.
+    segment: The segment, as the plan of the run describes it.
     progress: Progress of the run after the segment.
     metrics: Losses and gradient norms [M, num_steps], still on the devices.
-    drifts: For every exchange that the segment applies, norms of the replicas'
-      messages (`Drift`); still on the devices.
+    drifts: For every exchange whose mean the segment applies, norms of the
+      replicas' messages (`Drift`); still on the devices.
     ready_s: Future of the time at which the devices have computed metrics and
       drifts, in seconds of `time.perf_counter` (`wall_time.ready_time`).
     waits: Spans (begin, end) in which the segment waited for exchanges, in

@@ -1,7 +1,8 @@
 """Builds the functions that compute a model's gradient and validation loss.
 
-A model on one device runs whole. A model that is divided over several devices
-runs in pipeline stages, data shards or tensor shards.
+A model runs whole on one device, or divided among several devices: into
+pipeline stages (groups of layers), data shards (each reads other sequences of
+the batch) and tensor shards (which share the matrix products of a layer).
 """
 
 import functools

@@ -16,21 +16,22 @@ from dilocox_jax.rounds.exchanges import MailboxExchange
 class Overrides:
   """Objects that take the place of those that the config of a run names.
 
-  A field that is None leaves the choice to the config.
+  Except for `trainable`, a field that is None leaves the choice to the config.
 
   Attributes:
     model: Model to train, in place of `config.model`.
     data: Text, or data of another kind, in place of `config.data.source`.
     inner_optimizer: Optimizer of the replicas, in place of the one that
       `config.inner` names. It has its own learning rate.
-      `config.inner.accumulate_steps` still applies.
+      `config.inner.accumulate_steps` is still used.
     outer_optimizer: Optimizer of the outer parameters, in place of the one that
-      `config.outer` names. `config.outer.average_power` still applies.
+      `config.outer` names. `config.outer.average_power` is still used.
     exchange: Averages a fragment (a part of the parameters) over the replicas,
       in place of `config.exchange`. For a run with a mailbox the caller leaves
       it None, and the trainer sets it.
-    trainable: The part of the model that is trained (`start.with_trainable`
-      builds it, also for the adapters of a config); None means the whole model.
+    trainable: The part of the model that is trained; None means the whole
+      model. `start.with_trainable` builds it, also for the adapters that a
+      config names (`config.lora`).
   """
 
   model: LossModel | None = None

@@ -1,7 +1,8 @@
-"""Continues a run from its checkpoint.
+"""Continues a run from its checkpoint, if its settings are still the same.
 
-A checkpoint that was saved with other settings than those of now is refused,
-because the rows of metrics before and after it would belong to different runs.
+A checkpoint that was saved with other settings is refused, because the rows of
+metrics before and after it would belong to different runs. Only the fields in
+`config.free_on_resume()` may differ.
 """
 
 import logging

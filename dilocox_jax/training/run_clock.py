@@ -1,4 +1,4 @@
-"""The interface of a clock that simulates the time of a run on a cluster."""
+"""Interface of a clock that simulates how long a run takes on a cluster."""
 
 from typing import Any, Protocol
 

@@ -1,6 +1,6 @@
-"""Logs and records the model, data and method of a run before its first step.
+"""Logs and records the model, data and method of a run before it trains.
 
-So a user sees at once whether a run of hours or days is the right one.
+So a user sees at once whether a run of hours or days is the one that was meant.
 """
 
 import logging

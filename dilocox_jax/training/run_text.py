@@ -1,7 +1,7 @@
-"""Loads the data of a run, and cuts texts into batches, as the config says.
+"""Loads and checks the data of a run, and cuts texts into batches.
 
-The package `data` does the work. It takes plain arguments and does not know the
-config.
+The package `data` takes plain arguments and does not know the config. This
+module reads the config and calls that package.
 """
 
 import dataclasses
@@ -49,13 +49,13 @@ class RunData:
       batches with B examples each.
     batch: Shapes and types of one replica's batch of an inner step, leaves
       [B, ...].
-    text: The text; None if the data is not a text.
+    text: The text; None if the data are not a text.
     judging: Batches for the last evaluation only, in the form of `validation`;
       None: there are none.
     bytes_per_token: Mean number of bytes of text in a token of the validation
       text; None if it is not known.
-    end_of_text: Token that ends a document, after which attention starts anew.
-      None without document masks.
+    end_of_text: Token that ends a document, after which attention starts anew;
+      None: attention reads across documents.
     description: Description of data that are not a text, for the log, e.g.
       "1,000 rows of 129 tokens"; "" for a text.
   """

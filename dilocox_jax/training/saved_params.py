@@ -1,8 +1,8 @@
-"""Reads the parameters of a run's checkpoint leaf by leaf.
+"""Reads the outer parameters of a run's checkpoint leaf by leaf.
 
-A checkpoint holds the parameters and moments of all replicas, which may take
-ten times as much memory as the model. An export needs only one leaf of the
-outer parameters at a time.
+An export needs only one leaf at a time. The whole checkpoint may need much more
+memory than the model, because it also holds the parameters and the optimizer
+states of all replicas.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from dilocox_jax.trees import LazyArray, leaves_by_path, nested
 
 @dataclasses.dataclass(frozen=True)
 class SavedLeaf(LazyArray):
-  """A model's parameter whose values are still in the files of a checkpoint.
+  """A parameter of a model whose values are still in the files of a checkpoint.
 
   Attributes:
     path: Path of the parameter, e.g. "head/kernel".
@@ -34,9 +34,9 @@ class SavedLeaf(LazyArray):
     view: Joins the fragments (parts of the parameters) to whole leaves.
     parts: For every fragment, its part of the parameter; None if the fragment
       has no part of it. If there is one fragment, it has the whole parameter.
-    is_shared: Whether all replicas have the same parameters. If not, the parts
-      begin with an axis of the replicas, and the parameter is the mean over
-      this axis.
+    is_shared: Whether all replicas share their outer parameters. If not, the
+      parts begin with an axis of the replicas, and the parameter is the mean
+      over this axis.
   """
 
   path: str

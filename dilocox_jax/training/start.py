@@ -1,6 +1,6 @@
-"""Builds the state with which a run starts at step 0.
+"""Builds the first state of a run, and reads saved parameters.
 
-The parameters are drawn at random, or read from another run, or read from a
+The first parameters are drawn at random, or read from another run or from a
 checkpoint that another library has written. The module `resume` continues a run
 that has already started.
 """

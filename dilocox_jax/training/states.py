@@ -1,8 +1,9 @@
-"""Builds and checks the state of a run in its data-parallel steps or rounds.
+"""Builds and checks the state of a run in each of its phases.
 
-These are the two phases of a run. A phase may be missing. In the first one,
-"data_parallel", the replicas average their gradients in each step, and the
-state is a `SharedState`. In the second one, "rounds", it is a `RoundState`.
+A run has one or two phases. In the phase "data_parallel" the replicas average
+their gradients in each step, and the state is a `SharedState`. In the phase
+"rounds" the state is a `RoundState`. If a run has both phases, "data_parallel"
+comes first.
 """
 
 import dataclasses

@@ -1,10 +1,9 @@
 """Trains a run in segments, which are parts of the run such as rounds.
 
-The plan of a run says what its segments are. A segment is dispatched as a
-whole. The programs of `build` run it, the metrics reader records its metrics,
-and the checkpoints save the state. Where this is possible, the trainer
-dispatches the next segment before it reads the metrics of the last one, so the
-devices do not wait for the host.
+The plan of a run says what its segments are. The trainer dispatches a segment
+to the devices as a whole. Where this is possible, it dispatches the next one
+before it reads the metrics of the last one, so that the devices do not wait for
+the host.
 
 If there are several processes, each goes through the whole plan with the
 batches of its own replicas.

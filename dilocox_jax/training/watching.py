@@ -1,4 +1,4 @@
-"""The ways to watch a run. They change nothing that is trained."""
+"""Logs, functions and displays that observe a run and change nothing in it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class FinishedRound:
 
   If the function reads an array, it waits until the devices have computed the
   round, and the devices are then idle until the next round is dispatched. The
-  next round reuses the memory of all arrays, so copy those that are needed
-  later, for example by `jax.device_get`.
+  next round reuses the memory of the arrays in `state`, so copy those that are
+  needed later, for example by `jax.device_get`.
 
   Attributes:
     step: Finished inner steps of the run at the end of the round.

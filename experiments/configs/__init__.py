@@ -1,1 +1,1 @@
-"""Config files. `default` has every field; the others change some of them."""
+"""Config files of runs and of sweeps. `default` has every field of a run."""

@@ -1,13 +1,14 @@
-"""Fine-tuning with adapters, the only parameters that are sent.
+"""Fine-tuning with adapters: only the adapters are trained and sent.
 
 The size of the model follows the colon. `tiny` reads the pages of docs/.
-`llama_1_1b` has the sizes of TinyLlama; name its text and tokenizer:
---config.data.glob and --config.data.tokenizer.
+`llama_1_1b` has the sizes of TinyLlama; name its text and tokenizer with
+--config.data.glob and --config.data.tokenizer. In the example, `base` is a run
+or a checkpoint that has the model to fine-tune.
 
 Source: LoRA, arXiv 2106.09685; method, ranks and rates: this project. Claim:
 two replicas of 1.1 billion parameters on one device need less than 12 GB
-(estimated by `experiments.fits`; not run). Cost: a minute on two CPU cores, or
-one accelerator a replica.
+(estimated by `experiments.fits`; not run). Cost: a minute on two CPU cores for
+`tiny`, one accelerator for `llama_1_1b`.
 
     python -m experiments.train --config=experiments/configs/adapters.py:tiny \
         --config.checkpoint.init_from=base --workdir=runs/adapters

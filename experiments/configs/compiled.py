@@ -1,8 +1,8 @@
-"""Runs to compile for TPUs that are not there; the name follows the colon.
+"""Runs to compile for absent TPUs or GPUs; the name follows the colon.
 
-experiments.fits reports what each run needs. The 107B runs have the sizes of
-`papers.py`. They use two slices of 128 chips, each with 32 stages of 4 chips,
-or with 16 stages of 8 chips. Differs from the paper: batches of 256 sequences.
+experiments.fits reports what each run needs. The 107B runs train the model of
+`papers.py`, but with batches of 256 sequences. They are meant for two slices of
+128 chips. A replica then has 32 stages of 4 chips, or 16 stages of 8 chips.
 Cost: minutes of one CPU core for 107B, half a minute for `tiny`.
 
     python -m experiments.fits --workdir=runs/compiled --compile=v5e:2x2 \

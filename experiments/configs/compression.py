@@ -1,4 +1,4 @@
-"""Loss against bytes: DiLoCo with every codec, and varied bits and ranks.
+"""Loss against bytes: DiLoCo with several codecs, numbers of bits and ranks.
 
 Claim: none; the figure shows loss against bytes. Cost: 20 runs for every
 seed. One seed of an earlier sweep of 22 runs took 22 minutes on two CPU cores,

@@ -1,28 +1,27 @@
-"""Every method under one budget; the name of the sweep follows the colon.
+"""Sweeps that compare methods at one budget; the name follows the colon.
 
-`small`: two replicas of `tiny` (0.86 million parameters), 2000 steps. Each
-method was tuned before, with 11 runs of 1000 steps on seed 1000 (the study
-convergence_small_others of docs/results/runs.csv): six inner learning rates,
-then five settings of the method at the best of them. Only
-`allreduce_muon_average` had fewer runs. Three seeds were trained with the best
-setting. Most methods were also trained with as many steps as fit into the time
-of DiLoCoX on a clock, which is a simulated cluster. H = 25 and OpenDiLoCo's
-H = 500 both divide 2000. A run of 2000 steps took 4 to 14 minutes with two at
-once on two CPU cores (measured).
+A *setting* is a method with its options. Most settings were trained for a fixed
+number of steps, and also with as many steps as fit into the time that DiLoCoX
+takes on a *clock*, which is a simulated cluster.
 
-`muon`: Muon as inner optimizer of the methods that have AdamW in `small`. Muon
+`small`: two replicas of `tiny` (0.86 million parameters), 2000 steps, three
+seeds. Each setting was tuned before, with 11 runs of 1000 steps on seed 1000
+(the study convergence_small_others of docs/results/runs.csv): six inner
+learning rates, then five values of other fields at the best of these rates.
+Only `allreduce_muon_average` had fewer runs. A run of 2000 steps took 4 to 14
+minutes with two at once on two CPU cores (measured).
+
+`muon`: Muon as inner optimizer of methods that have AdamW in `small`. Muon
 changes nothing about the exchange, so a fair comparison gives it to every
-method. The sweep has eleven methods, with the model, text, clocks, seeds and
-rounds of `small`. Each method was tuned with seven runs (the study
+method. The sweep has eleven settings, with the model, text, clocks, seeds and
+rounds of `small`. Each was tuned with seven runs (the study
 convergence_muon_others of docs/results/runs.csv), `allreduce_muon_average` with
 four.
 
-`long`: eight methods at up to 20 tokens a parameter, which are 17,000 steps of
-1,024 tokens. A start without data-parallel steps costs a large share of 2,000
-steps, but a small share of 17,000. MuLoCo and DiLoCo only have runs with as
-many steps as fit into the time of DiLoCoX on each clock; AllReduce has both
-kinds. Few settings were tuned at this length, all on seed 0, so the results
-leave seed 0 out:
+`long`: eight settings of five methods with up to 17,000 steps of 1,024 tokens,
+which are 20 tokens a parameter. MuLoCo and DiLoCo only have runs with as many
+steps as fit into the time of DiLoCoX on each clock. Few settings were tuned at
+this length, all on seed 0, so the results leave seed 0 out:
 
 - With Muon, AllReduce was tried at the inner rates 0.0028, 0.004 and 0.006, and
   `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008. For both, the two lowest
@@ -32,8 +31,8 @@ leave seed 0 out:
 
 The other rates were not tuned at this length. AllReduce with AdamW, MuLoCo,
 DiLoCo and DiLoCoX have the rates that `small` chose; the rate of `overlap_loco`
-with AdamW was set by hand. A run took 13 to 96 minutes on a core (measured,
-with other work beside it).
+with AdamW was set by hand. A run of 17,000 steps took 13 to 96 minutes on a
+core (measured, with other work beside it).
 
     python -m experiments.sweep --workdir=runs/convergence_small \
         --config=experiments/configs/convergence.py:small --processes=2

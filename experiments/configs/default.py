@@ -1,8 +1,8 @@
 """The default run: DiLoCo on Python's own library, sized for a laptop.
 
-`dilocox_jax/config/sections.py` and `dilocox_jax/config/run.py` explain every
-field. The command line can set every field. A method has its own codec,
-optimizers and feedback, which the command line can change too:
+`dilocox_jax/config/sections.py` and `dilocox_jax/config/run.py` explain the
+fields, and the command line can set each of them. A method brings its own
+codec, optimizers and feedback, which the command line can replace:
 --config.sync.method=muloco --config.exchange.codec="int(bits=4)".
 
 A file of values, such as the config.json of a run, follows a colon:

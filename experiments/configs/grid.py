@@ -1,4 +1,4 @@
-"""A grid: every combination of two lengths of a round and two inner rates.
+"""A grid: all combinations of two lengths of a round and two learning rates.
 
 Claim: none; it shows how to write a grid. Cost: 4 runs of 300 steps for every
 seed, a minute each on two CPU cores.

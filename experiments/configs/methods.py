@@ -1,7 +1,9 @@
-"""Runs of every method with short rounds. The method follows the colon.
+"""Short runs of ten methods; the name of the method follows the colon.
 
-The method `overlap_loco` has a config file of its own. Cost: two minutes on two
-CPU cores, three for `muloco` and `cocktail_sgd`.
+A round has H = 30 inner steps. `allreduce` and `cocktail_sgd` have no rounds:
+they average gradients in every step. The method `overlap_loco` has a config
+file of its own. Cost: two minutes on two CPU cores, three for `muloco` and
+`cocktail_sgd`.
 
     python -m experiments.train --config=experiments/configs/methods.py:muloco \
         --workdir=runs/muloco --config.sync.sync_interval=50
@@ -24,7 +26,7 @@ streaming_diloco: fragments are exchanged in turn, and tau inner steps hide each
   exchange. Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a
   fraction of its peak bandwidth. Differs: outer momentum 0.6; E3M0 has a scale
   for each block.
-eager: a replica applies its own pseudo-gradient at once, and those of the other
+eager: a replica applies its own progress at once, and the progress of the other
   replicas one round later. Source: arXiv 2502.12996. Claim (recalled): hours at
   1 Gbit/s equal hours at infinite bandwidth, loss close to data parallel.
   Differs: H = 30, outer momentum 0.6.
@@ -33,13 +35,14 @@ dilocox: the whole next round hides the exchange. Source: arXiv 2506.21263.
   over 1 Gbit/s. Differs: replicas keep progress that is not averaged yet
   (sync.rule=continue). With rounds of four steps, runs that keep it end with a
   lower loss than runs that drop it; with rounds of twenty steps both end alike
-  (measured). The residual is the error of the replica's own message; in the
-  paper it is the error of the mean (recalled).
+  (measured). Error feedback adds to the next message what the codec lost of the
+  replica's own message; in the paper, it adds the error of the mean (recalled).
 delayed: any schedule, and any value of sync.rule that goes with the schedule.
   Here, sync.rule=continue. Source: the combination is this project's own; the
   rule "continue" is LOSCAR-SGD's (arXiv 2605.20866). Claim: with rounds of four
-  steps "continue" ends with a lower loss than "reset"; with rounds of twenty
-  steps both end alike (measured).
+  steps "continue" ends with a lower loss than "reset", which drops progress
+  that is not averaged yet; with rounds of twenty steps both end alike
+  (measured).
 sparse_loco: the largest values of a pseudo-gradient's blocks, in 2 bits.
   Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (recalled): better loss
   than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. As in the

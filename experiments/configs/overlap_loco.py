@@ -1,11 +1,12 @@
 """A run of `overlap_loco`: one bit a value, exchanged while replicas train.
 
-The parameters are divided into fragments, each a slice of all leaves, and one
-exchange follows the other, so that the link is always busy.
+The parameters are divided into fragments, each a slice of all leaves. The
+fragments are exchanged in turn. When the exchange of one ends, the exchange of
+the next begins.
 
 The run evaluates and keeps an average of the outer parameters. The mean age of
 the averaged parameters is a sixteenth of the run. Because of the average, the
-learning rate ends higher than in other configs.
+learning rate ends higher than in the default run.
 
 Source: the slices, one bit with error feedback, Muon and the average were put
 together in this project. The rule by which a replica keeps its progress is

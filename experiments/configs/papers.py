@@ -1,12 +1,13 @@
-"""Settings of three papers, at their own size; the name follows the colon.
+"""Runs of three papers, at their own size; the name follows the colon.
 
 Sources: DiLoCoX, arXiv 2506.21263 (H, ranks, steps and layers recalled, not
 verified); OpenDiLoCo, arXiv 2407.07852, with the batches, steps and rates of
 its repository; Streaming DiLoCo, arXiv 2501.18512, tables 2 and 5. The papers
 leave some settings open. This project has chosen the batches and inner rates of
-DiLoCoX and Streaming DiLoCo, and the pipeline schedule. Differs: E3M0 has a
-scale for each block. Claims: see docs/reproduction.md. Cost: one accelerator a
-replica; for 107B, 16 accelerators for each of the two replicas.
+DiLoCoX and Streaming DiLoCo, and the pipeline schedule. Differs: the codec E3M0
+of Streaming DiLoCo has a scale for each block. Claims: see
+docs/reproduction.md. Cost: one accelerator a replica; for 107B, 16 accelerators
+for each of the two replicas.
 
 The text comes from experiments.prepare_data, with the tokenizer of the paper:
 WikiText-103 for DiLoCoX, C4 for the others.

@@ -1,11 +1,9 @@
-"""Runs of three methods with the simulated times of a slow link.
+"""The runs of experiments.quickstart; the name of the method follows the colon.
 
-The name of the method follows the colon.
-
-Each run has two replicas with Muon as inner optimizer, and all runs read the
-same tokens of Python's own library. All runs average their parameters in the
-same way, and the learning rate of each ends at a fifth of its peak.
-experiments.quickstart trains all three and compares them.
+There are three runs, one for each method. Each has two replicas with Muon as
+inner optimizer, and all runs read the same tokens of Python's own library. All
+runs average their parameters in the same way, and the learning rate of each
+ends at a fifth of its peak.
 
 Source: this project (`overlap_loco`), DiLoCoX (arXiv 2506.21263) and AllReduce.
 Claim: docs/quick_start.md. Cost: a few minutes on two CPU cores for the three.

@@ -1,26 +1,28 @@
-"""One to eight replicas, compared with AllReduce of the same settings.
+"""Sweeps of 1 to 16 replicas and AllReduce; the name follows the colon.
 
-Every run has 2,000 steps, a warm-up of 50, an inner momentum of 0.95 (Muon), an
-average of power 14 and a last rate of a fifth, unless its name says otherwise.
-A round of `overlap_loco` has the fewest steps that hide all of its bytes in the
-simulation of a model of 107B parameters. The text is divided into three parts:
-training, validation and judge files. Settings were chosen by the validation
-loss (`loss`). Results are losses on the judge files (`judge_loss`), which only
-the evaluation after the last step reads. docs/results/predictions.md ("Earlier
-runs") lists the choices that were made in advance.
+Replicas are compared with AllReduce of the same settings. Unless its name says
+otherwise, a run has a warm-up of 50 steps, an average of power 14, a last rate
+of a fifth and, with Muon, an inner momentum of 0.95. A round of `overlap_loco`
+then has the fewest steps that hide all of its bytes in the simulation of a
+model of 107B parameters.
+
+The text is divided into three parts: training, validation and judge files.
+Settings were chosen by the validation loss (`loss`). Results are losses on the
+judge files (`judge_loss`), which only the evaluation after the last step reads.
+docs/results/predictions.md ("Earlier runs") lists the choices that were made in
+advance.
 
 These sweeps ran on one NVIDIA H200, many runs as one program, with matrix
 products in TF32:
 
-- `main`: three or five seeds at the chosen rates. "4x2" stands for four
-  replicas of two sequences each. All divisions of the same eight sequences have
-  one baseline, AllReduce with two replicas of four. With Muon this baseline has
-  a momentum of 0.9, which suits AllReduce better.
+- `main`: 2,000 steps, two to five seeds at the chosen rates. "4x2" stands for
+  four replicas of two sequences each. All divisions of the same eight sequences
+  have one baseline, AllReduce with two replicas of four. With Muon this
+  baseline has a momentum of 0.9, which suits AllReduce better.
 - `one`: one replica with an outer step, compared with its inner optimizer alone
   on the same batches; twenty seeds.
 - `long`: 17,000 steps.
 - `sizes`: other models with 20 tokens a parameter; two or five seeds.
-- `tune`: the runs on seed 1000 that chose the rates.
 
 These sweeps ran on a CPU in fp32:
 
@@ -28,6 +30,8 @@ These sweeps ran on a CPU in fp32:
 - `cpu`: equal time on 1 Gbit/s with four replicas, and eager updates.
 - `equal_time`: equal time with two replicas.
 - `equal_rounds`: DiLoCo, MuLoCo and `overlap_loco` with the same H.
+
+`tune` has the runs on seed 1000 that chose the rates, on the H200 or a CPU.
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \
         --config=experiments/configs/replicas.py:main

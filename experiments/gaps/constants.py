@@ -2,11 +2,14 @@
 
 The law predicts the gap of M replicas to AllReduce from the *doublings lost*:
 how many times AllReduce's batch may be halved until its loss is that of the
-replicas. The lines "doublings lost = a log2 M - b" are fitted to finished runs.
-So is the power p of H, where the doublings lost are proportional to H^p.
-DiLoCo's gap, and the factors by which other methods lose more doublings, come
-from the committed sweeps. Constants that no finished run measures, and lines of
-an earlier study, are in `ELSEWHERE`.
+replicas. These constants are computed from runs:
+
+- Lines "doublings lost = a log2 M - b", fitted to runs of DiLoCo.
+- The power p of H: the doublings lost are proportional to H^p.
+- The gap of DiLoCo, and the factors by which other methods lose more doublings,
+  from sweeps (docs/results/runs.csv).
+
+`ELSEWHERE` has the other constants, such as lines of an earlier study.
 """
 
 import dataclasses

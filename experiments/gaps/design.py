@@ -1,10 +1,10 @@
 """The settings of the study of the gap, the most informative settings first.
 
-A setting is everything about a run but its rates and its seed. Around one
-setting, the center, the study varies one thing at a time, such as the number of
+A setting is everything about a run but its rates and its seed. Most settings
+differ from one setting, the center, in one thing, such as the number of
 replicas, H or the batch. Each setting is compared with AllReduce at the same
-number of sequences a step. AllReduce also runs with fewer sequences, to find
-with how many it ends at the replicas' loss.
+number of sequences a step. AllReduce is also trained with other numbers of
+sequences, to find with how many it ends at the replicas' loss.
 """
 
 import dataclasses

@@ -1,14 +1,15 @@
 """Measures how many doublings of the batch several replicas lose.
 
 With B sequences in a step of all replicas together, the *doublings lost* say
-how many times AllReduce's batch may be halved until its loss, after the same
-number of steps, is that of the replicas.
+how many times AllReduce's batch of B sequences may be halved until its loss,
+after the same number of steps, is that of the replicas.
 
 For example, AllReduce ends at loss 1.86 with 4 sequences, at 1.69 with 8 and at
-1.59 with 16. Four replicas of four sequences end at 1.71. This lies a little
-above the loss of 8 sequences, so they lose a little more than one doubling. In
-logarithms ln(1.71 / 1.69) / ln(1.86 / 1.69) = 0.12 of the doubling from 4 to 8
-is lost too: 1.12 doublings.
+1.59 with 16. Four replicas of four sequences end at 1.71. AllReduce with 16
+sequences would have to lose a little more than one doubling to end there: with
+8 sequences it ends at 1.69. In logarithms, ln(1.71 / 1.69) / ln(1.86 / 1.69) =
+0.12 of the doubling from 4 to 8 is lost, too. So the replicas lose 1.12
+doublings.
 """
 
 import math
@@ -35,10 +36,11 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """How much worse replicas end than AllReduce, both with B sequences a step.
+  """How much worse replicas end than AllReduce.
 
-  The doublings lost say how many times AllReduce's batch may be halved until
-  its loss is that of the replicas.
+  A step has B sequences, with AllReduce and with all replicas together. The
+  doublings lost say how many times AllReduce's batch may be halved until its
+  loss is that of the replicas.
 
   Attributes:
     setting: Setting of the replicas.

@@ -1,6 +1,7 @@
-"""Reports how far the loss of replicas is expected to end above AllReduce's.
+"""Computes and reports how far replicas are expected to end above AllReduce.
 
-The terminal shows a summary, and a page has everything.
+The results of `experiments.gap` are printed and written to a page, and their
+numbers to `gap.json`.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """The settings of a study: are short rounds early in a run worth their bytes?
 
 All settings with rounds make 16 exchanges in 256 steps, so they send equally
-many bytes. They differ in the steps after which they exchange, or in the outer
-step.
+many bytes. They differ in the steps after which they exchange, in the outer
+step, or in both.
 """
 
 import dataclasses
