@@ -1,6 +1,7 @@
 """Prints the schedules that `experiments.simulate --methods=growing` found.
 
-A schedule says how many inner steps the rounds have, and when they double.
+A schedule says how many data-parallel steps the run begins with, how many inner
+steps its rounds have, and after how many steps their length doubles.
 """
 
 import textwrap

@@ -1,19 +1,17 @@
-r"""Starts several processes for one run on this machine, like a cluster.
+r"""Trains one run with several processes on the CPU of this machine.
 
   python -m experiments.launch --processes=2 --config.sync.method=dilocox \
     --workdir=runs/dilocox
 
 The launcher takes the flags of experiments.train. It sets --distributed,
---coordinator, --num_processes and --process_id itself. The processes
-communicate over the loopback interface. If a process fails, the launcher ends
-all processes, and the same command continues the run from its newest
-checkpoint. The launcher passes SIGTERM and Ctrl-C on to the processes, which
-save and stop.
+--coordinator, --num_processes and --process_id itself. If a process fails, the
+launcher ends all processes. The same command then continues the run from its
+newest checkpoint. After SIGTERM or Ctrl-C the processes save and stop.
 
-With --link='100 Mbit/s' every process gets a network of its own behind a link
-of that rate, which the kernel throttles (Linux only; root is not needed). --rtt
-delays packets, and --loss drops some of them. A short transfer checks the rates
-of the links first.
+With --link='100 Mbit/s' each process is behind a link of its own, which the
+kernel throttles to that rate (Linux only). --rtt delays packets, and --loss
+drops some of them. Short transfers check the rates of the links first. Without
+--link the processes communicate over the loopback interface.
 """
 
 import sys

@@ -1,8 +1,8 @@
-r"""Makes the secret that the replicas of a run in an object store share.
+"""Makes the secret that the replicas of a run with --mailbox share.
 
   python -m experiments.make_secret --file=run.secret
 
-The file must not exist yet. Only the owner can read it. Copy it to every
+The file must not exist yet. Only its owner can read it. Copy it to every
 machine of the run in a way that nobody else can read, e.g. with scp.
 """
 

@@ -3,9 +3,9 @@ r"""Turns text into tokens on disk, for text that is larger than memory.
   python -m experiments.prepare_data --glob='texts/**/*.jsonl.zst' \
     --tokenizer=bpe --vocab_size=8192 --workdir=tokens
 
-The program reads plain text and JSON lines, also compressed. A run with
---config.data.source=shards --config.data.glob=tokens then trains on the tokens.
-The run maps the files into memory instead of reading them whole.
+The program reads plain text and JSON lines, also compressed. At its end it
+prints the flags with which a run trains on the tokens. The run maps the files
+into memory instead of reading them whole.
 """
 
 import pathlib

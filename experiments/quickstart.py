@@ -2,14 +2,12 @@
 
   python -m experiments.quickstart --workdir=runs/quickstart
 
-All three train two replicas with Muon as inner optimizer, on the same tokens of
-the same text, Python's own library. The losses are measured on a small model.
-The hours are simulated for another model: 107 billion parameters on two
-clusters that are joined by 1 Gbit/s. A round has the fewest inner steps behind
-which its exchange hides on that link. All three methods train at once, each
-with its share of the cores, and take a few minutes on two cores. On a TPU they
-train one after the other. If the program was stopped, the same command goes on.
-Text of your own:
+Each method trains a small model with two replicas, on the same tokens of
+Python's own library. The losses are those of the small model. The hours are
+simulated for another model: 107 billion parameters on two clusters that are
+joined by 1 Gbit/s. The methods train at once, which takes a few minutes on two
+cores. If libtpu is installed, they train one after the other. If the program
+was stopped, the same command goes on. Text of your own:
 
   python -m experiments.quickstart --workdir=runs/notes --glob='notes/**/*.txt'
 """

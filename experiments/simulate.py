@@ -5,9 +5,8 @@ r"""Computes what a run would cost on given links, without running it.
     --config.data.batch_size=8 --config.inner.accumulate_steps=4 \
     --cluster=dilocox_1.3b --step_s=1.4
 
-In this example the model of 1.3 billion parameters fits into the devices, and
-DiLoCoX is about 32 times as fast as AllReduce, as in its paper. A cluster is a
-preset (--cluster=help) or a JSON file such as
+This example is the run of 1.3 billion parameters in the paper on DiLoCoX. A
+cluster is a preset (--cluster=help) or a JSON file such as
 experiments/clusters/example.json.
 
 The next command compares all methods. For each method that fits into the
@@ -17,12 +16,11 @@ devices it writes a config, which `experiments.train` reads:
     --config.model.preset=llama_1_1b --config.data.batch_size=256 \
     --config.data.sequence_length=1024 --cluster=200mbit --memory='80 GB'
 
-Methods that leave enough memory free come before all others. Apart from that,
-methods are ranked by the loss that they may reach after equal time: the upper
-end of its expected range. The gap between this loss and AllReduce's depends on
-s, the share by which AllReduce's loss falls when its batch doubles. Without
---losses, s is extrapolated from the size of the model; `experiments.gap`
-measures s.
+Methods are ranked by the highest loss that is expected after equal time.
+Methods that leave little memory free, and methods whose loss was never
+measured, come last. The expected loss depends on s, the share by which
+AllReduce's loss falls when its batch doubles. Without --losses, s is
+extrapolated from the size of the model; `experiments.gap` measures s.
 """
 
 import math

@@ -1,11 +1,11 @@
-"""Compares the speed tables of papers with what the simulator predicts.
+"""Compares published speeds and times with what the simulator predicts.
 
   python -m experiments.speedup_tables --workdir=runs/tables
 
-Published figures have a source and a status (third_party/published.json). Each
-prediction is marked as derived, or as one whose constants were fitted on the
-same row or on other rows. No accelerator is used. The terminal shows a summary.
-WORKDIR/report.md has every table, with figures and a CSV file for each.
+The published numbers are in third_party/published.json, each with its source.
+Each prediction is marked as derived, or as one whose constants were fitted on
+the same row or on other rows. The terminal shows a summary. WORKDIR/report.md
+has all tables, and beside it is a CSV file for each table.
 """
 
 from collections.abc import Sequence

@@ -4,14 +4,13 @@ r"""Trains many runs from one config, and compares their results.
     --config=experiments/configs/compression.py \
     --config.base.total_steps=200
 
-This example trains twenty runs in ten minutes on two CPU cores. A sweep is a
-grid of fields, a list of runs with names, fields and seeds, or both
-(docs/commands.md). Each run is a process of its own, on this machine or on
+A sweep is a grid of fields, a list of runs with names, fields and seeds, or
+both (docs/commands.md). Each run is a process of its own, on this machine or on
 Slurm (--slurm). A finished run is a line of WORKDIR/runs.csv, and its
 evaluations are lines of WORKDIR/evaluations.csv. The same command again keeps
 finished runs, continues interrupted runs and repeats failed runs. If the
-repository has finished runs of a sweep (field `rows`), the sweep begins with
-these runs:
+repository has finished runs of a sweep (field `rows`), a new work directory
+begins with these runs:
 
   python -m experiments.sweep --workdir=runs/convergence_small \
     --config=experiments/configs/convergence.py:small --report_only

@@ -6,14 +6,13 @@ r"""Trains one run, described by a config file, in a work directory.
 After the first SIGTERM or Ctrl-C the run finishes the segment under way (a
 round, or several data-parallel steps), saves and stops. A second signal ends
 the program at once. The same command again continues the run. When the run has
-ended, the work directory holds config, versions, metrics.jsonl, figures and
-report.md.
+ended, report.md in the work directory shows its results.
 
-With --distributed the program is one of several processes of the run: start the
-same command on every machine of a cluster. For several processes on this
-machine see experiments.launch. With --mailbox the program is one replica of a
-run whose replicas are separate programs. They meet in a folder or a bucket
-(docs/mailbox/how_to.md). With both, a replica has several processes, and
+With --distributed the program is one of several processes of the run, one or
+more on each machine of a cluster. For several processes on this machine see
+experiments.launch. With --mailbox the program is one replica of a run whose
+replicas are separate programs. They meet in a folder or a bucket
+(docs/mailbox/how_to.md). With both flags, a replica has several processes, and
 process 0 meets the other replicas.
 """
 

@@ -1,14 +1,14 @@
-r"""Trains the runs from which the law of the gap is fitted.
+"""Trains the runs from which the law of the gap is fitted.
 
   python -m experiments.train_gaps --rows=runs/gaps/gap_law.csv --minutes=60
 
-The program goes through a list of settings (experiments/gaps/design.py) and
-trains the runs that each setting still needs. It first trains learning rates
-around the best ones so far, on three seeds. This ends when a lower and a higher
-rate than the best one have been tried. Then it trains the best rates on three
-other seeds. Several runs of one setting are trained together, as one JAX
-program of some minutes. Each finished run is a line of --rows. So the same
-command goes on after any interruption, and loses one JAX program at most.
+The law says by how much the loss of replicas is above AllReduce's. The program
+goes through a list of settings (experiments/gaps/design.py) and trains the runs
+that each setting still needs. It first tries learning rates on three seeds, and
+then trains the best rates on three other seeds (experiments/gaps/tuning.py).
+Several runs of one setting are trained together, as one JAX program. Each
+finished run is a line of --rows. So the same command goes on after any
+interruption, and loses one JAX program at most.
 
 Several of these commands may share --rows: no two of them train the same
 setting at once. On CPUs start one command for each core:
@@ -16,7 +16,7 @@ setting at once. On CPUs start one command for each core:
 
   python -m experiments.train_gaps --rows=runs/gaps/gap_law.csv --list
 
-prints the list, with the time that each group of settings needs.
+prints the groups of settings, with the time that each group still needs.
 """
 
 import logging

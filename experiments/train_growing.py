@@ -1,4 +1,4 @@
-r"""Trains small runs that compare growing rounds at equal bytes.
+"""Trains small runs that compare growing rounds at equal bytes.
 
   python -m experiments.train_growing --rows=runs/growing/growing_rounds.csv
 
@@ -7,8 +7,8 @@ rounds that grow, a data-parallel start, a decaying outer rate and schedule-free
 outer steps. All of these send equally many bytes. AllReduce is trained as well,
 for comparison. The rates of each setting are chosen on --seeds, and the best
 rates are then trained on --result_seeds. Each finished run is a line of --rows,
-so the same command goes on after an interruption. At the end a table of the
-results is printed.
+so the same command goes on after an interruption. At the end the program prints
+a table of the results.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Trains and compares runs with growing rounds and other outer steps.
+"""Trains runs whose rounds grow, and compares them with runs of equal rounds.
 
-`experiments.gaps.growing` has their settings.
+The settings are in `experiments.gaps.growing`. Some of them change the outer
+step instead of the rounds.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ class GrowingRow(Row):
   Attributes:
     setting: Name of the setting (`growing.SETTINGS`).
     exchanges: Number of outer steps plus number of data-parallel steps.
-    sent_bytes: Bytes that one replica sent; 0 for AllReduce, whose single
-      replica takes all sequences.
+    sent_bytes: Bytes that one replica sent; 0 for AllReduce, which has a single
+      replica.
     inner_rate: Highest inner learning rate.
     outer_rate: Outer learning rate of the first round; 0 for AllReduce.
     seed: Seed of the first parameters and of the order of the sequences.
@@ -36,8 +37,8 @@ class GrowingRow(Row):
     loss_newest: Validation loss of the newest outer parameters.
     loss_average: Validation loss of the average of the outer parameters, by
       which rates are chosen.
-    judge_newest: Loss of the newest outer parameters on the judge text, on
-      which nothing is chosen.
+    judge_newest: Loss of the newest outer parameters on the judge text
+      (held-out text on which nothing is chosen).
     judge_average: Loss of the average on the judge text.
     seconds: Wall time of the JAX program divided by the number of its runs.
   """

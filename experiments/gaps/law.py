@@ -1,10 +1,10 @@
-"""Fits lines "doublings lost = a log2 M - b" to M replicas, and describes them.
+"""Fits lines "doublings lost = a log2 M - b" to measured losses of M replicas.
 
 The doublings lost say how many times AllReduce's batch may be halved until its
-loss is that of the replicas (`experiments.gaps.doublings`). Settings that
-differ in M alone, with the same number of sequences in a step of all replicas
-together, have a common line. Source: the form is that of this project's earlier
-probes (docs/results/predictions.md).
+loss is that of the replicas (`experiments.gaps.doublings`). A line is fitted to
+settings that differ only in how many replicas divide the sequences of a step.
+Source: the form is that of this project's earlier probes
+(docs/results/predictions.md).
 """
 
 import dataclasses
@@ -27,16 +27,17 @@ _FEWEST_POINTS = 3  # Numbers of replicas that a line needs.
 class Line(NamedTuple):
   """A straight line "doublings lost = a log2 M - b", fitted to some settings.
 
-  The settings differ only in the number of replicas, M. The doublings lost say
-  how many times AllReduce's batch may be halved until its loss is that of the
-  replicas.
+  In all of these settings M replicas take the same number of sequences in a
+  step together. Only M differs. The doublings lost say how many times
+  AllReduce's batch may be halved until its loss is that of the replicas.
 
   Attributes:
     setting: One of the settings.
     num_points: Number of settings that were fitted, each with its own M.
     slope: a, the doublings lost for each doubling of M.
     offset: b, in doublings.
-    correlation: Correlation of the errors of a and b.
+    correlation: Correlation of the errors of a and b; 0 if one of them has no
+      error.
     misses: By M, the gap that the line gives minus the measured gap. A gap is a
       fraction: 0.02 means a loss 2 % above AllReduce's.
   """

@@ -1,9 +1,10 @@
 """Measures how much AllReduce gains from a larger batch.
 
-The result is s, the share by which AllReduce's loss is lower with B than with
-B / 2 sequences in a step, after equally many steps. B counts the sequences of
-all replicas of the planned run. If the user's own model takes too long to
-train, s is extrapolated from smaller models of the same shape.
+Let B be the number of sequences in a step of all replicas of the planned run
+together. AllReduce is trained with B / 2 and with B sequences in a step, for
+equally many steps. The result is s, the share by which the second loss is lower
+than the first. If the planned model takes too long to train, s is extrapolated
+from smaller models of about the same shape.
 """
 
 import dataclasses
@@ -45,6 +46,8 @@ _ACCELERATOR_PACKAGES = ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin")
 class MeasuredGain:
   """What AllReduce gains from a larger batch, and the runs that say so.
 
+  B is the number of sequences in a step of all replicas of the planned run.
+
   Attributes:
     gain: s of the planned run, with its range. It is the share by which the
       loss falls from B / 2 to B sequences in a step.
@@ -52,8 +55,8 @@ class MeasuredGain:
       is not known.
     kind: "measured" on the planned model, "extended" (extrapolated) from
       smaller models, or "given" by the user.
-    pairs: The trained models, each with B / 2 and with B sequences, the
-      smallest first; empty if nothing was trained.
+    pairs: Results of the trained models, the smallest model first; empty if
+      nothing was trained.
   """
 
   gain: Estimate

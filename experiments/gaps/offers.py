@@ -1,8 +1,9 @@
-"""Computes what several replicas would cost: gap, bytes, time and loss.
+"""Computes what a planned run would cost with several replicas.
 
-An *offer* is a planned run with a given method and number of replicas, together
-with its costs. All offers take the same number of steps with the same number of
-sequences in a step, which the replicas divide among themselves.
+The costs are the gap (loss divided by AllReduce's, minus 1), bytes, time and
+loss. An *offer* is the run with a given method and number of replicas, together
+with its costs. All offers for a run take the same number of steps, and the same
+number of sequences in a step, which the replicas divide among themselves.
 """
 
 import dataclasses

@@ -3,7 +3,8 @@
 The rates and the seed of a run are arguments of the program. An inner
 `jax.vmap` maps over the replicas of a run, and the exchange averages over the
 axis of this vmap. An outer `jax.vmap` maps over the runs, which exchange
-nothing. Each step is an update of an optax transform (`api.step_methods`).
+nothing with each other. A step of a replica is an update of an optax transform
+(`api.step_methods.step_transform`).
 
 Letters: R runs, M replicas, B sequences in a step of a replica, L tokens that a
 sequence predicts, N batches of an evaluation.
@@ -47,14 +48,15 @@ _EVALUATION_BATCH = 16  # Sequences that an evaluation reads at a time.
 class Losses(NamedTuple):
   """Losses of a run after its last step, in nats a token.
 
-  AllReduce's parameters count as outer parameters.
+  AllReduce's parameters count as outer parameters. The *judge text* is held-out
+  text on which nothing is chosen. If there is none, the judge losses are those
+  on the validation text.
 
   Attributes:
     newest: Loss of the newest outer parameters on the validation text.
     average: Loss of the average of the outer parameters on the validation text,
       by which rates are chosen.
-    judge_newest: Loss of the newest outer parameters on the judge text, on
-      which nothing is chosen.
+    judge_newest: Loss of the newest outer parameters on the judge text.
     judge_average: Loss of the average on the judge text.
   """
 

@@ -40,7 +40,7 @@ RowKind = TypeVar("RowKind", bound=Row)
 class GapRow(Row):
   """A finished run of the study of the gap: one line of its CSV file.
 
-  The fields from `size` to `sequence_length` describe the setting (`Setting`).
+  The fields from `size` to `sequence_length` describe the setting of the run.
   Losses are in nats a token. NaN means that the run diverged.
 
   Attributes:
@@ -66,15 +66,15 @@ class GapRow(Row):
     seed: Seed of the first parameters and of the order of the sequences.
     corpus: Digest of the text.
     tokens: Tokens that all replicas together were trained on.
-    sent_bytes: Bytes that one replica sent in the whole run.
+    sent_bytes: Bytes that one replica sent in the whole run; 0 for AllReduce.
     loss_newest: Validation loss of the newest outer parameters.
     loss_average: Validation loss of the average of the outer parameters, by
       which rates are chosen.
-    judge_newest: Loss of the newest outer parameters on the judge text, on
-      which nothing is chosen.
+    judge_newest: Loss of the newest outer parameters on the judge text
+      (held-out text on which nothing is chosen).
     judge_average: Loss of the average on the judge text.
     seconds: Wall time of the JAX program divided by the number of its runs.
-    platform: Backend and devices of JAX.
+    platform: Backend of JAX, and its kind of device.
     jax: Version of JAX.
     revision: Commit of the source code; empty if unknown.
   """

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Everything about a run but its rates and its seed.
+  """The settings of a run, except for its rates and its seed.
 
   Attributes:
     size: Name of the model's size, one of `SIZES`.

@@ -1,9 +1,10 @@
 """Chooses smaller models, for a user's model that takes too long to train.
 
-A smaller model has the same shape: width, number of layers and number of heads
-are divided by about the same number. The batch and the number of steps both
-shrink as the root of the number of parameters, so the number of tokens for each
-parameter stays the same.
+A smaller model has about the same shape: width, number of layers and number of
+heads are divided by about the same number. The batch and the number of steps
+both shrink about as the root of the number of parameters, so the number of
+tokens for each parameter stays about the same. A batch is not smaller than two
+sequences, and a run is not shorter than 40 steps.
 """
 
 import math

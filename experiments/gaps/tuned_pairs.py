@@ -1,9 +1,9 @@
-"""Trains AllReduce with two batches, each at its best rate, and computes s.
+"""Measures by which share AllReduce's loss falls when its batch doubles.
 
-B is the number of sequences in a step of all replicas of the planned run
-together. s is the share by which AllReduce's loss falls from B / 2 to B, at the
-same number of steps. Each batch has a best rate of its own, because a common
-rate would favor one of them.
+This share is called s. AllReduce is trained with B / 2 and with B sequences in
+a step, for equally many steps. B is the number of sequences in a step of all
+replicas of the planned run together. Each of the two batches has a best rate of
+its own, because a common rate would favor one of them.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ class Tuned:
     is_inner: Whether rates below and above the best one were tried.
     refined: An estimate of the loss at the true best rate (derived). It is the
       lowest point of the parabola through the losses at the best rate and its
-      two neighbors, over the logarithm of the rate. Without a parabola it is
-      the lowest loss that was measured.
+      two neighbors, over the logarithm of the rate. It is the lowest measured
+      loss if a neighbor was not tried or diverged.
   """
 
   batch: int
@@ -89,8 +89,8 @@ class TunedPair:
 class PairTraining:
   """Trains AllReduce with B / 2 and with B sequences in a step; computes s.
 
-  s is the share by which the loss falls from B / 2 to B. Each of the two
-  batches is trained at its own best inner rate.
+  s is the share by which the loss falls from B / 2 to B. For each of the two
+  batches, several inner rates are tried, and the best one counts.
 
   Attributes:
     training: Trains runs, and keeps their results.

@@ -1,11 +1,11 @@
 """Searches for the best learning rates of a setting.
 
-The rates lie on a grid whose neighbors differ by a factor of the square root of
-two. A *point* of the grid is an inner and an outer rate. The search begins at
-the best point of the most similar finished setting, and goes on until all
-neighbors of the best point are trained. Then other seeds are trained with the
-best rates. Their losses are the results, because the losses by which rates are
-chosen are too low on average.
+The rates lie on a grid, in which a rate is the square root of two times the
+next lower one. A *point* of the grid is an inner and an outer rate. The search
+begins at the best point of a similar finished setting, if there is one. It goes
+on until all neighbors of the best point are trained. Then other seeds are
+trained with the best rates. Their losses are the results, because the losses by
+which rates are chosen are too low on average.
 """
 
 import dataclasses

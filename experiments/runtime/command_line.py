@@ -1,6 +1,6 @@
 """Reads a program's command line, and reports expected errors as one line.
 
-Every program in `experiments` has this form:
+Most programs in `experiments` have this form:
 
   @command_line.one_line_errors()
   def main(argv: Sequence[str]) -> None:
@@ -10,18 +10,16 @@ Every program in `experiments` has this form:
   if __name__ == "__main__":
     app.run(main, flags_parser=command_line.parse_flags)
 
-A program that stops early prints one line on standard error and exits with one
-of these codes:
+A program that stops early usually prints one line on standard error. These exit
+codes have a meaning:
 
-  1    The run cannot go on.
+  1    The run cannot go on, or there is a bug (with a traceback).
   2    The input is wrong.
   75   Another process holds the work directory or was lost, or the time limit
        is over. The same command, started again, continues the run.
   130  Ctrl-C stopped the program (128 + 2, the number of SIGINT).
   141  The reader of its output has gone, e.g. `head` (128 + 13, SIGPIPE).
   143  SIGTERM stopped the program (128 + 15).
-
-Any other error is a bug, and its traceback is printed.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The flag --config: a config file, and flags that set fields of its config.
 
 Example: --config=FILE --config.model.num_layers=4. The file is loaded when the
-flags are parsed. A mistake in the file or in the name of a field ends the
-program with one line.
+flags are parsed. A mistake in the file or in a flag ends the program with one
+line.
 """
 
 import pathlib

@@ -1,7 +1,7 @@
 """Flags by which a training process finds the other processes of its run.
 
-A cluster's job file sets these flags, and so does `experiments.launch`. This
-module does not load JAX.
+A user, the job file of a cluster or `experiments.launch` sets them. This module
+does not load JAX.
 """
 
 from absl import flags

@@ -2,9 +2,9 @@
 
   python ends_with_parent.py PARENT COMMAND...
 
-PARENT is the id of the process that starts this program. When that process
-ends, for whatever reason, the kernel sends SIGKILL to the command. On other
-systems the command outlives its parent.
+PARENT is the id of the process that starts this program. When the thread that
+started it ends, for whatever reason, the kernel sends SIGKILL to the command.
+On other systems than Linux the command goes on.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """The flag --parts: Python files that register a user's own parts.
 
-A *part* is anything that a config chooses by name, e.g. a codec or a method.
-The files run before a program reads a config or a run that names such parts.
+*Parts* are e.g. codecs and methods, which a config chooses by name. The files
+run before the program checks a config or loads a run that names such parts.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""How a process finds the other processes of its run, and its devices."""
+"""Says how processes of a run find each other, and how they share devices."""
 
 import collections
 import dataclasses

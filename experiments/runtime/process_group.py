@@ -1,11 +1,10 @@
 """Runs a group of processes that end together.
 
-If one process fails, all others are killed. All are killed, too, if the program
-that started them ends (on Linux).
+If one process fails, all others are killed. On Linux all are also killed if the
+program that started them ends.
 
-Process 0 writes to the terminal. The program that started the processes prints
-the warnings of the others, with the number of the process in front, until a
-process fails.
+Process 0 writes to the terminal. Of the other processes only the standard error
+is shown, with the number of the process in front of each line.
 """
 
 import collections
@@ -39,7 +38,7 @@ _CONSEQUENCES = (TRY_AGAIN, -signal.SIGABRT)
 
 
 class Failure(NamedTuple):
-  """Why a group of processes ended early.
+  """Why a group of processes ended before all of them had succeeded.
 
   Attributes:
     reason: One line that says which process failed, and how.

@@ -1,4 +1,4 @@
-"""Turns a `ConfigDict` into the checked config of a run."""
+"""Turns a `ConfigDict` into the checked config of a run; checks its files."""
 
 import pathlib
 

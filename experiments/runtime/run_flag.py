@@ -1,4 +1,4 @@
-"""The flag --run: a run that is finished or under way."""
+"""The flag --run: the directory of a run that is finished or under way."""
 
 from absl import flags
 

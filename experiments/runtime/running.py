@@ -1,4 +1,4 @@
-"""Trains a run for a program, and turns its errors into exit codes."""
+"""Sets up JAX, and trains the run of a program of `experiments`."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""The first SIGTERM or Ctrl-C asks a run to save and stop; the second ends it.
+"""Lets a first SIGTERM or Ctrl-C ask a run to stop, and a later one end it.
 
 Python's signal handlers wait for the main thread, which may wait for the
 devices for minutes. So another thread gets the numbers of the signals through a

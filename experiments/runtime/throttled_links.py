@@ -1,17 +1,18 @@
 """Links with limited rates, delays and losses between processes of one machine.
 
-Every node is a network namespace with one link to a switch, which is a
-namespace too. The kernel limits the rate on the node's side for what leaves the
-node, and on the switch's side for what reaches it:
+A process runs on a *node*: a network namespace with one link to a switch, which
+is a namespace too. The kernel limits the rate on the node's side for what
+leaves the node, and on the switch's side for what reaches the node:
 
     node 0 (10.77.0.1) --up--> switch --down--> node 1 (10.77.0.2)
 
-Each link serves the other nodes in turn (fair queueing), as the simulator does.
-Half of a link's round trip is added where a packet leaves a node. A packet may
-be lost on the sender's link and on the receiver's (`simulate.cluster.Link`).
+At each end of a node's link there is a queue for each other node, and the
+queues send in turn, so that large messages do not block small ones. Half of a
+link's round trip is added where a packet leaves a node. A packet may be lost on
+the sender's link and on the receiver's.
 
-The network never touches the machine's own, and ends with the process that
-made it. Without root, all namespaces lie inside a user namespace.
+The network is apart from the machine's own, and ends with the process that made
+it. Without root, all namespaces lie inside a user namespace.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Names the columns of runs.csv, and turns configs into cells and back.
 
-The fields of a config that most readers need have columns with plain names,
-such as `inner_rate`. Any other field has a column only if a run sets it, with
-its dotted name, such as `inner.warmup_steps`.
+The most important fields of a config have columns with plain names, such as
+`inner_rate`. Any other field has a column only if a run sets it, with its
+dotted name, such as `inner.warmup_steps`.
 """
 
 import dataclasses

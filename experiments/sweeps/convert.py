@@ -4,14 +4,12 @@ r"""Converts the CSV files of earlier versions to runs.csv and evaluations.csv.
   python -m experiments.sweeps.convert --runs=runs/new/runs.csv \
     runs/old/docs/results/{ablate,convergence,replicas}_*.csv
 
-Earlier versions had two files for every sweep, and kept the config of a run as
-JSON. They can be taken from the history of the repository, as above. A study (a
-sweep in runs.csv) is named after its file. Studies that runs.csv has already
-are replaced, and other studies are kept, so the command may be repeated.
+The first command takes the old files from the history of the repository. The
+sweeps in the old files replace sweeps of the same names in runs.csv. Other
+sweeps stay, so the command may be repeated.
 
-Three kinds of files are read: files of sweeps, the three files ablate_*.csv,
-and replicas_gpu.csv. The evaluations of a sweep are in another file beside it
-(curves). The configs of ablate_*.csv are not known.
+Three kinds of files are read: files of sweeps, the files ablate_*.csv, and
+replicas_gpu.csv.
 """
 
 import csv

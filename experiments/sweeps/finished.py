@@ -1,7 +1,8 @@
 """The finished runs of one sweep, in runs.csv and evaluations.csv.
 
-A run is not trained again if runs.csv has a line with its config and with the
-text that this machine has.
+A run is finished on a text if runs.csv has a line of the sweep with the digest
+of the run's config and the digest of this text. Both digests are in the name of
+the run.
 """
 
 import collections

@@ -1,9 +1,9 @@
-"""Collects the gaps of all methods to AllReduce from the committed runs.
+"""Collects measured gaps of methods to AllReduce from the committed runs.
 
 A *gap* is the loss of a method divided by the loss of AllReduce at the same
-number of sequences a step, minus 1. A *study* is a sweep whose runs are in
+number of sequences a step, minus 1. The committed runs are in
 docs/results/runs.csv. After rows have been added there, this command writes
-`dilocox_jax/api/measured_gaps.json` anew (a test fails until then):
+`dilocox_jax/api/measured_gaps.json` anew (a test compares the two files):
 
     python -c 'from experiments.sweeps import measured; measured.write()'
 """

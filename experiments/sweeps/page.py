@@ -1,9 +1,8 @@
 """Joins the finished runs of a sweep with simulated times, for its report.
 
-A *setting* is a name with its runs, one for each seed. The *line* of a run is
-its line of runs.csv, with the losses; a run that has not ended has none. A
-*clock* is a simulated cluster. Simulated times are computed from configs, so an
-old sweep can get new clocks.
+A *setting* is a name with its runs, one for each seed. The *line* of a finished
+run is its line of runs.csv, with the losses. A *clock* is a simulated cluster.
+Simulated times are computed from configs, so an old sweep can get new clocks.
 """
 
 import math

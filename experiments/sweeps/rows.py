@@ -20,11 +20,11 @@ from experiments.sweeps.runs import SweepRun
 class RunRow:
   """A finished run: one line of runs.csv.
 
-  The cells of `config` are cells of the line as well. Losses are in nats a
-  token; all but `best_loss` are NaN if the run diverged. `loss` and
-  `judge_loss` are those of the outer parameters, or of their average if the run
-  keeps one. The *flush* is the exchanges that are still due after the last
-  inner step. The *judge text* is held-out files by which nothing is chosen.
+  Losses are in nats a token; all but `best_loss` are NaN if the run diverged.
+  `loss` and `judge_loss` are those of the outer parameters, or of their average
+  if the run keeps one. The *flush* makes the exchanges that are still due after
+  the last inner step. The *judge text* is held-out files by which nothing is
+  chosen.
 
   Attributes:
     study: Name of the sweep, e.g. "replicas_main".

@@ -1,8 +1,7 @@
 """Lists the runs of a sweep: a name and a checked config for each.
 
-All runs are checked before the first of them starts. A *setting* is a name with
-the values of some fields; it becomes a run for each of its seeds. This module
-does not load JAX.
+A *setting* is a name with the values of some fields. It becomes a run for each
+of its seeds. This module does not load JAX.
 """
 
 import collections

@@ -1,7 +1,8 @@
 """Reads and writes runs.csv and evaluations.csv as tables of pandas.
 
 The files may have the runs of several sweeps. In runs.csv the column `study`
-names the sweep. In evaluations.csv the column `run` begins with this name.
+names the sweep. In evaluations.csv the column `run` has the name of a run,
+which begins with the name of its sweep.
 """
 
 import io

@@ -1,8 +1,8 @@
 """Trains the runs of a sweep that have not ended yet.
 
-A run that has ended, or that diverged, has a line in runs.csv. A run that
-failed for another reason has no line, so the same command, started again,
-trains it again.
+A run that has reached its last step, or that diverged, gets a line in runs.csv.
+A run that failed for another reason gets no line, so the same command, started
+again, trains it again.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Compares all-reduces that others measured over slow links with predictions.
 
 The repository tc_cluster_setting of Binhang Yuan has times of gloo and of NCCL
-among 4 to 32 machines of AWS, whose links netem throttled and delayed. Nothing
-in the predictions is fitted on these times.
+among 4 to 32 machines of AWS, with links made slower by netem. Nothing in the
+predictions is fitted on these times.
 """
 
 from dilocox_jax.plan.operations import operation

@@ -1,15 +1,15 @@
 """Predicts throughputs of DiLoCoX (arXiv 2506.21263), and its speed-ups.
 
 The paper leaves some choices open, such as the number of clusters. They are the
-same for both models (`RECIPE`). Two durations are fitted on published numbers:
+same for both models (`RECIPE`). Two kinds of durations are fitted on published
+numbers:
 
 - The duration of a step is fitted for each model, on the throughput of DiLoCoX.
   Its exchanges are hidden, so they do not limit this throughput.
 - The duration of the codec is fitted on the 107B row of DiLoCoX without
   overlap. No other row uses it.
 
-All other times follow from the plan's bytes over 1 Gbit/s. The settings
-`PICKED` were picked because they come near the published 107B speed-up of 357.
+All other times are those of the sent bytes over 1 Gbit/s.
 """
 
 import dataclasses

@@ -3,8 +3,8 @@
 Streaming DiLoCo (arXiv 2501.18512) divides a step of L layers into 4 L - 1
 nodes: every layer has a forward pass, an activation gradient (except layer 0),
 a weight gradient and a reduction over the link. A reduction hides behind the
-rest of the backward pass, and only the forward pass of its own layer waits for
-it. Compute is serial, and so are the reductions.
+compute that follows. Only a later forward pass of the same layer waits for it.
+Compute is serial, and so are the reductions.
 
 Let a step that waits for nothing take T seconds, of which the forward pass
 takes the share f = 0.2. The forward pass of layer k starts at k f T / L. The
@@ -12,9 +12,10 @@ backward pass has 2 L - 1 nodes of (1 - f) T / (2 L - 1) seconds each and begins
 with the last layer. The weight gradient of layer k > 0 is ready when only the
 2 k - 1 nodes of lower layers remain, and that of layer 0 at T.
 
-Example: L = 2 and T = 1 s. The forward passes start at 0 and 0.1 s. Three nodes
-of 0.267 s follow from 0.2 s on. The gradient of layer 1 is ready after two of
-them, at 0.733 s, and the gradient of layer 0 at 1 s.
+Example: L = 2 and T = 1 s. The forward passes start at 0 and 0.1 s. The
+backward pass starts at 0.2 s and has three nodes of 0.267 s. The gradient of
+layer 1 is ready after two of them, at 0.733 s, and the gradient of layer 0 at
+1 s.
 """
 
 import dataclasses

@@ -1,8 +1,9 @@
-"""Published numbers (figures), and tables of predictions beside them.
+"""Published numbers of papers, and tables of predictions beside them.
 
-A *figure* is one published number, with its source, and its status: whether it
-was read in the paper (third_party/README.md). Every row of a table says on
-which figures its constants were fitted (`Fit`).
+A *figure* is one published number, with its source, and with its status: was it
+read in the paper, or only recalled? A row of a table says whether the constants
+of its prediction were fitted on the same row, on other rows or not at all
+(`Fit`).
 """
 
 import csv
@@ -51,7 +52,7 @@ class Figure:
     source: Paper, and the table or section with the figure.
     status: "published" if the figure was read in the paper, or "recalled,
       unverified".
-    note: Remark for readers; may be empty.
+    note: Remark; may be empty.
   """
 
   name: str
@@ -118,7 +119,7 @@ class Fit(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """A row of a table: a predicted number beside a published one.
+  """A row of a table: a predicted number, and the published one if any.
 
   Attributes:
     name: Name of the number.

@@ -1,9 +1,9 @@
 """Describes TPUs and GPUs to compile for, which this machine need not have.
 
-The compiler for TPUs is the package `LIBTPU`. The compiler for GPUs comes with
+The compiler for TPUs is in the package libtpu. The compiler for GPUs comes with
 JAX's CUDA plugin, and reads the properties of a GPU from a text that this
-module writes. A *slice* is a group of devices that are joined by fast links: a
-slice of TPUs, or some hosts with GPUs.
+module writes. A *slice* is a group of devices that are joined by fast links:
+some TPUs of a pod, or the GPUs of one or more hosts.
 """
 
 import importlib.util
@@ -46,7 +46,7 @@ class Gpu(NamedTuple):
 
   Attributes:
     name: Name that the driver has for the GPU.
-    compute_capability: Version of the instruction set, e.g. 9 for Hopper.
+    compute_capability: Major version of the instruction set, e.g. 9 for Hopper.
     memory_bytes: Memory of the GPU (bytes).
     memory_bandwidth: Rate of the memory (bytes/s).
     core_count: Number of streaming multiprocessors.

@@ -5,12 +5,12 @@
 
 The program compares methods with `dilocox_jax.reference`, codecs and Muon with
 the CPU, and fused attention with plain attention. Then it measures inner steps
-(and PyTorch's, if PyTorch is installed), rounds, codecs and memory, and trains
-for the time that is left. Each figure is written to OUT/accelerator.json as
-soon as it is measured, so a program that is ended early loses nothing. --wheels
-is a folder of packages for a machine without a network;
-docs/guides/accelerators.md lists the packages. On a CPU all sizes are tiny, and
-the figures show only that the program works.
+(and PyTorch's, if PyTorch is installed), rounds, codecs and memory. With the
+time that is left it trains a model. Each result is written to
+OUT/accelerator.json as soon as it is measured, so a program that is ended early
+keeps its results. --wheels is a folder of packages for a machine without a
+network (docs/guides/accelerators.md). On a CPU all sizes are tiny, and the
+results show only that the program works.
 """
 
 import importlib.util

@@ -1,6 +1,7 @@
 """Writes each figure (result) of an accelerator as soon as it is measured.
 
-A *figure* is a dict with the name and the results of one measurement.
+A *figure* is a dict with the name of a measurement and its results, or with the
+error that it raised.
 """
 
 import pathlib

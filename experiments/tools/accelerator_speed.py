@@ -1,7 +1,7 @@
-"""Measures times of inner steps, rounds and codecs, and losses, on a device.
+"""Measures speed, memory and losses on a device, for the accelerator check.
 
-A *figure* is a dict with the name of a measurement, its results, and the goal,
-if one was set before. The tiny sizes are for tests and CPUs.
+A *figure* is a dict with the name of a measurement and its results. It also has
+the goal, if one was set before the measurement.
 """
 
 import dataclasses

@@ -6,8 +6,8 @@
 
 `round` and `codecs` compare pairs of programs that run in turn, and report the
 median of the ratios of neighboring times. `inner` reports tokens a second,
-utilization and memory of the inner steps of --config, which the other benches
-do not read. Results go to WORKDIR/bench_NAME.json and to the terminal.
+utilization and memory of the inner steps of --config. The other benches refuse
+--config. Results go to WORKDIR/bench_NAME.json and to the terminal.
 """
 
 from collections.abc import Mapping, Sequence

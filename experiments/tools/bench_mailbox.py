@@ -7,14 +7,17 @@
   python -m experiments.tools.bench_mailbox sign --megabytes=256
   python -m experiments.tools.bench_mailbox loss --num_replicas=4 --bits=1
 
-An *event* is one exchange of all replicas through the store. `simulate` runs
-all replicas in one process, with a store whose requests take simulated time.
-`processes` runs each replica as a process, with a folder as the store whose
-requests are delayed. Both print the time, the requests and the bytes of an
-event. `sign` prints how many GB are signed in one CPU second, and how many are
-checked. `loss` trains a small model twice for each seed: in one run each
-replica computes the whole mean, in the other each computes a share of it. Both
-losses are printed.
+A mailbox is a store through which replicas exchange. An *event* is one exchange
+of all replicas. `simulate` runs all replicas in one process, with a store whose
+requests take simulated time. `processes` runs each replica as a process, with a
+folder as the store, whose requests are delayed. Both print the time and the
+requests of an event. They also print the bytes that a replica reads and writes
+in an event, divided by the bytes of a message.
+
+`sign` prints how many GB are signed in one CPU second, and of how many GB the
+signatures are checked. `loss` trains a small model twice for each seed, and
+prints both losses: once each replica computes the whole mean of an exchange,
+and once only a share of it.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Programs that the benches `round` and `codecs` compare.
+"""The pairs of programs that the benches `round` and `codecs` compare.
 
-`round` measures the overhead of a delayed exchange (one that is under way
-during the next round), and of two replicas on one device. `codecs` compares
-encoding and decoding with copying the same bytes, and low rank with its matrix
+`round` measures the overhead of an exchange that is under way during the next
+round, and the overhead of two replicas on one device. `codecs` compares
+encoding and decoding with copying the same values, and low rank with its matrix
 products. The bounds are goals that were set before the measurements.
 """
 

@@ -1,7 +1,8 @@
 """The decoder as PyTorch users write it, to compare the time of a step.
 
-It computes the same function of the same parameters as this project's decoder,
-with PyTorch's fused attention. Functions load PyTorch when they are called.
+For models with rotary positions, RMS norms and SwiGLU it computes the same
+function of the same parameters as this project's decoder, with PyTorch's fused
+attention. PyTorch is loaded only when a function is called.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,13 +1,15 @@
-"""Compiles a run for TPUs or GPUs that need not exist, and reports its needs.
+"""Compiles a run for TPUs or GPUs that this machine need not have.
 
-One program of the run is compiled, without allocating any array, and the
-compiler counts its memory. The program has the inner steps up to an update of a
-fragment (part of the parameters), and the exchange for this update. For a
-method that averages gradients, it has the first steps of the run.
+The result says how much memory a device needs, and what it sends to other
+slices (groups of devices with fast links). One program of the run is compiled,
+without allocating any array. It has the inner steps up to an update of a
+fragment (part of the parameters), and the exchange for this update, unless
+exchanges are programs of their own. For a method that averages gradients, it
+has the first steps of the run.
 
-The bytes that are sent between slices (groups of devices with fast links) are
-read from the program's text. For GPUs they are not known, because the text does
-not tell transfers between slices from others.
+The bytes that are sent between slices are read from the program's text. For
+GPUs they are not known, because the text does not tell transfers between slices
+from others.
 """
 
 import dataclasses
@@ -207,7 +209,7 @@ def _idle_bytes(state: RoundState, window: Window) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What one device needs for a program of a run, as the compiler counts it.
+  """What one device needs and sends for a program of a run.
 
   Attributes:
     name: Method and model.
@@ -218,7 +220,8 @@ class Compiled:
     state_bytes: Memory of the program's arguments, and of the state that the
       program does not read (bytes).
     temporaries_bytes: Memory that only the running program needs (bytes).
-    needed_bytes: Memory that the run needs on the device in all (bytes).
+    needed_bytes: Memory that the run needs on the device in all (bytes), as the
+      compiler counts it.
     planned_bytes: Bytes that the device should send to other slices, computed
       from the config.
     sent_bytes: Bytes that the device sends to other slices, by the program's

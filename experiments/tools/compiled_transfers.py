@@ -1,9 +1,9 @@
 """Finds the transfers between slices in the text of a compiled program.
 
-A slice is a group of TPUs with fast links among them, and has one replica. In
-the text, a pair of `send` and `recv` starts a transfer, and `recv-done` waits
-for the result. A loop over inner steps between the start and the wait hides the
-transfer. (XLA has no public way to walk through the instructions.)
+A slice is a group of TPUs with fast links among them. In the text, a pair of
+`send` and `recv` starts a transfer, and `recv-done` waits for the result. A
+loop over inner steps between the start and the wait hides the transfer. (XLA
+has no public way to walk through the instructions.)
 """
 
 import dataclasses

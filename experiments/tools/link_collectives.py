@@ -3,15 +3,17 @@
   python -m experiments.tools.link_collectives COORDINATOR COUNT NUMBER
   REPEATS REQUEST RESULT
 
-COUNT processes run this program, each with its NUMBER. The file REQUEST has a
-JSON list of [kind, bytes of an operand]. The last process writes a JSON list to
-the file RESULT, with an entry for each collective: [duration (seconds), bytes
-that the process sent, CPU time of the process (seconds)]. Each is the mean of
-the middle half of REPEATS repeats.
+COUNT processes run this program, each with its NUMBER (from 0). COORDINATOR is
+the HOST:PORT of process 0. The file REQUEST has a JSON list of [kind, bytes of
+an operand]. The last process writes a JSON list to the file RESULT, with an
+entry for each collective: [duration (seconds), bytes that the process sent, CPU
+time of the process (seconds)]. These numbers are means of the middle half of
+REPEATS repeats.
 
-The processes *meet* in an AllReduce of 4 bytes. The time of a collective begins
-when the last process is ready, a millisecond after the first process. It ends
-when all processes have met again; the time of such a meeting is subtracted.
+Before a collective the processes *meet* in an AllReduce of 4 bytes. Then the
+last process starts a millisecond after the first one. The duration begins when
+the last process starts, and ends when all processes have met again. The time of
+such a meeting is subtracted.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Times collectives and methods over throttled links, and predicts the times.
 
-The methods are those of DiLoCoX (arXiv 2506.21263). They train a model so small
-that the link limits AllReduce. The setting `ALONE`, over a link that is not
-throttled, gives the duration of an inner step. From this duration the simulator
-predicts the duration of a step of all other runs.
+The methods train a small model whose messages are large for the time of its
+steps. The setting `ALONE`, over a link that is not throttled, gives about the
+time of an inner step alone, because only one exchange follows 60 steps. From
+this time the simulator predicts the time of a step in all other runs.
 """
 
 import collections
@@ -133,8 +133,8 @@ class Row:
       simulator (seconds).
     measured_s: The same time as measured (seconds).
     bytes_ratio: Bytes that the kernel counted divided by the predicted bytes.
-    cpu_s: CPU time of all processes together (seconds): the time of the last
-      process times the number of processes. None for a method.
+    cpu_s: CPU time of all processes together (seconds), estimated as the time
+      of the last process times the number of processes. None for a method.
     open_s: Time of the collective over links that are not throttled (seconds);
       None if it was not measured.
   """

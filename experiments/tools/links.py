@@ -5,21 +5,21 @@
   python -m experiments.tools.links --workdir=runs/links --cases=processes
 
 Every process has a network namespace of its own, and the kernel throttles its
-link (`experiments.launch --link`). The page has one row for each case: the
-predicted and the measured seconds, and the bytes that the kernel counted
-divided by the bytes of the plan. The predictions need a calibration, which runs
-first. It measures how long gloo's collectives between two and among four
-processes take on this machine, at other sizes and rates than those of the
-cases. With --cases=calibrate only the calibration is run.
+link (`experiments.launch --link`). The page has a row for each collective or
+method: the predicted and the measured seconds, and the bytes that the kernel
+counted divided by the predicted bytes.
 
---cases=collectives times collectives. --cases=methods trains several methods
-over 200 and 50 Mbit/s. --cases=all does both.
+The first command times collectives, and trains several methods over 200 and 50
+Mbit/s. Its predictions use a calibration, which runs first. It measures how
+long gloo's collectives between two and among four processes take on this
+machine, at other sizes and rates. With --cases=calibrate only the calibration
+is run.
 
 --cases=processes times collectives over 20 to 200 Mbit/s, among two, four and
-eight processes (or other numbers, --processes). These predictions need no
-calibration. The page marks rows in which the links are not alone in limiting
-the speed, because the cores limit it as well. In such a row the collective
-takes more than a fifth of its time even if the links are not throttled.
+eight processes (or other numbers, --processes), without a calibration. The page
+says whether the links or the cores limit a collective. It names the cores if
+the collective takes more than a fifth of its time even over links that are not
+throttled.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 """Measures the time, requests and bytes of an exchange through a mailbox.
 
-An *event* is one exchange of a fragment (part of the parameters) through the
-mailbox, in which replicas leave messages for each other. `simulated_cost` runs
-all replicas in one process, with a store whose requests take simulated time.
-`processes_cost` runs each replica as a process, with a folder whose requests
-are delayed. The replicas do not train.
+A mailbox is a store in which replicas leave messages for each other. An *event*
+is one exchange of all replicas. `simulated_cost` runs all replicas in one
+process, with a store whose requests take simulated time. `processes_cost` runs
+each replica as a process, with a folder whose requests are delayed. The
+replicas do not train: their messages are random values.
 """
 
 import dataclasses
@@ -44,14 +44,14 @@ class Exchanges:
   """Settings of the exchanges (*events*) that a bench runs through a mailbox.
 
   Attributes:
-    num_replicas: Number of replicas that take part in all events, M.
+    num_replicas: Number of replicas that take part in every event, M.
     num_absent: Number of further replicas, which end after two events; only for
       `simulated_cost`.
     num_events: Number of events. The first half is not measured.
     latency_s: Time of a request (seconds).
     message_bytes: Bytes of a message without its scales.
-    shares: Whether each replica computes a share of the mean, and not all of
-      it: "on", "off" or "auto" (`MailboxRules.shares`).
+    shares: Whether each replica computes only a share (part) of the mean: "on",
+      "off" or "auto" (`MailboxRules.shares`).
     bits: Bits of a value; 32: float32.
   """
 
@@ -84,17 +84,16 @@ class Cost:
   Attributes:
     event_s: Median time of an event (seconds).
     requests: Mean number of a replica's requests in an event.
-    entry_requests: Number of requests with which a replica joins the run,
-      before its first event. `simulated_cost` gives that of the replica that
-      joins last, and `processes_cost` the largest of any replica.
+    entry_requests: Number of requests that a replica makes to join the run. In
+      a result of `simulated_cost` it is the number of the replica that joins
+      last, and in one of `processes_cost` the largest number of any replica.
     most_requests: Largest number of a replica's requests in an event.
     messages_down: Mean number of bytes that a replica reads in an event,
       divided by the bytes of one message's arrays.
     messages_up: Mean number of bytes that a replica writes in an event, divided
       by the bytes of one message's arrays.
-    cpu_s: CPU time of the whole simulation, divided by the number of events and
-      by the number of replicas that take part in all of them (seconds); 0: not
-      measured.
+    cpu_s: CPU time of the whole simulation (seconds), divided by the number of
+      events and by `Exchanges.num_replicas`; 0: not measured.
   """
 
   event_s: float

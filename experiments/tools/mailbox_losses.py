@@ -4,10 +4,9 @@ With shares each replica computes a part of the mean of all messages, and reads
 the other parts. Without shares each replica computes the whole mean.
 
 The model (about 35,000 parameters, in numpy) guesses the next character of
-Python's own library from the eight before it. Each replica takes inner steps
-with Adam, and exchanges its pseudo-gradient by a codec with error feedback
-(DiLoCo). All replicas are threads that share a store in simulated time; no JAX
-is needed.
+Python's own library from the eight before it. The method is DiLoCo with Adam as
+inner optimizer. Messages of fewer than 32 bits a value have error feedback.
+All replicas are threads that share a store in simulated time.
 """
 
 import dataclasses

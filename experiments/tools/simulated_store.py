@@ -1,10 +1,10 @@
 """A store whose requests take simulated time, for many replicas in one process.
 
-Each replica is a thread. Only one thread runs at a time: the one whose request
-takes effect next. A request takes effect after half of the latency, and the
-answer comes after the other half. Example: with a latency of 0.1 s an exchange
-with three requests in a row and a pause of 0.2 s takes 0.5 s. Requests that are
-made together (`SimulatedStore.at_once`) take one latency.
+Each replica is a thread. One thread runs at a time: the one that waits for the
+earliest simulated time. A request takes effect after half of the latency, and
+the answer comes after the other half. Example: with a latency of 0.1 s, a
+replica that makes three requests in a row and then pauses for 0.2 s needs 0.5
+s. Requests that are made together (`SimulatedStore.at_once`) take one latency.
 """
 
 import collections
@@ -87,8 +87,8 @@ class SimulatedTime:
 class SimulatedStore:
   """A store in simulated time, as one replica sees it.
 
-  It has the methods of `mailbox_protocol.store.Store`. All replicas share the
-  objects.
+  It has the methods of `mailbox_protocol.store.Store`. Each replica has such a
+  store, and all of them have the same objects.
 
   Attributes:
     where: Name of the store, for error messages.
