@@ -77,8 +77,9 @@ def as_feed(
 
   Raises:
     TypeError: If the data are of another kind.
-    ValueError: If arrays differ in their number of examples, rows differ in
-      length, values are masked, or named columns have no tokens to train on.
+    ValueError: If arrays differ in their number of examples, if rows differ in
+      length, if an array of numpy masks values (`np.ma`), or if named columns
+      have no tokens to train on.
   """
   if isinstance(data, Corpus):
     return data
@@ -187,8 +188,9 @@ class ExampleRows:
 
   Raises:
     TypeError: If the examples are of another kind, or if there are none.
-    ValueError: If arrays differ in their number of examples, rows differ in
-      length, values are masked, or named columns have no tokens to train on.
+    ValueError: If arrays differ in their number of examples, if rows differ in
+      length, if an array of numpy masks values (`np.ma`), or if named columns
+      have no tokens to train on.
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):

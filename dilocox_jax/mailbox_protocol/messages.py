@@ -1,7 +1,7 @@
 """The objects of a run: their paths in the store, and messages as raw bytes.
 
-An event is one exchange. It has one turn or several, and in each turn every
-replica sends one message. The shared state is the outer parameters, the outer
+An event is one exchange. It has one turn or several, and in a turn a replica
+sends one message. The shared state is the outer parameters, the outer
 optimizer and the codec's common state. If messages are cut into slices, a share
 is the mean of one slice of all messages.
 

@@ -189,7 +189,7 @@ class SlicedInbox(Inbox):
     ]
 
   def slice(self, replica: str, number: int) -> Section | None:
-    """Returns a slice of a sender's message; None if it was not read yet."""
+    """Returns a slice of a sender's message; None if none was read yet."""
     message = self.held.get(replica)
     if message is not None and message.is_whole:
       tables = self.tables.of_arrays(message.arrays)

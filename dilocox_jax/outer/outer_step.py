@@ -75,7 +75,9 @@ class OuterStep:
 
   Raises:
     ValueError: If the function registered for the rule does not return an
-      `ApplyRule`, or if the rule applies at the first send and tau is not H.
+      `ApplyRule`. Also if the rule takes an outer step at the first send of a
+      fragment (`ApplyRule.applies_at_first_send`), but the delay tau is not H,
+      the length of a round.
   """
 
   method: Method

@@ -212,20 +212,22 @@ def check_drifts(
   steps: Sequence[int],
   participation: RoundParticipation | None = None,
 ) -> None:
-  """Checks that the replicas' pseudo-gradients in some exchanges are finite.
+  """Checks that the pseudo-gradients that replicas sent are finite.
 
-  If a filter (`exchange.max_norm_ratio`) has left a replica out of a mean, a
-  warning is logged. With a mailbox, this function logs nothing.
+  A filter (`exchange.max_norm_ratio`) leaves a replica out of a mean if its norm
+  is too large or not finite. Then a warning is logged, and nothing is raised.
+  With a mailbox, this function logs nothing.
 
   Args:
-    exchanges: For every exchange, norms of the pseudo-gradients, on the host.
+    exchanges: For every exchange, norms of the pseudo-gradients as they were
+      sent, on the host. The norm is 0 for a replica that a filter left out.
     steps: For every exchange, the inner step of the run after which the
       pseudo-gradients were measured.
     participation: Says which replicas take part in each exchange; None: all do.
 
   Raises:
-    NotFiniteError: If the norm of a replica that takes part is not finite. The
-      message names the replica and the step.
+    NotFiniteError: If the norm is not finite for a replica that takes part and
+      was not left out. The message names the replica and the step.
   """
   participants = _participants(exchanges, participation)
   for step, drift, takes_part in zip(

@@ -4,8 +4,8 @@ OpenDiLoCo (arXiv 2407.07852): nothing is fitted. The slowest link sets the pace
 of the ring.
 
 INTELLECT-1 (arXiv 2412.01152): the paper states no bandwidth, so the rate of
-the links is fitted: once on the lowest utilization, and once for each of three
-settings on the time of its all-reduce.
+the links is fitted four times: to the lowest published utilization, and to the
+published time of an all-reduce in the USA, in the USA and Europe, and globally.
 
 Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Each peer uploads its
 payload once, to object storage. Only the upload takes time: downloads are
