@@ -139,15 +139,16 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   replica's progress of -0.5 since the send.
 
   With tau >= H the replica measures its next pseudo-gradient before this mean
-  is applied. It subtracts d, which it has sent before. At w = 7.5 this next pseudo-gradient is
-  (10 - 2) - 7.5 = 0.5. With tau = 0 the rule is `reset_rule`.
+  is applied. It subtracts d, which it has sent before. At w = 7.5 this next
+  pseudo-gradient is (10 - 2) - 7.5 = 0.5. With tau = 0 the rule is
+  `reset_rule`.
 
   Source: LOSCAR-SGD, Maziane et al., 2026, arXiv 2605.20866, with a proof of
   convergence: its "delay-corrected merge" of a shared subset of coordinates
-  (cited from memory). The text of DiLoCoX, arXiv 2506.21263, with tau = H, can be
+  (cited from memory). DiLoCoX, arXiv 2506.21263, has tau = H. Its text can be
   read as this rule or as `reset_rule`.
-  Differs from both papers: with tau >= H, a new pseudo-gradient leaves out those
-  that were sent before and are not applied yet.
+  Differs from both papers: with tau >= H, a new pseudo-gradient leaves out
+  those that were sent before and are not applied yet.
 
   Args:
     method: Its schedule tells whether tau is 0.

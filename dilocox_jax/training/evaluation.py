@@ -214,9 +214,9 @@ def check_drifts(
 ) -> None:
   """Checks that the pseudo-gradients that replicas sent are finite.
 
-  A filter (`exchange.max_norm_ratio`) leaves a replica out of a mean if its norm
-  is too large or not finite. Then a warning is logged, and nothing is raised.
-  With a mailbox, this function logs nothing.
+  A filter (`exchange.max_norm_ratio`) leaves a replica out of a mean if its
+  norm is too large or not finite. Then a warning is logged, and nothing is
+  raised. With a mailbox, this function logs nothing.
 
   Args:
     exchanges: For every exchange, norms of the pseudo-gradients as they were

@@ -154,8 +154,9 @@ def segment_sent_bytes(
 ) -> int:
   """Returns the bytes that a replica sends in a segment, e.g. a round.
 
-  If any replicas return after an absence, every replica passes on a copy of one
-  replica's state, so the bytes of one such state are added.
+  If any replicas return after an absence, the size of one replica's parameters
+  and inner optimizer state is added. The copy that they get is counted as a
+  broadcast, in which a replica passes the state on once.
   """
   sent_bytes = traffic.segment_bytes(segment)
   if segment.participation and segment.participation.returning:

@@ -96,9 +96,9 @@ def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   """Returns the methods of the five rows of Table 4, by name.
 
   Data-parallel training sends each layer at every step. The other methods send
-  each layer once in H = 100 steps. The streaming methods divide the layers among
-  num_layers // 3 fragments, and send one fragment at a time. A fragment has three
-  layers, or a few more if the number of layers is no multiple of 3.
+  each layer once in H = 100 steps. The streaming methods divide the layers
+  among num_layers // 3 fragments, and send one fragment at a time. A fragment
+  has three layers, or a few more if the number of layers is no multiple of 3.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)

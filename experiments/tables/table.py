@@ -275,8 +275,8 @@ class Table:
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
     """Yields the lines of the table's section on the page.
 
-    As the lines are read, the table's pictures are written into `out_dir`, the
-    directory of the page.
+    As the lines are read, the table's pictures are written into the folder
+    `figures` of `out_dir`, the directory of the page.
     """
     title, *paragraphs = _notes()[self.name]
     if self.header:

@@ -7,9 +7,9 @@ ways to divide the tree:
   leaf under "blocks" has a leading layer axis. Fragments 1 to P - 1 divide the
   layers. Fragment 0 has all other leaves (embedding, final norm, head).
 - By rows (orders "sliced" and "interleaved"). Every fragment has some rows of
-  every leaf. So fragments have nearly equal sizes. A "sliced" fragment has neighboring
-  rows, an "interleaved" one every P-th row. If the devices of a replica divide
-  the rows, each device has a part of every interleaved fragment.
+  every leaf. So fragments have nearly equal sizes. A "sliced" fragment has
+  neighboring rows, an "interleaved" one every P-th row. If the devices of a
+  replica divide the rows, each device has a part of every interleaved fragment.
 - By whole leaves (`balanced`, `by_path`), for any tree.
 """
 
