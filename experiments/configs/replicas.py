@@ -74,6 +74,11 @@ def _baselines() -> dict[str, str]:
     # Other divisions of the same sequences among replicas.
     "overlap_loco 4x2": "allreduce 2x4",
     "overlap_loco 8x1": "allreduce 2x4",
+    "diloco 8x1": "allreduce 2x4",
+    "muloco 8x1": "allreduce 2x4",
+    "sparse_loco, half the outer rate, 4x4": "allreduce 4x4",
+    "open_diloco, a lower inner rate, 4x4": "allreduce 4x4",
+    "muloco, a higher inner rate, 2x4": "allreduce 2x4",
     "overlap_loco 16x1": "allreduce 4x4",
     # One replica takes all eight sequences.
     "one replica, H = 16": "allreduce 1x8",

@@ -100,7 +100,7 @@ def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
   assert "default.py:" in done.stdout and "--process_id=N" in done.stdout
   page = (tmp_path / "all/report.md").read_text()
   # The page has the measured gaps, too.
-  assert "| +8.38 ± 0.06 % M=4 |" in page and "| not measured |" in page
+  assert "| +2.91 ± 0.11 % M=2 |" in page and "| not measured |" in page
   assert "| +1.95 ± 0.10 % M=2 |" in page
   assert "| tokens a\N{NO-BREAK SPACE}second |" in page
   for said in (page, " ".join(done.stdout.split())):
