@@ -42,7 +42,8 @@ def test_the_gaps_are_those_of_the_readme():
 def test_the_nearest_number_of_replicas_counts(num_replicas, nearest):
   found = measured_gaps("overlap_loco", num_replicas)
   assert {gap.num_replicas for gap in found} == {nearest}
-  assert {gap.num_replicas for gap in measured_gaps("diloco", 2)} == {4}
+  others = measured_gaps("streaming_diloco", 2)
+  assert {gap.num_replicas for gap in others} == {4}
   assert measured_gaps("delayed", 2) == []
 
 
