@@ -83,12 +83,19 @@ def test_each_round_has_its_own_time_and_all_rows_add_up(tmp_path, sync):
   config = runs.settings(**sync, total_steps=15)
   spent_s = trained(config, tmp_path)
   rows = timings(tmp_path)
-  seconds = {(row["event"], row["step"]): row["wall_s"] for row in rows}
-  rounds = [seconds["round", step] for step in (3, 6, 9, 12, 15)]
+  # After a warm start, the first round has two rows: its last step has its own.
+  seconds = {
+    row["step"]: row["wall_s"] for row in rows if row["event"] == "round"
+  }
+  assert {3, 6, 9, 12, 15} <= set(seconds)
+  rounds = [
+    sum(seconds.get(step, 0.0) for step in (end - 2, end - 1, end))
+    for end in (3, 6, 9, 12, 15)
+  ]
   assert sum(rounds) > 0.9 * len(rounds) * ROUND_S
   # A busy machine may notice the end of a round late, and then the next round
-  # seems shorter than it was. Without a time of its own, it would take no time.
-  assert min(rounds) > 0.2 * ROUND_S
+  # seems shorter than it was.
+  assert min(rounds) > 0.5 * ROUND_S
   assert sum(row["wall_s"] for row in rows) == pytest.approx(spent_s, abs=0.5)
   # Each row has what it names alone: nothing else waits for ten steps.
   events = [(row["event"], row["step"]) for row in rows]
