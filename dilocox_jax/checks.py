@@ -166,8 +166,8 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     kind: A type, or a union of types such as `int | None`.
 
   Raises:
-    ValueError: If the value has another type, or is too large for a float. A
-      subclass counts as another type, except for subclasses of numbers.
+    ValueError: If the value has another type, or is too large for a float. An
+      instance of a subclass is refused, too, unless it is a number.
   """
   kinds = typing.get_args(kind) or (kind,)
   if not isinstance(value, bool):

@@ -313,8 +313,9 @@ class CompressedMean:
     makes_up_for_own_loss = self.keep_unsent or (
       self.feedback > 0 and self.against == "own"
     )
-    # A replica that makes up for its own loss must also make up for the loss of
-    # a mean that it rounds (`shares_add_up`).
+    # With some collectives a replica also rounds a slice of the mean, which
+    # loses something, too. A replica that makes up for its own loss must also
+    # make up for that loss (`shares_add_up`).
     sender = Sender(
       participates=participates,
       key=key,

@@ -1,9 +1,9 @@
 """Divides the parameters of a user's model among the devices of a replica.
 
-A function says for the path and shape of a parameter which of its dimensions
-are divided among data shards (devices that read different rows of a batch) or
-tensor shards (devices that read the same rows). The user gives this function,
-or it is made from the partitioning metadata of an NNX or linen module
+A function takes the path and the shape of a parameter. It says which dimensions
+are divided among data shards (devices that read different rows of a batch), and
+which among tensor shards (devices that read the same rows). The user gives this
+function, or it is made from the partitioning metadata of an NNX or linen module
 (`models.custom`). If there is no function, or if its result is None, the data
 shards divide the largest dimension (`Division.largest_dimension_spec`).
 

@@ -203,8 +203,8 @@ class MailboxClient:
     part in no exchange until `take_part`.
 
     Returns:
-      The arrays of the snapshot. None if no snapshot can be read: the caller
-      begins with the initial parameters.
+      The arrays of the snapshot. If no snapshot can be read, the result is
+      None, and the caller begins with the initial parameters.
 
     Raises:
       StoppedError: If no snapshot can be read although the first events are

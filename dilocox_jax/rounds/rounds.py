@@ -111,19 +111,13 @@ class Rounds:
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: In one of these cases:
+      ValueError: If `RoundStates.init` refuses the parameters or the outer
+        optimizer. If replicas meet in a mailbox (a folder or a bucket), also in
+        one of these cases:
 
-        - The parameters have no values, or do not fit the fragments.
-        - A leaf of the parameters is no array of real floats.
-        - The outer optimizer is schedule-free without
-          `dilocox_jax.schedule_free`, or keeps an average inside another
-          transformation.
-        - Replicas meet in a mailbox (a folder or a bucket), and the outer step
-          uses a collective over replicas.
-        - Replicas meet in a mailbox, and the apply rule gives each replica
-          outer parameters of its own.
-        - Replicas meet in a mailbox, and `keep_unsent` is True with a rule and
-          a delay that do not allow it.
+        - The outer step uses a collective over replicas.
+        - The apply rule gives each replica outer parameters of its own.
+        - `keep_unsent` is True with a rule and a delay that do not allow it.
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)

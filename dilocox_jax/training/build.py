@@ -25,7 +25,7 @@ from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.device_memory import chosen_gather
 from dilocox_jax.config.platforms import on_platform
-from dilocox_jax.config.sections import MembershipConfig
+from dilocox_jax.config.sections import InnerConfig, MembershipConfig
 from dilocox_jax.distributed import coordinator_store, host_memory
 from dilocox_jax.distributed.free_memory import device_bytes
 from dilocox_jax.distributed.replicas import Replicas
@@ -245,7 +245,7 @@ def programs(
   )
   optimizer = overrides.inner_optimizer
   if optimizer is None:
-    optimizer = _named_inner_optimizer(config, schedule)
+    optimizer = named_inner_optimizer(config.inner, schedule)
   exchange = run_exchange(config, overrides)
   if devices is not None:
     devices = tuple(devices)
@@ -300,14 +300,16 @@ def programs(
   )
 
 
-def _named_inner_optimizer(
-  config: RunConfig, schedule: optax.Schedule
+def named_inner_optimizer(
+  inner: InnerConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
   """Builds the inner optimizer that a config names.
 
-  `schedule` is a function from the inner step to the learning rate.
+  Args:
+    inner: The section of the config that names the optimizer.
+    schedule: Function from the inner step to the learning rate. It replaces the
+      learning rate and the schedule of `inner`.
   """
-  inner = config.inner
   return inner_optimizer(
     inner.optimizer,
     schedule,

@@ -26,7 +26,7 @@ from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.streams import ReplicaStreams, held_out_batches
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.optimizers import inner_optimizer, learning_rate_schedule
+from dilocox_jax.optimizers import learning_rate_schedule
 from dilocox_jax.outer.average import averaged
 from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.plan.schedule.methods import METHODS
@@ -340,16 +340,7 @@ class _OneRun:
     def rate_of(count: Any) -> Any:
       return jnp.where(count < self.setting.steps, schedule(count), 0.0)
 
-    return inner_optimizer(
-      inner.optimizer,
-      rate_of,
-      inner.changed_options,
-      clip_norm=inner.clip_norm,
-      b1=inner.b1,
-      b2=inner.b2,
-      weight_decay=inner.weight_decay,
-      momentum=inner.momentum,
-    )
+    return build.named_inner_optimizer(inner, rate_of)
 
   def _data_parallel(
     self, inner: optax.GradientTransformation

@@ -75,12 +75,7 @@ class Work:
 
     As in `_train`, only finished runs on this machine's text count.
     """
-    digests = {setting: _text(setting.source).digest for setting in settings}
-    own_rows = [
-      row
-      for row in rows.read(self.path)
-      if digests.get(row.setting) == row.corpus
-    ]
+    own_rows = _on_own_text(rows.read(self.path), settings)
     return plan.training_needed(settings, own_rows, self.name)
 
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
@@ -92,11 +87,7 @@ class Work:
       all_rows = rows.read(self.path)
       runs = tuning.missing_runs(
         setting,
-        [
-          row
-          for row in all_rows
-          if row.setting == setting and row.corpus == text.digest
-        ],
+        _on_own_text(all_rows, [setting]),
         start=tuning.start_point(setting, rows.by_setting(all_rows)),
       ).runs
       if not runs:
@@ -167,6 +158,17 @@ def _row(
     jax=importlib.metadata.version("jax"),
     revision=_revision(),
   )
+
+
+def _on_own_text(
+  all_rows: Sequence[GapRow], settings: Sequence[Setting]
+) -> list[GapRow]:
+  """Returns the rows of some settings that were trained on this machine's text.
+
+  Another machine may have another text of the same name.
+  """
+  digests = {setting: _text(setting.source).digest for setting in settings}
+  return [row for row in all_rows if digests.get(row.setting) == row.corpus]
 
 
 @functools.cache

@@ -80,9 +80,11 @@ def _renamed(line: Mapping[str, str], names: Mapping[str, str]) -> Cells:
 def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """Converts the old file NAME.csv of a sweep, and its evaluations.
 
-  The evaluations are in NAME_curves.csv beside it, if this file exists. A sweep
-  NAME_others.csv has its evaluations in NAME_curves.csv as well. Returns lines
-  of runs.csv and of evaluations.csv.
+  The evaluations are read from NAME_curves.csv beside it, if this file exists.
+  It also has the evaluations of NAME_others.csv, the runs that chose settings.
+
+  Returns:
+    Lines of runs.csv, and lines of evaluations.csv.
   """
   study = path.stem
   sweep = _SWEEPS.get(study, {})
