@@ -62,6 +62,9 @@ def main(argv: Sequence[str]) -> None:
   command_line.refuse_unused(
     workdir_flag.WORKDIR, _SLICES, is_used=bool(topology), needs="--compile"
   )
+  command_line.refuse_unused(
+    memory_flag.MEMORY, is_used=not topology, needs="no --compile"
+  )
   config = run_configs.run_config(config_flag.CONFIG.value)
   memory_bytes = memory_flag.memory_bytes()
   if topology:

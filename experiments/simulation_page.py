@@ -37,9 +37,6 @@ from experiments.runtime.command_line import typed_command
 Row = tuple[str, str, str]  # Cells of `_COLUMNS`.
 NUMBERS = "simulation.json"  # Name of the file of numbers.
 _COLUMNS = ("quantity", "value", "kind")
-# Bytes that NCCL has under way by default: two channels of four slots of
-# 512 KiB.
-_NCCL_BYTES = 4 * 2**20
 
 
 def _speed(speed: float) -> str:
@@ -175,8 +172,8 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
   # The messages are those to the next replica (1) of a ring.
   bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
   buffer_bytes = bytes_under_way * 4 / 3
-  is_nccl = costs.transport.pieces > 1 and not config.uses_mailbox
-  if is_nccl and _NCCL_BYTES < buffer_bytes < math.inf:
+  is_too_small = costs.transport.buffer_bytes < buffer_bytes < math.inf
+  if is_too_small and not config.uses_mailbox:
     yield (
       "NCCL's default buffers are too small to keep this line busy: set "
       f"NCCL_BUFFSIZE to {math.ceil(buffer_bytes / 2**20) * 2**20:,} or more. "

@@ -81,8 +81,14 @@ class Drawn:
         index of the call before gives the same batch again.
 
     Raises:
-      ValueError: If the source ends, and a new pass over it gives no batch.
+      ValueError: If the source ends, and a new pass over it gives no batch; or
+        if the number is lower than in the call before.
     """
+    require(
+      number >= self._count - 1,
+      f"batch {number} is past: {self._count} batches were drawn, and only the "
+      "last one is kept",
+    )
     while self._count <= number:
       batch = self._draw(self._iterator)
       if batch is None:

@@ -158,7 +158,7 @@ def as_log(log: Any) -> RunLog:
       "tensorboard+wandb(project=links)".
 
   Raises:
-    TypeError: If the value is none of these.
+    TypeError: If the value is none of these, or is a class.
     ValueError: One line, if a text has another form, if a name or a setting is
       unknown, or if the package of a log is not installed.
   """
@@ -166,6 +166,10 @@ def as_log(log: Any) -> RunLog:
     return log
   if isinstance(log, str):
     return named_logs(log)
+  if isinstance(log, type):
+    raise TypeError(
+      f"log={log.__name__} is a class: pass an object of it, {log.__name__}()"
+    )
   if callable(getattr(log, "write", None)):
     return FunctionLog(log.write)
   if callable(log):

@@ -89,15 +89,16 @@ class Messages:
   def mean(
     self, messages: Iterable[tuple[str, float, list[np.ndarray]]]
   ) -> Arrays:
-    """Returns the weighted mean of messages; zeros if there are no messages.
+    """Returns the weighted mean of messages; zeros if no message has a weight.
 
     Args:
-      messages: Replica name, weight and encoded arrays of each message. The
-        weights must not all be 0.
+      messages: Replica name, weight and encoded arrays of each message.
     """
     messages = list(messages)
     total_weight = sum(weight for _, weight, _ in messages)
     mean = zeros_like(self.like)
+    if not total_weight:
+      return mean
     for _, weight, arrays in messages:
       for path, values in self.codec.decode(arrays, self.like).items():
         mean[path] += np.float32(weight / total_weight) * values

@@ -153,10 +153,12 @@ def human_missing(count: int, wanted: int) -> str:
 def human_comparison(gap: float, error: float = math.nan) -> str:
   """Describes a relative difference: -0.021 becomes "2.1 % lower".
 
-  A difference of 0 becomes "0.0 % higher".
+  A difference of 0 becomes "0.0 % higher", and NaN "not known".
   `error` is the standard error, a fraction like `gap`. If it is finite, it
   follows: "2.1 ± 0.3 % lower".
   """
+  if math.isnan(gap):
+    return "not known"
   size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
   direction = "lower" if gap < 0 else "higher"
   return f"{size} {direction}"

@@ -31,6 +31,9 @@ class Transport:
     connections: Largest number of TCP connections between two replicas; None:
       only the cluster limits it (`Link.streams`).
     has_trees: Whether an all-reduce may go over trees instead of a ring.
+    buffer_bytes: Bytes that may be under way at once by default. The simulator
+      assumes that a user sets more where the line holds more. Infinity if no
+      such limit is known.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
     factors: Factors by which collectives take longer than the formulas say. An
@@ -45,6 +48,7 @@ class Transport:
   segment_bytes: int | None = None
   connections: int | None = None
   has_trees: bool = False
+  buffer_bytes: float = math.inf
   starts_slowly: bool = True
   factors: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
@@ -72,12 +76,12 @@ class Transport:
 # on it would take rings. The simulator takes the algorithm that is faster on
 # the given links, as a user could with NCCL_ALGO. Otherwise other methods would
 # look better only because NCCL chose poorly. The buffers of NCCL are not
-# modeled: they are assumed to be large enough for the line (NCCL_BUFFSIZE, by
-# default 4 MiB a channel).
-NCCL = Transport(pieces=4, has_trees=True)
+# modeled: they are assumed to be large enough for the line. By default (4 MiB a
+# channel, NCCL_BUFFSIZE) two channels of four slots of 512 KiB are under way.
+NCCL = Transport(pieces=4, has_trees=True, buffer_bytes=4 * 2**20)
 # Assumed to send as NCCL does. How TPUs send between slices is not published,
 # and nothing was measured.
-TPU = NCCL
+TPU = dataclasses.replace(NCCL, buffer_bytes=math.inf)
 
 
 def limit_bytes_per_s(route: Route) -> float:

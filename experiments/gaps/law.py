@@ -79,17 +79,20 @@ def lines(
     if len(points) < _FEWEST_POINTS:
       continue
     slope, offset = _fit(points, doublings)
-    # Slope and offset of each seed, [seeds, 2].
-    seed_fits = np.asarray([_fit(each[kind], doublings) for each in seed_costs])
-    slope_error, offset_error = np.std(seed_fits, axis=0, ddof=1) / math.sqrt(
-      len(seed_fits)
-    )
+    # A seed may lack some points, whose doublings lost are NaN. Lines through
+    # other points would differ by more than by the seed.
+    seed_fits = [
+      _fit(each[kind], doublings)
+      for each in seed_costs
+      if len(each.get(kind, ())) == len(points)
+    ]
+    slope_error, offset_error = _errors(seed_fits)
     fitted_lines.append(
       Line(
         setting=points[0].setting,
         num_points=len(points),
-        slope=Estimate(slope, float(slope_error)),
-        offset=Estimate(offset, float(offset_error)),
+        slope=Estimate(slope, slope_error),
+        offset=Estimate(offset, offset_error),
         correlation=_correlation(seed_fits),
         misses={
           cost.setting.replicas: (
@@ -169,14 +172,27 @@ def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
   return float(slope), -float(intercept)
 
 
-def _correlation(seed_fits: np.ndarray) -> float:
-  """Returns the correlation of slope and offset; 0 if one of them is constant.
+def _errors(seed_fits: Sequence[tuple[float, float]]) -> tuple[float, float]:
+  """Returns the standard errors of the means of slope and offset.
 
-  `seed_fits` has slope and offset of each seed, [seeds, 2].
+  They are NaN with fewer than two seeds. `seed_fits` has slope and offset of
+  each seed.
   """
-  if not np.all(np.std(seed_fits, axis=0) > 1e-9):
+  if len(seed_fits) < 2:
+    return math.nan, math.nan
+  spreads = np.std(seed_fits, axis=0, ddof=1) / math.sqrt(len(seed_fits))
+  return float(spreads[0]), float(spreads[1])
+
+
+def _correlation(seed_fits: Sequence[tuple[float, float]]) -> float:
+  """Returns the correlation of slope and offset.
+
+  The result is 0 with fewer than two seeds, or if slope or offset are constant.
+  `seed_fits` has slope and offset of each seed.
+  """
+  if len(seed_fits) < 2 or not np.all(np.std(seed_fits, axis=0) > 1e-9):
     return 0.0
-  return float(np.corrcoef(seed_fits.T)[0, 1])
+  return float(np.corrcoef(np.transpose(seed_fits))[0, 1])
 
 
 def _line_gap(cost: Cost, slope: float, offset: float, doublings: str) -> float:

@@ -148,3 +148,11 @@ def test_an_iterator_ends_where_it_cannot_begin_again():
   drawn = Drawn(itertools.islice(itertools.count(), 3))
   with pytest.raises(ValueError, match="ended after 3 batches, and the run"):
     numbers(drawn, 0, 4)
+
+
+def test_only_the_last_batch_is_kept():
+  drawn = Drawn(iter("abc"))
+  assert drawn.batch(1) == "b"
+  assert drawn.batch(1) == "b"
+  with pytest.raises(ValueError, match="batch 0 is past: 2 batches were drawn"):
+    drawn.batch(0)

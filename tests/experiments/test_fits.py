@@ -109,6 +109,13 @@ def test_less_than_a_tenth_to_spare_is_no_safe_fit(share, is_narrow):
   assert (warned in done.stdout) == is_narrow
 
 
+def test_the_compiler_knows_the_memory_of_its_devices(tmp_path):
+  flags = TINY.format("dilocox"), "--compile=v5e:2x2", "--memory=80 GB"
+  done = shown(*flags, f"--workdir={tmp_path}")
+  assert done.returncode == 2
+  assert "--memory needs no --compile" in done.stderr
+
+
 @needs_compiler
 @pytest.mark.parametrize(
   ("slices", "word"),

@@ -11,6 +11,7 @@ from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
 from dilocox_jax.config.device_memory import DeviceMemory
 from dilocox_jax.gap.expected import expected_gap
+from dilocox_jax.simulate import transfer
 from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.steps import SteadyState
 from experiments import simulation_page
@@ -169,6 +170,11 @@ def test_buffers_of_nccl_must_hold_what_is_under_way(
   assert not buffer_bytes or f"NCCL_BUFFSIZE to {buffer_bytes} or" in notes
   assert "Round trips between sites take 40 to 40 ms" in notes
   assert "an inner step 0.4 to 0.4 s" in notes
+  plan = plan_on(tmp_path, rate)
+  costs = dataclasses.replace(plan.setup.link_costs, transport=transfer.TPU)
+  setup = dataclasses.replace(plan.setup, link_costs=costs)
+  of_tpus = dataclasses.replace(plan, setup=setup)
+  assert "NCCL" not in " ".join(simulation_page._notes(of_tpus))
 
 
 @pytest.mark.parametrize(

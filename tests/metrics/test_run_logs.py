@@ -158,6 +158,8 @@ def test_a_wrong_name_is_one_line(log, message):
 def test_what_is_no_log_is_named():
   with pytest.raises(TypeError, match="log=7 must be a function of a row"):
     as_log(7)
+  with pytest.raises(TypeError, match=r"log=Diary is a class: .* Diary\(\)"):
+    as_log(Diary)
   with pytest.raises(ValueError, match="int must be derived from"):
     dx.register_log("number", int)
 

@@ -30,6 +30,7 @@ def test_the_mean_has_the_weights_of_the_manifest():
   assert is_finite
   np.testing.assert_allclose(mean["w"], 1.25 * DELTA["w"])
   assert not messages.mean([])["w"].any()
+  assert not messages.mean([("oslo", 0.0, arrays)])["w"].any()
 
 
 @pytest.mark.parametrize(

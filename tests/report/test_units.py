@@ -104,6 +104,8 @@ def test_a_gap_is_in_per_cent_and_has_its_sign(share, error, text):
     (0.008, NAN, "0.8 % higher"),
     (-0.021, NAN, "2.1 % lower"),
     (0.017, 0.01, "1.7 ± 1.0 % higher"),
+    (INF, NAN, "inf % higher"),
+    (NAN, NAN, "not known"),
   ],
 )
 def test_a_comparison_names_the_direction(gap, error, text):
