@@ -80,14 +80,14 @@ class Bucket:
 
     Raises:
       ValueError: If `where` is not the URL of a bucket, or if `options` has an
-        unknown setting. The message is one line.
+        unknown setting or a value of a wrong type. The message is one line.
     """
     settings = _SETTINGS | options
     if where.startswith("memory://"):
       settings = {}
     try:
       self._objects: Any = from_url(where, **settings)
-    except ERRORS as error:
+    except (*ERRORS, TypeError) as error:
       raise ValueError(first_line(error)) from None
 
   def get(self, path: str, at_most: int) -> Buffer | None:

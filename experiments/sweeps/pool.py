@@ -45,7 +45,11 @@ class Job(NamedTuple):
 
 
 class Pool:
-  """Runs jobs, a few at a time, until all have ended or a deadline comes."""
+  """Runs jobs, a few at a time, until all have ended or a deadline comes.
+
+  Attributes:
+    cores: Number of CPU cores that a job can use; 0 if unknown, as on Slurm.
+  """
 
   def __init__(
     self, processes: int, slurm: str = "", deadline_s: float = math.inf
@@ -69,10 +73,12 @@ class Pool:
         raise UsageError("--slurm needs the program srun, which is not here")
       self._prefix = ["srun", *shlex.split(slurm)]
       self._limits = {}
+      self.cores = 0
     else:
       self._prefix = []
       # Divides this machine among the processes.
       self._limits = process_group.thread_limits(processes)
+      self.cores = max(1, process_group.usable_cores() // processes)
     self._stop = threading.Event()
 
   @property

@@ -23,7 +23,6 @@ from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text
-from experiments.runtime.process_group import usable_cores
 from experiments.runtime.running import check_optimizers
 from experiments.sweeps.finished import Rows
 from experiments.sweeps.pool import Job, Pool
@@ -145,12 +144,10 @@ class Training:
       f"another sweep is at {self.workdir}: wait for it",
     ):
       files.remove_partial(self.workdir)
-      self.train(runs, pool, num_processes)
+      self.train(runs, pool)
     return pool.is_late and any(self.row(run) is None for run in runs)
 
-  def train(
-    self, runs: Sequence[SweepRun], pool: Pool, num_processes: int
-  ) -> None:
+  def train(self, runs: Sequence[SweepRun], pool: Pool) -> None:
     """Trains the runs that have not ended yet, each once, in order.
 
     A run that ends or diverges is added to `rows`. A run that fails for another
@@ -159,13 +156,11 @@ class Training:
     Args:
       runs: Runs of the sweep, ended or not.
       pool: Runs the processes; it must be new.
-      num_processes: Number of runs that the pool trains at once.
 
     Raises:
       RefusedError: If a folder of the work directory is a link.
       RecordError: If runs.csv or evaluations.csv cannot be written.
     """
-    num_cores = max(1, usable_cores() // num_processes)
     missing_runs = [run for run in runs if self.row(run) is None]
     print(f"{len(runs)} runs, {len(missing_runs)} to do")
     jobs = [self._job(run) for run in missing_runs]
@@ -175,7 +170,7 @@ class Training:
       nonlocal num_ended
       num_ended += 1
       job = jobs[number]
-      outcome = self._record(missing_runs[number], failure, num_cores)
+      outcome = self._record(missing_runs[number], failure, pool.cores)
       if not outcome:
         log = str(job.log)
         self.failed.append({"run": job.name, "reason": failure, "log": log})

@@ -12,6 +12,7 @@ import pytest
 
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import RefusedError
+from experiments.runtime import process_group
 from experiments.runtime.command_line import UsageError
 from experiments.sweeps import columns, page, runs, training
 from experiments.sweeps import pool as pool_module
@@ -486,6 +487,12 @@ def test_an_error_of_the_caller_stops_all(tmp_path):
   assert time.monotonic() - started_s < 300
 
 
+def test_processes_that_run_at_once_share_the_cores(monkeypatch):
+  monkeypatch.setattr(process_group, "usable_cores", lambda: 9)
+  assert Pool(2).cores == 4
+  assert Pool(10).cores == 1
+
+
 def test_on_slurm_srun_has_the_options_and_the_command(tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setenv("PATH", str(tmp_path))  # This machine may have Slurm.
@@ -496,6 +503,8 @@ def test_on_slurm_srun_has_the_options_and_the_command(tmp_path, monkeypatch):
   srun.chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
   jobs = [job(tmp_path, name, CODES[name]) for name in ("works", "fails")]
-  found = ended(Pool(2, slurm="--partition=gpu --gpus=1"), jobs)
+  pool = Pool(2, slurm="--partition=gpu --gpus=1")
+  assert pool.cores == 0  # The machines of Slurm are other ones.
+  found = ended(pool, jobs)
   assert found == {"works": "", "fails": "no text"}
   assert jobs[0].log.read_text() == "options --partition=gpu --gpus=1\nfine\n"

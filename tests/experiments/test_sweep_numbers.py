@@ -156,6 +156,8 @@ def test_a_line_has_the_last_and_the_lowest_loss_of_a_run(tmp_path):
 class OneByOne:
   """A pool that runs nothing and says that all jobs have ended."""
 
+  cores = 4
+
   def __init__(self, reasons):
     self.reasons = reasons
 
@@ -164,8 +166,7 @@ class OneByOne:
       ended(number, reason)
 
 
-def test_processes_that_run_at_once_share_the_cores(tmp_path, monkeypatch):
-  monkeypatch.setattr(training, "usable_cores", lambda: 9)
+def test_a_row_has_the_cores_of_a_job(tmp_path, monkeypatch):
   monkeypatch.setattr(training, "corpus_digest", lambda config: "9f3a" * 4)
   cores = []
 
@@ -176,7 +177,7 @@ def test_processes_that_run_at_once_share_the_cores(tmp_path, monkeypatch):
   monkeypatch.setattr(training.Training, "_record", keep)
   trained = training.Training(tmp_path, Rows(tmp_path / "runs.csv", "mine"))
   runs = listed("a", "b")
-  trained.train(runs, OneByOne(["", "no text"]), num_processes=2)  # pyright: ignore
+  trained.train(runs, OneByOne(["", "no text"]))  # pyright: ignore
   assert cores == [4, 4]
   (failure,) = trained.failed
   assert failure["run"] == "b, seed 1" and failure["reason"] == "no text"
@@ -299,7 +300,7 @@ def test_a_sweep_stops_after_so_many_minutes(
   monkeypatch.setattr(training, "Pool", Pool)
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   trained = training.Training(tmp_path, Rows(tmp_path / "runs.csv", "mine"))
-  monkeypatch.setattr(trained, "train", lambda runs, pool, num_processes: None)
+  monkeypatch.setattr(trained, "train", lambda runs, pool: None)
   monkeypatch.setattr(trained, "row", lambda run: None)
   assert trained.train_for(
     listed("a"), num_processes=3, slurm="", max_minutes=minutes

@@ -9,6 +9,7 @@ from dilocox_jax.mailbox_protocol.answers import (
   ClosedError,
   StoreUnavailableError,
 )
+from dilocox_jax.mailbox_protocol.bucket import Bucket
 from dilocox_jax.mailbox_protocol.store import Store
 
 CALLS = {
@@ -201,3 +202,12 @@ def test_nothing_counts_as_written_that_was_not(server):
     with pytest.raises(ClosedError):
       CALLS[call](store)
   assert store.bytes_up == 0
+
+
+@pytest.mark.parametrize(
+  "options", [{"region": 5}, {"client_options": {"timeout": 5}}, {"reign": "a"}]
+)
+def test_options_that_a_bucket_does_not_take_are_one_line(options):
+  with pytest.raises(ValueError) as caught:
+    Bucket("s3://bucket/run", options)
+  assert "\n" not in str(caught.value)
