@@ -1,8 +1,8 @@
 /* How replicas agree through a store: a model that Spin searches completely.
 
    The code is dilocox_jax/mailbox_protocol/, and the protocol is stated in
-   docs/notes/mailbox_protocol.md. `make model` runs the searches that are listed
-   in check.py.
+   docs/how_it_works/mailbox_protocol.md. `make model` runs the searches that
+   are listed in check.py.
 
    Each `atomic` is one request to the store, with what the replica computes
    before its next request. Between two requests all other processes may do
