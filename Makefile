@@ -1,4 +1,5 @@
 # Every target works in a fresh clone that has only make and python3 with venv.
+# Exception: `make model` also needs Spin and a C compiler.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,10 +21,11 @@ GPU := build/gpu
 GPU_RUN := $(GPU)/bin/python -m experiments.fits
 COMPILED_GPU ?= diloco_llama_7b@h100:8 diloco_llama_7b_tensor@h100:8 \
   diloco_llama_13b@h100:8x8
-# So does PyTorch, which is large: comparisons with it and with the library
-# transformers need it.
+# PyTorch lives apart, too, because it is large. Comparisons with it and with
+# the library transformers need it.
 TRANSFORMERS := build/transformers
-# And a server of S3's protocol, whose packages do not go with ours.
+# A server of S3's protocol lives apart, because its packages do not go with
+# ours.
 MOTO := build/moto
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)

@@ -16,7 +16,7 @@ changes nothing about the exchange, so a fair comparison gives it to every
 method. The sweep has eleven settings, with the model, text, clocks, seeds and
 rounds of `small`. Each was tuned with seven runs (the study
 convergence_muon_others of docs/results/runs.csv), `allreduce_muon_average` with
-four.
+four. One more run has AllReduce with Muon, an average, and a momentum of 0.9.
 
 `long`: eight settings of five methods with up to 17,000 steps of 1,024 tokens,
 which are 20 tokens a parameter. MuLoCo and DiLoCo only have runs with as many

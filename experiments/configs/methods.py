@@ -24,8 +24,9 @@ open_diloco: the open reproduction of DiLoCo. Source: arXiv 2407.07852. Claim
   Differs: H = 30 instead of 500.
 streaming_diloco: fragments are exchanged in turn, and tau inner steps hide each
   exchange. Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a
-  fraction of its peak bandwidth. Differs: outer momentum 0.6; E3M0 has a scale
-  for each block.
+  fraction of its peak bandwidth. Differs: outer learning rate 0.7 and momentum
+  0.6 instead of 0.4 and 0.9; tau = 4 instead of 1; E3M0 has a scale for each
+  block.
 eager: a replica applies its own progress at once, and the progress of the other
   replicas one round later. Source: arXiv 2502.12996. Claim (recalled): hours at
   1 Gbit/s equal hours at infinite bandwidth, loss close to data parallel.
@@ -35,14 +36,15 @@ dilocox: the whole next round hides the exchange. Source: arXiv 2506.21263.
   over 1 Gbit/s. Differs: replicas keep progress that is not averaged yet
   (sync.rule=continue). With rounds of four steps, runs that keep it end with a
   lower loss than runs that drop it; with rounds of twenty steps both end alike
-  (measured). Error feedback adds to the next message what the codec lost of the
-  replica's own message; in the paper, it adds the error of the mean (recalled).
+  (measured, with AdamW as here). Error feedback adds to the next message what
+  the codec lost of the replica's own message; in the paper, it adds the error
+  of the mean (recalled).
 delayed: any schedule, and any value of sync.rule that goes with the schedule.
   Here, sync.rule=continue. Source: the combination is this project's own; the
   rule "continue" is LOSCAR-SGD's (arXiv 2605.20866). Claim: with rounds of four
   steps "continue" ends with a lower loss than "reset", which drops progress
   that is not averaged yet; with rounds of twenty steps both end alike
-  (measured).
+  (measured, with AdamW as here).
 sparse_loco: the largest values of a pseudo-gradient's blocks, in 2 bits.
   Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (recalled): better loss
   than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. As in the

@@ -2,9 +2,10 @@
 
 Replicas are compared with AllReduce of the same settings. Unless its name says
 otherwise, a run has a warm-up of 50 steps, an average of power 14, a last rate
-of a fifth and, with Muon, an inner momentum of 0.95. A round of `overlap_loco`
-then has the fewest steps that hide all of its bytes in the simulation of a
-model of 107B parameters.
+of a fifth and, with Muon, an inner momentum of 0.95. A run with a last rate of
+a tenth has an average of power 10. A round of `overlap_loco` has the fewest
+steps that hide all of its bytes in the simulation of a model of 107B
+parameters.
 
 The text is divided into three parts: training, validation and judge files.
 Settings were chosen by the validation loss (`loss`). Results are losses on the
@@ -12,13 +13,14 @@ judge files (`judge_loss`), which only the evaluation after the last step reads.
 docs/results/predictions.md ("Earlier runs") lists the choices that were made in
 advance.
 
-These sweeps ran on one NVIDIA H200, many runs as one program, with matrix
-products in TF32:
+Unless another device is named, these sweeps ran on one NVIDIA H200, many runs
+as one program, with matrix products in TF32:
 
 - `main`: 2,000 steps, two to five seeds at the chosen rates. "4x2" stands for
   four replicas of two sequences each. All divisions of the same eight sequences
   have one baseline, AllReduce with two replicas of four. With Muon this
-  baseline has a momentum of 0.9, which suits AllReduce better.
+  baseline has a momentum of 0.9, which suits AllReduce better. Seven settings
+  of OpenDiLoCo, SparseLoCo, DiLoCo and MuLoCo ran on a CPU in fp32.
 - `one`: one replica with an outer step, compared with its inner optimizer alone
   on the same batches; twenty seeds.
 - `long`: 17,000 steps.

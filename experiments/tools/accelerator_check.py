@@ -43,6 +43,11 @@ def main(argv: Sequence[str]) -> None:
   "ok False".
   """
   command_line.refuse_arguments(argv)
+  # The flag exists because this program imports its module.
+  if workdir_flag.WORKDIR.present:
+    raise command_line.UsageError(
+      "--workdir is not read here: take --out for the folder of the figures"
+    )
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))
   folder = workdir_flag.writable(_OUT.value, "accelerator_check")

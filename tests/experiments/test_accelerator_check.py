@@ -27,6 +27,11 @@ def test_every_figure_is_kept_with_its_bound(tmp_path):
   assert not done.returncode and not any("error" in r for r in figures.values())
 
 
+def test_a_work_directory_that_nothing_reads_is_refused(tmp_path):
+  done = programs.run("tools.accelerator_check", f"--workdir={tmp_path}")
+  assert done.returncode == 2 and "take --out" in done.one_line
+
+
 def test_what_fails_is_a_figure_too_and_the_others_follow(tmp_path):
   def broken(sizes):
     yield {"figure": "first"}
