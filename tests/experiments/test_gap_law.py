@@ -3,10 +3,13 @@
 import dataclasses
 import math
 import pathlib
+import re
 from typing import Any
 
 import pytest
 
+from dilocox_jax.gap.expected import expected_gap
+from dilocox_jax.plan.schedule.methods import METHODS
 from experiments.gaps import law, tuning
 from experiments.gaps.doublings import costs, gap_of
 from experiments.gaps.rows import GapRow, by_setting, read
@@ -171,3 +174,39 @@ def test_the_pages_have_the_gaps_of_the_other_texts():
     low, high = line.partition("% (+")[2].partition(")")[0].split(" to +")
     agrees = float(low) <= 100 * cost.gap.mean <= float(high)
     assert line.endswith("| yes |" if agrees else "| no |")
+
+
+def test_the_guide_has_the_expected_gaps_of_the_law():
+  guide = (DOCS / "guides/what_replicas_cost.md").read_text()
+  _, _, example = guide.partition("--losses=1.69,1.59")
+  own, _, every = example.partition("Expected gap of every method (%)")
+
+  def expected(method, interval, replicas):
+    return expected_gap(
+      [1.69, 1.59],
+      num_replicas=replicas,
+      sync_interval=interval,
+      method=method,
+      steps=2000,
+    )
+
+  def percent(share):
+    return f"{100 * share:+.1f}"
+
+  rows = re.findall(r"^ +(\d+) +\d+ +16 +(\S+) % +(\S+) to (\S+) ", own, re.M)
+  assert len(rows) == 4
+  for replicas, *cells in rows:
+    found = expected("overlap_loco", 16, int(replicas))
+    assert cells == [
+      percent(each) for each in (found.gap, found.low, found.high)
+    ]
+  rows = re.findall(r"^ +([a-z_]+) +(\d+)((?: +\+[\d.]+){4}) ", every, re.M)
+  with_rounds = {
+    name
+    for name, build in METHODS.items()
+    if build().exchanged == "pseudo_gradient"
+  }
+  assert {method for method, _, _ in rows} == with_rounds
+  for method, interval, cells in rows:
+    gaps = [expected(method, int(interval), n).gap for n in (2, 4, 8, 16)]
+    assert cells.split() == list(map(percent, gaps)), method
