@@ -51,6 +51,10 @@ def test_the_site_is_built_from_the_config_and_the_extra_of_make_docs():
   assert install["extra_requirements"] == ["docs", "experiments"]
 
 
+def test_an_image_gets_no_secret_of_a_run():
+  assert "**/*.secret" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_of_an_issue_has_fields_with_labels(name):
   template = load(f".github/ISSUE_TEMPLATE/{name}.yml")

@@ -1,7 +1,9 @@
 """Scripts that only docs/clusters/ has; the others are in examples/."""
 
+import os
 import pathlib
 import re
+import subprocess
 import textwrap
 
 import pytest
@@ -66,6 +68,34 @@ def test_a_job_is_warned_before_its_time_limit_and_may_be_requeued():
     if line.startswith("#SBATCH ")
   ).split()
   assert "--signal=TERM@600" in options and "--requeue" in options
+
+
+(SECOND,) = [
+  block for block in blocks("clusters/slurm.md") if "SLURM_PROCID" in block
+]
+
+
+def test_each_task_of_a_second_cluster_has_a_number_of_its_own(tmp_path):
+  # Slurm's variables have the values of a task only in the task.
+  for name, text in (
+    ("srun", 'while [ "$1" != bash ]; do shift; done; TASK "$@"'),
+    ("python", 'echo "$JAX_LOCAL_DEVICE_IDS $@"'),
+  ):
+    text = text.replace("TASK", "SLURM_LOCALID=3 SLURM_PROCID=11")
+    program = tmp_path / name
+    program.write_text(f"#!/bin/bash\n{text}\n")
+    program.chmod(0o755)
+  environment = {
+    "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    "SLURM_LOCALID": "0",
+    "SLURM_PROCID": "0",
+  }
+  done = subprocess.run(
+    ["bash", "-c", SECOND], env=environment, capture_output=True, text=True
+  )
+  device, *words = done.stdout.split()
+  assert device == "3" and "--process_id=27" in words
+  assert "--config.sync.method=diloco" in words
 
 
 # Kubernetes.

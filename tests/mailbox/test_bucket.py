@@ -1,6 +1,7 @@
 """What the answers of a server mean, for each call."""
 
 import http.server
+import pathlib
 import threading
 
 import pytest
@@ -12,6 +13,9 @@ from dilocox_jax.mailbox_protocol.answers import (
 from dilocox_jax.mailbox_protocol.bucket import Bucket
 from dilocox_jax.mailbox_protocol.store import Store
 
+PAGE = (
+  pathlib.Path(__file__).parents[2] / "docs/mailbox/how_to.md"
+).read_text()
 CALLS = {
   "get": lambda store: store.get("a", 10),
   "get_range": lambda store: store.get_range("a", 0, 10),
@@ -211,3 +215,22 @@ def test_options_that_a_bucket_does_not_take_are_one_line(options):
   with pytest.raises(ValueError) as caught:
     Bucket("s3://bucket/run", options)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("url", "setting"),
+  [
+    ("s3://bucket/run", "bucket"),
+    ("gs://bucket/run", "bucket"),
+    ("az://container/run", "container_name"),
+  ],
+)
+def test_the_urls_of_the_page_name_a_bucket_and_a_folder_in_it(
+  url, setting, monkeypatch
+):
+  assert f"`{url}`" in PAGE
+  monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+  monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+  objects = Bucket(url, {})._objects
+  _, _, name, folder = url.split("/")
+  assert objects.config[setting] == name and objects.prefix == folder
