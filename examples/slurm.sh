@@ -5,8 +5,8 @@
 #   sbatch examples/slurm.sh --config.total_steps=2000   # more flags of train
 #
 # Start it in the clone, where .venv is. Adapt the numbers of nodes and GPUs, and
-# the mesh below: 2 x 4 x 4 = 32 devices. Run with Slurm 22.05 on CPUs, with
-# fewer nodes and a smaller mesh. GPUs and several machines were not tried.
+# the mesh below: 2 x 4 x 4 = 32 devices. Run with Slurm 22.05 on CPUs, with one
+# task on each node and a smaller mesh. GPUs and several machines were not tried.
 
 #SBATCH --job-name=dilocox
 #SBATCH --nodes=4

@@ -8,8 +8,9 @@ import pathlib
 import re
 
 _FOLDER = pathlib.Path(__file__).parent
-# Programs of absl end with this call, others with a plain `main`.
-_RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)
+# Programs that a user starts end with this call of absl. A module with a plain
+# `main` is started only by another program, and has no --help.
+_RUNS = re.compile(r"^  app\.run\(", re.MULTILINE)
 _GROUPS = {
   "experiments": "Programs",
   "experiments.tools": "Checks and measurements of machines and links",
@@ -19,9 +20,8 @@ _GROUPS = {
 def programs(folder: pathlib.Path) -> dict[str, str]:
   """Returns the first line of each program's docstring, by module name.
 
-  A program is a file that has a line `if __name__ == "__main__":`. The file
-  `__main__.py` is left out. The files are read but not imported, because
-  importing would define their flags.
+  A program is a file that calls `app.run`. The files are read but not imported,
+  because importing would define their flags.
 
   Args:
     folder: Folder of the programs; folders inside it are not searched.
@@ -29,7 +29,7 @@ def programs(folder: pathlib.Path) -> dict[str, str]:
   lines = {}
   for path in sorted(folder.glob("*.py")):
     text = path.read_text()
-    if path.name == "__main__.py" or not _RUNS.search(text):
+    if not _RUNS.search(text):
       continue
     docstring = ast.get_docstring(ast.parse(text)) or ""
     lines[path.stem] = docstring.partition("\n")[0]
