@@ -30,7 +30,7 @@ These sweeps ran on a CPU in fp32:
 
 - `way_back`: how much loss the rounding of a mean costs a small model.
 - `cpu`: equal time on 1 Gbit/s with four replicas, and eager updates.
-- `equal_time`: equal time with two replicas.
+- `equal_time`: equal time with two and with four replicas.
 - `equal_rounds`: DiLoCo, MuLoCo and `overlap_loco` with the same H.
 
 `tune` has the runs on seed 1000 that chose the rates, on the H200 or a CPU.

@@ -79,12 +79,11 @@ def lines(
     if len(points) < _FEWEST_POINTS:
       continue
     slope, offset = _fit(points, doublings)
-    # A seed may lack some points, whose doublings lost are NaN. Lines through
-    # other points would differ by more than by the seed.
+    # A seed may lack points, whose doublings lost are NaN. A line needs two.
     seed_fits = [
       _fit(each[kind], doublings)
       for each in seed_costs
-      if len(each.get(kind, ())) == len(points)
+      if len(each.get(kind, ())) >= 2
     ]
     slope_error, offset_error = _errors(seed_fits)
     fitted_lines.append(
