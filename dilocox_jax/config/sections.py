@@ -325,7 +325,7 @@ class InnerConfig(Section):
   )
   # Largest norm of a gradient; 0 turns clipping off. A negative limit would
   # reverse every gradient.
-  clip_norm: float = limited(1.0, at_least=0)
+  clip_norm: float = limited(1.0, at_least=0, below=math.inf)
   # Number of micro-batches that the batch of an inner step is divided into.
   accumulate_steps: int = setting(1, at_least=1, may_differ=True)
   # Decay of the first moment; 1 would make the first update infinite.

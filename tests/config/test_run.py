@@ -164,6 +164,8 @@ REFUSED = [
   ({"inner.warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
   ({"inner.weight_decay": math.inf}, "weight_decay=inf must be .* below inf"),
   ({"model.z_loss": math.inf}, "z_loss=inf must be .* below inf"),
+  # A file of JSON could not hold it, so nothing could start from the run.
+  ({"inner.clip_norm": math.inf}, "clip_norm=inf must be .* below inf"),
   ({"exchange.codec": "low_rank(rank=129)"}, "rank=129 exceeds .* at most 128"),
   (
     {"model.positions": "learned", "model.num_positions": 100},
