@@ -319,9 +319,15 @@ def compare_methods(
 
   Raises:
     TypeError: If `config` is not a `RunConfig`.
-    ValueError: One line, if the cluster is unknown or AllReduce is refused.
+    ValueError: One line, if the cluster is unknown, if the config has a single
+      replica, or if AllReduce is refused.
   """
   check_config(config)
+  require(
+    config.mesh.num_replicas > 1,
+    "mesh.num_replicas=1: methods differ in how replicas exchange, so set at "
+    "least 2",
+  )
   run_cluster = cluster_of(config, cluster)
   memory_bytes = _device_bytes(run_cluster, device_bytes)
   run_gain = gain or gain_of_size(parameter_count(config.model.shape))
