@@ -120,6 +120,23 @@ def check_limits(values: Any, prefix: str = "") -> None:
       within_limits(prefix + field.name, value, **limits)
 
 
+def check_types(values: Any, prefix: str = "") -> None:
+  """Checks the types of all fields of a dataclass.
+
+  Unlike `check_limits` it also checks fields without limits, and it refuses
+  None in a field whose type does not allow it.
+
+  Args:
+    values: A dataclass.
+    prefix: Text in front of the fields' names, for messages, e.g. "sync.".
+
+  Raises:
+    ValueError: If a field has a wrong type.
+  """
+  for name, kind in _types_of(type(values)).items():
+    of_type(prefix + name, getattr(values, name), kind)
+
+
 def within_limits(
   name: str,
   value: Any,

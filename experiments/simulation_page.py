@@ -41,17 +41,24 @@ _COLUMNS = ("quantity", "value", "kind")
 
 def _speed(speed: float) -> str:
   """Returns tokens a second or a speed-up: "9.02", "3,724" or "2.77 M"."""
+  unit = ""
   if speed >= 1e6:
-    return f"{speed / 1e6:.3g} M"
-  return f"{speed:,.0f}" if speed >= 1000 else f"{speed:.3g}"
+    speed /= 1e6
+    unit = " M"
+  # Three digits would give "1e+03" for 999.5 and more.
+  number = f"{speed:,.0f}" if speed >= 999.5 else f"{speed:.3g}"
+  return number + unit
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
   """Returns the costs of a run, as rows for both the terminal and the page."""
   allreduce_speed = _speed(plan.allreduce_tokens_per_s)
-  speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {allreduce_speed})"
+  speed_up = f"{_speed(plan.speed_up)} times (AllReduce: {allreduce_speed})"
   speed = _speed(plan.tokens_per_s)
   num_replicas = plan.config.mesh.num_replicas
+  replicas = "1 replica"
+  if num_replicas != 1:
+    replicas = f"{num_replicas} replicas together"
   share = units.human_share(plan.rounds.utilization)
   interval = plan.config.sync.named.schedule.sync_interval
   period = f"{interval} steps" if interval > 1 else "step"
@@ -60,11 +67,7 @@ def _answer(plan: MethodPlan) -> list[Row]:
   day_bytes = units.human_bytes(plan.bytes_per_day)
   return [
     ("speed-up over AllReduce", speed_up, "simulated"),
-    (
-      "tokens a second",
-      f"{speed}, {num_replicas} replicas together",
-      "simulated",
-    ),
+    ("tokens a second", f"{speed}, {replicas}", "simulated"),
     ("time in inner steps", share, "simulated"),
     (
       "sent by a replica",
@@ -170,7 +173,10 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
   # A message goes in four pieces, each sent on when it has arrived. So a delay
   # of up to three quarters of the time of a full buffer leaves no line idle.
   # The messages are those to the next replica (1) of a ring.
-  bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
+  # Without a delay nothing is under way, even if the rate is infinite.
+  latencies_s = costs.latency_s(1)
+  rates = np.where(latencies_s > 0, costs.rate_bytes_per_s(1), 0)
+  bytes_under_way = float(max(rates * latencies_s))
   buffer_bytes = bytes_under_way * 4 / 3
   is_too_small = costs.transport.buffer_bytes < buffer_bytes < math.inf
   if is_too_small and not config.uses_mailbox:

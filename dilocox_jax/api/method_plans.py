@@ -40,6 +40,7 @@ from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.report.units import human_bytes
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.steps import SteadyState, steady_state
 
@@ -226,9 +227,8 @@ class MethodPlan:
     """Why too little memory is left free, in words; "" if `has_room`."""
     if self.has_room:
       return ""
-    needed_gb = self.memory.total / 1e9
-    device_gb = self.device_bytes / 1e9
-    reason = f"a device needs {needed_gb:.3g} GB and has {device_gb:.3g} GB"
+    needed = human_bytes(self.memory.total)
+    reason = f"a device needs {needed} and has {human_bytes(self.device_bytes)}"
     if self.fits:
       least = f"{100 * LEAST_SPARE:.0f} %"
       reason += f", so less than {least} is left for a wrong estimate"
@@ -319,9 +319,15 @@ def compare_methods(
 
   Raises:
     TypeError: If `config` is not a `RunConfig`.
-    ValueError: One line, if the cluster is unknown or AllReduce is refused.
+    ValueError: One line, if the cluster is unknown, if the config has a single
+      replica, or if AllReduce is refused.
   """
   check_config(config)
+  require(
+    config.mesh.num_replicas > 1,
+    "mesh.num_replicas=1: methods differ in how replicas exchange, so set at "
+    "least 2",
+  )
   run_cluster = cluster_of(config, cluster)
   memory_bytes = _device_bytes(run_cluster, device_bytes)
   run_gain = gain or gain_of_size(parameter_count(config.model.shape))

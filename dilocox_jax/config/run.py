@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dilocox_jax.checks import (
+  check_types,
   dataclass_from,
   flat,
   in_front,
-  of_type,
   require,
   shown,
 )
@@ -96,8 +96,7 @@ class RunConfig:
 
   def __post_init__(self):
     """Replaces None where recipe or `total_steps` decide; checks all fields."""
-    of_type("seed", self.seed, int)
-    of_type("total_steps", self.total_steps, int)
+    check_types(self)
     self._resolve()
     self._check_sizes()
     require(
@@ -111,7 +110,7 @@ class RunConfig:
       f"sync.warm_start_steps={self.sync.warm_start_steps}",
     )
     require(
-      0 <= self.inner.warmup_steps < self.total_steps,
+      self.inner.warmup_steps < self.total_steps,
       f"inner.warmup_steps={self.inner.warmup_steps} must be less than "
       f"total_steps={self.total_steps}",
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from dilocox_jax.checks import (
   check_limits,
+  check_types,
   in_front,
   limited,
   one_of,
@@ -100,16 +101,17 @@ USES_MAILBOX = ReadIf("exchange.collective", lambda name: name == MAILBOX)
 
 
 class Section:
-  """Base class of all sections. It checks the limits of the fields.
+  """Base class of all sections. It checks types and limits of the fields.
 
   Raises:
-    ValueError: If a field is outside its limits, or if a field with limits has
-      a wrong type. The message is one line.
+    ValueError: If a field has a wrong type or is outside its limits. The
+      message is one line.
   """
 
   def __post_init__(self):
     # The fields of DataConfig are "data.source" and so on in messages.
     name = type(self).__name__.removesuffix("Config").lower()
+    check_types(self, f"{name}.")
     check_limits(self, f"{name}.")
 
 
@@ -235,7 +237,7 @@ class ModelConfig(Section):
   )
   # Weight of log(sum(exp(logits)))^2 in the training loss. A negative weight
   # would reward large logits.
-  z_loss: float = limited(0.0, at_least=0)
+  z_loss: float = limited(0.0, at_least=0, below=math.inf)
 
   def __post_init__(self):
     super().__post_init__()
@@ -313,7 +315,7 @@ class InnerConfig(Section):
   schedule: str = limited("cosine", choices=choices.SCHEDULES)
   # Inner steps in which the learning rate rises. None means a quarter of the
   # run, at most 50.
-  warmup_steps: OfMethod[int] = OF_METHOD
+  warmup_steps: OfMethod[int] = limited(OF_METHOD, at_least=0)
   # Last learning rate divided by the highest one.
   final_fraction: float = setting(
     0.05,
@@ -323,7 +325,7 @@ class InnerConfig(Section):
   )
   # Largest norm of a gradient; 0 turns clipping off. A negative limit would
   # reverse every gradient.
-  clip_norm: float = limited(1.0, at_least=0)
+  clip_norm: float = limited(1.0, at_least=0, below=math.inf)
   # Number of micro-batches that the batch of an inner step is divided into.
   accumulate_steps: int = setting(1, at_least=1, may_differ=True)
   # Decay of the first moment; 1 would make the first update infinite.
@@ -333,7 +335,7 @@ class InnerConfig(Section):
   # Weight decay: a step subtracts this share of a parameter, times the learning
   # rate.
   weight_decay: float = setting(
-    0.1, at_least=0, read_if=_takes("inner", "weight_decay")
+    0.1, at_least=0, below=math.inf, read_if=_takes("inner", "weight_decay")
   )
   # Momentum of optimizers that have one, such as sgd and muon. 0 means the
   # default of the optimizer: 0.95 for muon, none for sgd.

@@ -118,6 +118,8 @@ def _gain(
   if losses is not None:
     return gain_of_losses(losses)
   if isinstance(gain, Estimate):
+    for name, share in vars(gain).items():
+      within_limits(f"gain.{name}", share, at_least=0, below=1)
     return gain
   within_limits("gain", gain, at_least=0, below=1)
   exact = of_type("gain", gain, float)

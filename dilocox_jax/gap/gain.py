@@ -36,7 +36,8 @@ def gain_of_losses(
 ) -> Estimate:
   """Returns s, the share by which AllReduce's loss falls if its batch doubles.
 
-  The range is two standard errors on either side, cut at 0 and at 0.99.
+  The range is two standard errors on either side, cut at 0 and at 0.99. An s
+  above 0.99 becomes 0.99.
 
   Args:
     losses: Two losses of AllReduce after equally many steps: the first with B /
@@ -74,10 +75,10 @@ def seed_error(gain: float) -> float:
 def with_error(gain: float, error: float) -> Estimate:
   """Returns s (`gain`) with a range of plus and minus 2 `error`.
 
-  The range is cut at 0 and at 0.99.
+  The range is cut at 0 and at 0.99, and s itself at 0.99.
   """
   return Estimate(
-    value=gain,
+    value=min(gain, 0.99),
     low=max(gain - NUM_ERRORS * error, 0.0),
     high=min(gain + NUM_ERRORS * error, 0.99),
   )

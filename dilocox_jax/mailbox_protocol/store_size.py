@@ -78,8 +78,8 @@ def check_store_bytes(
   require(
     store_bytes is None or store_bytes >= least,
     f"mailbox.store_bytes={store_bytes} is too low: {MOST_SNAPSHOTS} snapshots"
-    f" of {snapshot_bytes / 1e6:.3g} MB and the messages of {MOST_INTERVALS}"
-    f" events, {event_bytes / 1e6:.3g} MB each, take {least}",
+    f" of {snapshot_bytes} bytes and the messages of {MOST_INTERVALS}"
+    f" events, {event_bytes} bytes each, take {least}",
   )
 
 

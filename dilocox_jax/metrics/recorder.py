@@ -24,6 +24,7 @@ METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 # Written by runs with a mailbox: the replicas in the mean of each exchange.
 MAILBOX_LOG = "mailbox.jsonl"
+_LARGEST = 2**63  # Largest count in a row. A damaged row may have a larger one.
 _Row = TypeVar("_Row")
 
 
@@ -227,8 +228,8 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
   Raises:
     ValueError: One line, if a field without a default is missing, if a value
-      has the wrong type, or if a count, a time or a number of bytes is
-      negative.
+      has the wrong type, if a count, a time or a number of bytes is negative,
+      or if a count is above 2^63.
   """
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
     if field.name in row:
@@ -255,7 +256,7 @@ def _check(kind: Any, name: str, value: Any) -> None:
   else:
     of_type(name, value, kind)
     if kind is int:
-      within_limits(name, value, at_least=0)
+      within_limits(name, value, at_least=0, at_most=_LARGEST)
 
 
 def _has_no_default(field: dataclasses.Field) -> bool:

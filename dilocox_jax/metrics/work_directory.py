@@ -155,7 +155,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
     RefusedError: If the directory has files that no run has made, cannot be
       written, or has a path that is not UTF-8.
   """
-  with _refusing(workdir / LOCK):
+  with _refusing(workdir):
     claim(workdir, PROGRAM)
   refusal = f"another run is at work in workdir={workdir}: wait for its end"
   with locked(workdir / LOCK, refusal):

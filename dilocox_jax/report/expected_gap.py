@@ -10,7 +10,13 @@ s is extrapolated from the size of the model.
 import math
 from collections.abc import Iterator
 
-from dilocox_jax.checks import in_front, json_file, of_type, require
+from dilocox_jax.checks import (
+  in_front,
+  json_file,
+  of_type,
+  require,
+  within_limits,
+)
 from dilocox_jax.config.run import from_saved
 from dilocox_jax.config.run_gap import run_gap
 from dilocox_jax.gap.expected import ExpectedGap
@@ -123,6 +129,8 @@ def _measured_gain(run: LoadedRun) -> Estimate | None:
       gain = Estimate(
         *(of_type(name, numbers.get(name), float) for name in _ENDS)
       )
+      for name, share in vars(gain).items():
+        within_limits(name, share, at_least=0, below=1)
     with in_front(f"{path} is of another run: "):
       parameters = content.get("parameters")
       own_parameters = run.record["parameter_count"]

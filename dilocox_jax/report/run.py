@@ -3,6 +3,7 @@
 The run need not have finished.
 """
 
+import contextlib
 import dataclasses
 import html
 import math
@@ -300,8 +301,12 @@ def load_run(workdir: Directory) -> LoadedRun:
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
   """Reads a JSON object; raises ValueError for a missing or damaged file."""
+  is_missing = False
+  # If the system refuses even to look, `json_file` says why.
+  with contextlib.suppress(OSError):
+    is_missing = not path.exists()
   require(
-    path.exists(),
+    not is_missing,
     f"{path.parent} is not a run directory: {path.name} is missing",
   )
   return json_file(path)

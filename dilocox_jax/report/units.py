@@ -92,7 +92,9 @@ def human_time(seconds: float | int, error_s: float = math.nan) -> str:
   else:
     text = f"{number:.3g}"
   if math.isfinite(error_s):
-    text += f" ± {error_s / divisor:,.2g}"
+    error = error_s / divisor
+    # Two digits would give "1e+02".
+    text += f" ± {error:,.0f}" if error >= 99.5 else f" ± {error:.2g}"
   return f"{text} {unit}"
 
 

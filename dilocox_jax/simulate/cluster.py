@@ -79,7 +79,7 @@ class Site:
   name: str
   link: Link
   num_devices: int = limited(8, at_least=1, at_most=MOST_DEVICES)
-  peak_flops: float = limited(312e12, **_POSITIVE)
+  peak_flops: float = limited(312e12, above=0, below=math.inf)
   achieved_fraction: float = limited(0.4, above=0, at_most=1)
   memory_bytes: float | None = limited(None, **_POSITIVE)
   speed: float = limited(1.0, above=0, below=math.inf)

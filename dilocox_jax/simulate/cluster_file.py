@@ -43,6 +43,7 @@ import dataclasses
 import functools
 import importlib.resources
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Mapping
@@ -118,13 +119,14 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
   path = pathlib.Path(name_or_path)
   presets = cluster_presets()
   # A text with a folder or the ending ".json" is meant as a path.
-  is_path = path.suffix == ".json" or path.name != name_or_path or path.exists()
+  is_path = path.suffix == ".json" or path.name != name_or_path
+  is_path = is_path or os.path.exists(path)
   with in_front(f"{name_or_path}: " if is_path else ""):
     if name_or_path in presets or not is_path:
       known("cluster preset", name_or_path, presets)
       values = _resized(presets[name_or_path], num_replicas)
     else:
-      require(path.is_file(), "no such cluster file")
+      require(os.path.isfile(path), "no such cluster file")
       values = json_object(file_bytes(path), "the file")
     cluster = cluster_from_mapping(values)
     require(

@@ -174,7 +174,7 @@ def _largest(
   """Bisects for the largest number for which `timed` returns a schedule.
 
   The result is the schedule of the number that is found; None if `timed(1)` is
-  None.
+  None, or if `most` is 0.
 
   Args:
     timed: Function (number) -> schedule, or None if the number is too large.
@@ -182,7 +182,7 @@ def _largest(
   """
   # The last round of a run may be shorter than the others. So the time does not
   # grow evenly with the number, and bisection may miss the largest number.
-  best = timed(1)
+  best = timed(1) if most else None
   if best is None:
     return None
   low = 1

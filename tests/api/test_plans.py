@@ -144,6 +144,12 @@ def small_plans(
   return plans
 
 
+def test_a_single_replica_is_compared_with_nothing():
+  config = from_mapping({"mesh.num_replicas": 1})
+  with pytest.raises(ValueError, match="^mesh.num_replicas=1: .* at least 2$"):
+    method_plans.compare_methods(config, "1gbit")
+
+
 def test_the_loss_at_equal_time_ranks_and_bytes_do_not():
   plans = small_plans()
   by_name = {plan.name: plan for plan in plans}

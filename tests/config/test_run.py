@@ -1,6 +1,7 @@
 """What a config stands for, and what it is refused with."""
 
 import dataclasses
+import math
 import re
 from unittest import mock
 
@@ -14,11 +15,13 @@ from dilocox_jax.config import (
   free_on_resume,
   from_mapping,
   platforms,
+  sections,
   to_plan,
 )
 from dilocox_jax.config.platforms import chosen_values, on_platform
 from dilocox_jax.config.run import changed_settings, field_facts
 from dilocox_jax.data import tokenizers
+from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.presets import (
   MODEL_PRESETS,
   nano,
@@ -158,6 +161,11 @@ REFUSED = [
     "total_steps=60 must exceed sync.warm_start_steps=60",
   ),
   ({"total_steps": 30, "inner.warmup_steps": 30}, "less than total_steps=30"),
+  ({"inner.warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
+  ({"inner.weight_decay": math.inf}, "weight_decay=inf must be .* below inf"),
+  ({"model.z_loss": math.inf}, "z_loss=inf must be .* below inf"),
+  # A file of JSON could not hold it, so nothing could start from the run.
+  ({"inner.clip_norm": math.inf}, "clip_norm=inf must be .* below inf"),
   ({"exchange.codec": "low_rank(rank=129)"}, "rank=129 exceeds .* at most 128"),
   (
     {"model.positions": "learned", "model.num_positions": 100},
@@ -287,6 +295,33 @@ SIZES = {"num_layers": 3, "model_dim": 32, "num_heads": 2, "ff_dim": 48}
 def test_a_whole_number_is_asked_of_python_too(field, value):
   with pytest.raises(ValueError, match=f"{field}=.* must be of type int"):
     RunConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+  ("section_class", "fields", "said"),
+  [
+    (sections.DataConfig, {"document_masks": "no"}, "must be of type bool"),
+    (sections.DataConfig, {"source": 5}, "must be of type str"),
+    (sections.DataConfig, {"batch_size": None}, "must be of type int"),
+    (sections.ExchangeConfig, {"keep_unsent": "yes"}, "must be of type bool"),
+    (sections.ModelConfig, {"preset": None}, "must be of type str"),
+    (sections.OuterConfig, {"optimizer": 5}, "must be of type str"),
+    (Lora, {"products": None}, "must be of type str"),
+  ],
+)
+def test_a_section_is_asked_for_its_types_in_python_too(
+  section_class, fields, said
+):
+  (field,) = fields
+  name = section_class.__name__.removesuffix("Config").lower()
+  with pytest.raises(ValueError, match=f"^{name}.{field}=.* {said}"):
+    section_class(**fields)
+
+
+@pytest.mark.parametrize("value", [{"batch_size": 4}, None, Lora()])
+def test_a_section_is_asked_of_python_in_its_place(value):
+  with pytest.raises(ValueError, match="^data=.* must be of type DataConfig"):
+    RunConfig(data=value)
 
 
 def test_a_preset_of_which_nothing_is_left_is_refused():

@@ -94,6 +94,9 @@ def test_the_answer_has_speeds_bytes_and_memory(tmp_path):
   small = dataclasses.replace(plan, device_bytes=3e8)
   shown = values(simulation_page._answer(small))["memory of a device"]
   assert shown == "does not fit: 400 MB of 300 MB"
+  fast = dataclasses.replace(plan, allreduce_tokens_per_s=0.5)
+  shown = values(simulation_page._answer(fast))["speed-up over AllReduce"]
+  assert shown == "4,096 times (AllReduce: 0.5)"
   unknown = dataclasses.replace(plan, device_bytes=float("inf"))
   shown = values(simulation_page._answer(unknown))["memory of a device"]
   assert shown == "400 MB"
@@ -140,10 +143,12 @@ def test_a_row_of_all_methods_has_the_same_numbers(tmp_path):
   [
     (9.018, "9.02"),
     (999.4, "999"),
+    (999.6, "1,000"),
     (1000, "1,000"),
     (3724.4, "3,724"),
     (2_774_000, "2.77 M"),
     (1e6, "1 M"),
+    (4_321e6, "4,321 M"),
   ],
 )
 def test_a_speed_has_three_or_four_digits(speed, text):
@@ -175,6 +180,18 @@ def test_buffers_of_nccl_must_hold_what_is_under_way(
   setup = dataclasses.replace(plan.setup, link_costs=costs)
   of_tpus = dataclasses.replace(plan, setup=setup)
   assert "NCCL" not in " ".join(simulation_page._notes(of_tpus))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_single_replica_needs_no_buffers(tmp_path):
+  cluster = tmp_path / "ours.json"
+  site = {"name": "Rome", "up": "1 Gbit/s", "down": "1 Gbit/s"}
+  cluster.write_text(json.dumps({"sites": [site]}))
+  config = from_mapping(CONFIG | {"mesh": {"num_replicas": 1}})
+  plan = plan_run(config, str(cluster), Options(step_s=0.4))
+  assert "NCCL_BUFFSIZE" not in " ".join(simulation_page._notes(plan))
+  speed = values(simulation_page._answer(plan))["tokens a second"]
+  assert speed == "1,280, 1 replica"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +256,7 @@ def test_plans_that_do_not_fit_are_named_and_not_written(tmp_path, capsys):
   simulation_page.report_methods(plans, {"delayed": "no tau"}, tmp_path)
   shown = capsys.readouterr().out
   assert "not recommended: delayed: no tau" in shown
-  assert "not recommended: muloco: a device needs 2.1 GB and has 1 GB" in shown
+  assert "muloco: a device needs 2.10 GB and has 1.00 GB" in shown
   assert "Recommended: diloco with H = 10." in shown
   written = {path.name for path in tmp_path.glob("*.json")}
   assert written == {"ours.json", "diloco.json", "eager.json", "dilocox.json"}

@@ -184,6 +184,8 @@ def test_what_lies_outside_of_the_runs_is_said():
     ({"losses": [2.0, 1.8], "gain": 0.1}, "give either losses"),
     ({}, "give either losses"),
     ({"gain": 1.0}, "gain=1.0 must be at least 0 and below 1"),
+    ({"gain": Estimate(0.1, 0.0, 1.5)}, "gain.high=1.5 must be at least 0 and"),
+    ({"gain": Estimate(math.nan, 0.0, 0.1)}, "gain.value=nan must be at least"),
     ({"gain": 0.1, "num_replicas": 1}, "num_replicas=1 must be at least 2"),
     ({"gain": 0.1, "sync_interval": 0}, "sync_interval=0 must be at least 1"),
     ({"gain": 0.1, "steps": 0}, "steps=0 must be at least 1"),
@@ -202,6 +204,8 @@ def test_an_error_of_s_is_two_errors_wide_and_not_below_zero():
   assert with_error(0.01, 0.02).low == 0
   found = gain_of_losses([2.0, 1.8], error=0.01)
   assert (found.low, found.high) == pytest.approx((0.08, 0.12))
+  # A loss so low that s would be rounded to 1 has a gap all the same.
+  assert gain_of_losses([2.0, 1e-300]).value == 0.99
 
 
 def test_s_by_size_falls_as_the_third_root_and_is_bounded():

@@ -128,8 +128,11 @@ def test_a_lock_that_cannot_be_is_one_line_and_harms_nothing(tmp_path):
   (tmp_path / "thesis").write_text("precious")
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / LOCK).symlink_to(tmp_path / "thesis")
-  for workdir in (tmp_path / "run", tmp_path / "thesis" / "run"):
-    with pytest.raises(RefusedError, match="lock cannot be "):
+  with pytest.raises(RefusedError, match="lock cannot be "):
+    with held(tmp_path / "run"):
+      pass
+  for workdir in (tmp_path / "thesis", tmp_path / "thesis" / "run"):
+    with pytest.raises(RefusedError, match=f"^{workdir} cannot be written: "):
       with held(workdir):
         pass
   assert (tmp_path / "thesis").read_text() == "precious"

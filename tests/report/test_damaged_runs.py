@@ -86,6 +86,21 @@ def test_a_folder_in_place_of_a_file_is_one_line(run_folder, name):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("field", ["step", "tokens", "total_sent_bytes"])
+def test_a_count_beyond_all_runs_is_damage(run_folder, field):
+  path = run_folder / "metrics.jsonl"
+  row = json.loads(path.read_text().splitlines()[-1])
+  with path.open("a") as file:
+    file.write(json.dumps(row | {field: 10**400}) + "\n")
+  with pytest.raises(ValueError, match=f"damaged row.* {field}=1000.* at most"):
+    load_run(run_folder)
+
+
+def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
+  with pytest.raises(ValueError, match="config.json cannot be read"):
+    load_run(tmp_path / ("a" * 300))
+
+
 def test_a_row_of_who_met_may_be_damaged(run_folder):
   usage = {"get": 3, "bytes_up": 10, "bytes_down": 20}
   row = {"step": 3, "event": 1, "members": ["a"], "left_out": {"b": "late"}}

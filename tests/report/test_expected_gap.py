@@ -72,6 +72,10 @@ def test_a_measured_s_in_the_directory_counts(finished):
   path.write_text(json.dumps(content | {"parameters": 5}))
   with pytest.raises(RecordError, match="its model has 5 parameters, and this"):
     section(run)
+  no_share = {"value": 1.0, "low": 0.04, "high": 1.5}
+  path.write_text(json.dumps(content | {"gain": no_share}))
+  with pytest.raises(RecordError, match="gap.json is damaged: value=1.0 must"):
+    section(run)
   path.write_text('{"gain": {"value": 0.1}}')
   with pytest.raises(RecordError, match="gap.json is damaged: low=None must"):
     section(run)

@@ -71,6 +71,7 @@ def test_a_time_has_the_largest_unit_in_which_it_is_at_least_one(seconds, text):
 def test_the_error_of_a_time_has_the_unit_of_the_time():
   assert units.human_time(22.9, 0.54) == "22.9 ± 0.54 s"
   assert units.human_time(7200, 360) == "2 ± 0.1 h"
+  assert units.human_time(7200 * 1000, 3600 * 120) == "2,000 ± 120 h"
   assert units.human_time(120, NAN) == "2 min"
 
 

@@ -184,3 +184,9 @@ def test_a_growing_config_is_refused_in_one_line(tmp_path):
 def test_the_default_config_can_be_asked_for_its_proposals():
   config = dataclasses.replace(RunConfig(), total_steps=60)
   assert growing_plans(config, "1gbit")[0].config == config
+
+
+def test_a_run_of_one_step_has_no_proposals():
+  config = config_of(**{"total_steps": 1, "sync.sync_interval": 1})
+  (constant,) = growing_plans(config, "1gbit")
+  assert constant.config == config

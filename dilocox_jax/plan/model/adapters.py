@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from dilocox_jax.checks import check_limits, known, limited
+from dilocox_jax.checks import check_limits, check_types, known, limited
 from dilocox_jax.field_facts import ReadIf, setting
 
 # Names of the two adapter matrices of a kernel [I, O].
@@ -45,7 +45,8 @@ class Lora:
   products: str = setting("query,value", read_if=ReadIf("lora.rank", bool))
 
   def __post_init__(self):
-    """Raises ValueError if a field is outside its limits."""
+    """Raises ValueError if a field has a wrong type or is out of limits."""
+    check_types(self, "lora.")
     check_limits(self, "lora.")
 
   @property
