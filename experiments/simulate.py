@@ -103,6 +103,12 @@ def main(argv: Sequence[str]) -> None:
     is_used=_METHODS.value == "all",
     needs="--methods=all",
   )
+  command_line.refuse_unused(
+    memory_flag.MEMORY,
+    workdir_flag.WORKDIR,
+    is_used=_METHODS.value != "growing",
+    needs="--methods=own or all",
+  )
   if _CLUSTER.value == "help":
     _print_clusters()
     return
