@@ -162,15 +162,18 @@ def mailbox_address(
       of the secret cannot be read.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
-  present = [flag for flag in needed_flags if flag.value]
-  if not present:
+  # An empty text, e.g. of a shell variable that is not set, is a mistake.
+  if all(flag.value is None for flag in needed_flags):
     return None
   where = _MAILBOX.value
   name = _REPLICA.value
   secret = _SECRET.value
   if not where or not name or not secret:
     missing = [f"--{flag.name}" for flag in needed_flags if not flag.value]
-    raise UsageError(f"--{present[0].name} needs {' and '.join(missing)}")
+    raise UsageError(
+      "--mailbox, --replica and --secret go together: give"
+      f" {' and '.join(missing)}"
+    )
   if _CLUSTER.value:
     raise UsageError(
       "--mailbox does not go with --cluster: its replicas meet on real links"

@@ -40,6 +40,8 @@ MISTAKES = [
   ("train", EXAMPLE, "set mesh.num_replicas="),
   ("train", "--mailbox=x --replica=oslo --secret=absent", "make_secret"),
   ("train", "--mailbox=x --replica=Oslo --secret=absent", "='Oslo' must"),
+  ("train", "--mailbox=", "give --mailbox and --replica and --secret"),
+  ("train", "--mailbox=x --replica= --secret=y", "go together: give --replica"),
   ("train", "--parts=missing.py", "missing.py is not a file"),
   ("fits", "--parts=missing.py", "missing.py is not a file"),
   ("launch", "--config.mesh.num_replicas=3", "2 processes"),
@@ -133,6 +135,12 @@ def test_a_config_file_that_fails_is_named_with_the_reason(
   done = run(program, f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
   assert done.returncode == 2
   assert word in done.one_line and f"{tmp_path}/mine.py" in done.one_line
+
+
+def test_a_secret_that_cannot_be_written_is_one_line():
+  done = run("make_secret", "--file=/proc/run.secret")
+  assert done.returncode == 2
+  assert "--file=/proc/run.secret cannot be written" in done.one_line
 
 
 @pytest.mark.parametrize("where", ["file/run", "/proc/run"])
