@@ -121,6 +121,7 @@ def test_a_missing_work_directory_is_asked_for():
       "    raise RuntimeError('late')",
       "RuntimeError: late",
     ),
+    ("import sys\nsys.exit(0)", "SystemExit: 0"),
     (
       "def get_config():\n  return 3",
       "returns a int, and must return a Config",
@@ -135,6 +136,13 @@ def test_a_config_file_that_fails_is_named_with_the_reason(
   done = run(program, f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
   assert done.returncode == 2
   assert word in done.one_line and f"{tmp_path}/mine.py" in done.one_line
+
+
+def test_a_file_of_parts_that_ends_the_program_is_named(tmp_path):
+  (tmp_path / "mine.py").write_text("import sys\nsys.exit(0)\n")
+  done = run("train", f"--parts={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
+  assert done.returncode == 2
+  assert f"--parts={tmp_path}/mine.py: SystemExit: 0" in done.one_line
 
 
 def test_a_secret_that_cannot_be_written_is_one_line():
