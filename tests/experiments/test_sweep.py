@@ -254,6 +254,12 @@ def test_a_wrong_field_is_one_line_before_anything_runs(
   assert not out.exists()
 
 
+def test_a_fifo_in_place_of_a_table_is_refused(tmp_path):
+  os.mkfifo(tmp_path / "runs.csv")
+  with pytest.raises(RecordError, match="runs.csv has to be a file"):
+    read_runs(tmp_path / "runs.csv")
+
+
 def test_a_sweep_begins_with_committed_rows_and_changes_none(tmp_path):
   start = tmp_path / "start.csv"
   path = tmp_path / "new" / "runs.csv"
