@@ -130,12 +130,13 @@ def _config() -> "RunConfig":
   """
   values = config_flag.CONFIG.value
   if _TRANSPORT.value == "mailbox":
-    values.exchange.collective = "mailbox"
+    run_configs.set_field(values, "exchange", "collective", "mailbox")
   config = run_configs.run_config(values)
   if _TOKENS.value is None:
     return config
   step_tokens = config.tokens_per_replica_step * config.mesh.num_replicas
-  values.total_steps = math.ceil(_TOKENS.value / step_tokens)
+  with values.unlocked():
+    values.total_steps = math.ceil(_TOKENS.value / step_tokens)
   return run_configs.run_config(values)
 
 

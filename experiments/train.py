@@ -28,6 +28,7 @@ from experiments.runtime import (
   distributed_flags,
   parts_flag,
   run_configs,
+  samples,
   workdir_flag,
 )
 from experiments.runtime.command_line import UsageError
@@ -49,6 +50,7 @@ _SAMPLE_TOKENS = flags.DEFINE_integer(
   100,
   "Tokens that the trained model writes for the report; 0: none.",
   lower_bound=0,
+  upper_bound=samples.MOST_TOKENS,
 )
 _CHECK_MEMORY = flags.DEFINE_bool(
   "check_memory",
@@ -180,8 +182,8 @@ def mailbox_address(
     )
   # If the user has set another collective, the training refuses it later
   # (`mailbox_config`).
-  if config.exchange.collective == "auto":
-    config.exchange.collective = "mailbox"
+  if config.get("exchange", {}).get("collective", "auto") == "auto":
+    run_configs.set_field(config, "exchange", "collective", "mailbox")
   from dilocox_jax.mailbox_protocol.roster import checked_name, read_secret
 
   with command_line.usage_errors():

@@ -25,10 +25,14 @@ MISTAKES = [
   ("train", "--config=nowhere.py", "nowhere.py"),
   ("train", "--config=experiments/configs/default.py:Makefile", "no JSON"),
   ("train", "--wrokdir=x", "workdir"),
+  ("train", "--sample_tokens=9999999999999999999", "sample_tokens"),
   ("train", "train", "unexpected argument 'train'"),
   ("train", "--config.sync.method.x=1", "unknown config field"),
   ("train", "--noconfig.total_stepz", "did you mean 'total_steps'"),
   ("train", f"--config.seed=3 {DEFAULT}", "before a value for --config"),
+  ("train", "--config=experiments/configs/compression.py", "a sweep, and not"),
+  ("launch", "--config=experiments/configs/compression.py", "a sweep, and not"),
+  ("simulate", "--config=experiments/configs/convergence.py:small", "a sweep"),
   ("train", f"{DEFAULT} --config.seed=x", "config.seed=x"),
   ("train", f"{TEXT} --config.data.glob=nowhere/*.txt", "nowhere/*.txt"),
   ("train", "--config.checkpoint.init_from=nowhere", "init_from=nowhere"),
@@ -149,6 +153,31 @@ def test_a_secret_that_cannot_be_written_is_one_line():
   done = run("make_secret", "--file=/proc/run.secret")
   assert done.returncode == 2
   assert "--file=/proc/run.secret cannot be written" in done.one_line
+
+
+@pytest.mark.parametrize(
+  "program, arguments, word",
+  [
+    ("launch", "--processes=3", "3 processes cannot share 2 devices"),
+    ("train", "--distributed --num_processes=3 --process_id=0", "3 processes"),
+    ("train", "--mailbox=x --replica=oslo --secret=absent", "make_secret"),
+    ("simulate", "--transport=mailbox --tokens=9e4", "--workdir is missing"),
+  ],
+)
+def test_a_config_may_be_locked_and_lack_the_sections_that_flags_set(
+  program, arguments, word, tmp_path
+):
+  (tmp_path / "mine.py").write_text(
+    "from ml_collections import config_dict\n"
+    "def get_config():\n"
+    "  values = {'model': {'preset': 'nano'}}\n"
+    "  return config_dict.ConfigDict(values).lock()\n"
+  )
+  given = [f"--config={tmp_path}/mine.py", *shlex.split(arguments)]
+  if "missing" not in word:
+    given.append(f"--workdir={tmp_path}/run")
+  done = run(program, *given)
+  assert done.returncode == 2 and word in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("where", ["file/run", "/proc/run"])
