@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
   distributed_flags.check_unset("experiments.launch")
   parts_flag.register()
   config_values = config_flag.CONFIG.value
-  config_values.mesh.layout = "mesh"
+  run_configs.set_field(config_values, "mesh", "layout", "mesh")
   # The flags are checked here too, so that a mistake is one line of the
   # launcher. Every process reads the flags again.
   train.mailbox_address(config_values)

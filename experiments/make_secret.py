@@ -12,6 +12,7 @@ from absl import app, flags
 
 from dilocox_jax.mailbox_protocol.roster import write_secret
 from experiments.runtime import command_line
+from experiments.runtime.command_line import UsageError
 
 _FILE = flags.DEFINE_string(
   "file", None, "File to write; it must not exist.", required=True
@@ -22,8 +23,13 @@ _FILE = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Writes a new secret to --file, and prints the path."""
   command_line.refuse_arguments(argv)
-  with command_line.usage_errors():
-    write_secret(_FILE.value)
+  try:
+    with command_line.usage_errors():
+      write_secret(_FILE.value)
+  except OSError as error:
+    raise UsageError(
+      f"--file={_FILE.value} cannot be written: {error.strerror}"
+    ) from error
   print(f"the secret is in {_FILE.value}; only you can read it")
 
 

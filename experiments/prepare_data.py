@@ -9,6 +9,7 @@ into memory instead of reading them whole.
 """
 
 import pathlib
+import shlex
 from collections.abc import Iterator, Sequence
 
 from absl import app, flags
@@ -161,8 +162,9 @@ def _report(corpus: Corpus, workdir: pathlib.Path) -> None:
     f"{len(corpus.train):,} training and {len(corpus.validation):,} validation "
     f"tokens of {corpus.vocab_size:,}, {corpus.bytes_per_token:.2f} bytes each"
   )
+  glob = shlex.quote(f"--config.data.glob={workdir}")
   print(
-    f"train on it: --config.data.source=shards --config.data.glob={workdir} "
+    f"train on it: --config.data.source=shards {glob} "
     f"--config.model.vocab_size={corpus.vocab_size}"
   )
 

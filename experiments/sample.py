@@ -19,7 +19,11 @@ _PROMPT = flags.DEFINE_string(
   "Text to continue; by default the first tokens of the validation text.",
 )
 _NUM_TOKENS = flags.DEFINE_integer(
-  "num_tokens", 200, "Number of tokens to draw.", lower_bound=1
+  "num_tokens",
+  200,
+  "Number of tokens to draw.",
+  lower_bound=1,
+  upper_bound=samples.MOST_TOKENS,
 )
 _TEMPERATURE = flags.DEFINE_float(
   "temperature",

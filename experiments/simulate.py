@@ -103,6 +103,12 @@ def main(argv: Sequence[str]) -> None:
     is_used=_METHODS.value == "all",
     needs="--methods=all",
   )
+  command_line.refuse_unused(
+    memory_flag.MEMORY,
+    workdir_flag.WORKDIR,
+    is_used=_METHODS.value != "growing",
+    needs="--methods=own or all",
+  )
   if _CLUSTER.value == "help":
     _print_clusters()
     return
@@ -124,12 +130,13 @@ def _config() -> "RunConfig":
   """
   values = config_flag.CONFIG.value
   if _TRANSPORT.value == "mailbox":
-    values.exchange.collective = "mailbox"
+    run_configs.set_field(values, "exchange", "collective", "mailbox")
   config = run_configs.run_config(values)
   if _TOKENS.value is None:
     return config
   step_tokens = config.tokens_per_replica_step * config.mesh.num_replicas
-  values.total_steps = math.ceil(_TOKENS.value / step_tokens)
+  with values.unlocked():
+    values.total_steps = math.ceil(_TOKENS.value / step_tokens)
   return run_configs.run_config(values)
 
 

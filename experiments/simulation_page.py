@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -471,9 +472,10 @@ def _start(plan: MethodPlan, config: str) -> str:
     f"{place}, and every process sees {num_devices} devices and {needed_file}. "
     "Choose the text (data.glob) and a learning rate."
   )
+  config_flag = shlex.quote(f"--config={config}")
   return (
     f"{textwrap.fill(text, 80)}\n\n"
-    f"  python -m experiments.train \\\n    --config={config} \\\n    {flags}\n"
+    f"  python -m experiments.train \\\n    {config_flag} \\\n    {flags}\n"
   )
 
 

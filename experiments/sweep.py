@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
   name = pathlib.Path(config_file).stem
   if argument:
     name += f"_{argument}"
-  committed_rows = _ROOT / sweep["rows"] if sweep.get("rows") else None
+  committed_rows = _committed_rows(sweep)
   runs = _checked_runs(sweep, name, committed_rows)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "sweep")
   # This import loads JAX and takes seconds, so mistakes are found before it.
@@ -128,6 +128,25 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
+def _committed_rows(sweep: Mapping[str, Any]) -> pathlib.Path | None:
+  """Returns the file of finished runs that a sweep names; None: it names none.
+
+  Raises UsageError if a field of the sweep has a wrong type, or if the file is
+  missing.
+  """
+  from dilocox_jax.checks import require
+  from experiments.sweeps.runs import check_fields
+
+  with command_line.usage_errors("--config: "):
+    check_fields(sweep)
+    if not sweep.get("rows"):
+      return None
+    path = _ROOT / sweep["rows"]
+    # Without this file all runs would be trained again.
+    require(path.is_file(), f"rows: {path} is not a file")
+    return path
+
+
 def _checked_runs(
   sweep: Mapping[str, Any], name: str, committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
@@ -165,12 +184,10 @@ def _clocks_and_times(
   name of a clock. Raises UsageError if a clock is wrong, or does not fit a run.
   """
   from experiments.sweeps import page
-  from experiments.sweeps.clocks import clock_of
+  from experiments.sweeps.clocks import clocks_of
 
   with command_line.usage_errors("--config: ", _MISTAKES):
-    clocks = {
-      entry["name"]: clock_of(entry) for entry in sweep.get("clocks", ())
-    }
+    clocks = clocks_of(sweep.get("clocks", ()))
     return clocks, page.times_of(runs, clocks)
 
 

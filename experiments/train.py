@@ -28,6 +28,7 @@ from experiments.runtime import (
   distributed_flags,
   parts_flag,
   run_configs,
+  samples,
   workdir_flag,
 )
 from experiments.runtime.command_line import UsageError
@@ -49,6 +50,7 @@ _SAMPLE_TOKENS = flags.DEFINE_integer(
   100,
   "Tokens that the trained model writes for the report; 0: none.",
   lower_bound=0,
+  upper_bound=samples.MOST_TOKENS,
 )
 _CHECK_MEMORY = flags.DEFINE_bool(
   "check_memory",
@@ -162,23 +164,26 @@ def mailbox_address(
       of the secret cannot be read.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
-  present = [flag for flag in needed_flags if flag.value]
-  if not present:
+  # An empty text, e.g. of a shell variable that is not set, is a mistake.
+  if all(flag.value is None for flag in needed_flags):
     return None
   where = _MAILBOX.value
   name = _REPLICA.value
   secret = _SECRET.value
   if not where or not name or not secret:
     missing = [f"--{flag.name}" for flag in needed_flags if not flag.value]
-    raise UsageError(f"--{present[0].name} needs {' and '.join(missing)}")
+    raise UsageError(
+      "--mailbox, --replica and --secret go together: give"
+      f" {' and '.join(missing)}"
+    )
   if _CLUSTER.value:
     raise UsageError(
       "--mailbox does not go with --cluster: its replicas meet on real links"
     )
   # If the user has set another collective, the training refuses it later
   # (`mailbox_config`).
-  if config.exchange.collective == "auto":
-    config.exchange.collective = "mailbox"
+  if config.get("exchange", {}).get("collective", "auto") == "auto":
+    run_configs.set_field(config, "exchange", "collective", "mailbox")
   from dilocox_jax.mailbox_protocol.roster import checked_name, read_secret
 
   with command_line.usage_errors():

@@ -8,7 +8,7 @@ outer steps. All of these send equally many bytes. AllReduce is trained as well,
 for comparison. The rates of each setting are chosen on --seeds, and the best
 rates are then trained on --result_seeds. Each finished run is a line of --rows,
 so the same command goes on after an interruption. At the end the program prints
-a table of the results.
+a table of the results. If runs are left after --minutes, it ends with code 75.
 """
 
 import math
@@ -18,7 +18,9 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from experiments.runtime import command_line
+from dilocox_jax.checks import require, within_limits
+from experiments.runtime import command_line, samples
+from experiments.runtime.command_line import StoppedError
 
 _ROWS = flags.DEFINE_string(
   "rows", None, "CSV file of finished runs.", required=True
@@ -53,9 +55,8 @@ def main(argv: Sequence[str]) -> None:
       raise command_line.UsageError(
         f"--settings={name} is not one of {', '.join(growing.SETTINGS)}"
       )
-  with command_line.usage_errors():
-    seeds = [int(seed) for seed in _SEEDS.value]
-    result_seeds = [int(seed) for seed in _RESULT_SEEDS.value]
+  seeds = _seeds(_SEEDS)
+  result_seeds = _seeds(_RESULT_SEEDS)
   running.set_up_jax()
   from experiments.gaps.growing_runs import GrowingRuns
 
@@ -65,10 +66,34 @@ def main(argv: Sequence[str]) -> None:
     result_seeds=result_seeds,
     deadline=time.monotonic() + 60 * _MINUTES.value,
   )
+  is_complete = True
   for name in names:
-    runs.choose_rates(name)
-    runs.train_results(name)
+    is_complete &= runs.choose_rates(name)
+    is_complete &= runs.train_results(name)
   print(runs.table(names))
+  if not is_complete:
+    raise StoppedError(
+      "runs are left: the same command goes on", command_line.TRY_AGAIN
+    )
+
+
+def _seeds(flag: flags.FlagHolder) -> list[int]:
+  """Returns the seeds of a flag, at least one.
+
+  Raises UsageError if one of them is no seed.
+  """
+  text = ",".join(flag.value)
+  try:
+    seeds = [int(seed) for seed in flag.value]
+  except ValueError:
+    raise command_line.UsageError(
+      f"--{flag.name}={text} must be whole numbers, such as 0,1,2"
+    ) from None
+  with command_line.usage_errors(f"--{flag.name}={text}: "):
+    require(bool(seeds), "name at least one seed")
+    for seed in seeds:
+      within_limits("seed", seed, at_least=0, at_most=samples.LARGEST_SEED)
+  return seeds
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def growing_plans(
   - Rounds grow from short ones (`sync.first_interval`), about as slowly as the
     time permits.
   - The run begins with data-parallel steps (`sync.warm_start_steps`), with
-    about as many as the time permits.
+    about as many as the time permits. Replicas that meet in a mailbox have no
+    such start.
 
   `utilization` says how long a run may take. The losses are not predicted.
 
@@ -99,6 +100,8 @@ def growing_plans(
 
   plans = [_plan(config, constant)]
   for schedule in schedules_within(most_s, *run, method_of):
+    if config.uses_mailbox and schedule.warm_start_steps:
+      continue
     plans.append(_plan(_with_schedule(config, schedule), schedule))
   return plans
 

@@ -436,7 +436,7 @@ def _saved_outer(
   with contextlib.closing(checkpoints):
     restored = checkpoints.restore(like)
   if restored is None:
-    raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
+    raise RefusedError(f"{source} has no whole checkpoint")
   state, _ = restored
   params = evaluation.params_to_keep(programs, state)
   if isinstance(state, SharedState) or not programs.rounds.outer.is_shared:

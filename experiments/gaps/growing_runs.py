@@ -84,36 +84,37 @@ class GrowingRuns:
   result_seeds: Sequence[int]
   deadline: float
 
-  def choose_rates(self, name: str) -> None:
+  def choose_rates(self, name: str) -> bool:
     """Trains a setting with each pair of its rates on each of `seeds`.
 
     Runs that are finished already are not trained again. After the deadline no
-    run is started.
+    run is started. Returns whether none of these runs is left.
     """
-    for rates in RATES[name]:
-      self._train(name, rates, self.seeds)
+    return all([self._train(name, rates, self.seeds) for rates in RATES[name]])
 
-  def train_results(self, name: str) -> None:
+  def train_results(self, name: str) -> bool:
     """Trains a setting with its best rates, on `result_seeds`.
 
     The best rates are those with the lowest mean loss over `seeds`. Nothing is
     trained if no pair of rates is finished on all of these seeds without
-    divergence. After the deadline no run is started.
+    divergence. After the deadline no run is started. Returns whether none of
+    these runs is left.
     """
     best = self._best_rates(name)
-    if best is not None:
-      self._train(name, best, self.result_seeds)
+    return best is None or self._train(name, best, self.result_seeds)
 
-  def _train(self, name: str, rates: Rates, seeds: Sequence[int]) -> None:
+  def _train(self, name: str, rates: Rates, seeds: Sequence[int]) -> bool:
     """Trains a setting with some rates, on those of `seeds` not finished yet.
 
     One JAX program trains them, and each becomes a line of the CSV file. After
-    the deadline nothing is trained.
+    the deadline nothing is trained. Returns whether no run is left.
     """
     done = {row.seed for row in self._rows(name) if row.rates == rates}
     runs = [Run(rates, seed) for seed in seeds if seed not in done]
-    if not runs or time.monotonic() > self.deadline:
-      return
+    if not runs:
+      return True
+    if time.monotonic() > self.deadline:
+      return False
     setting = SETTINGS[name]
     text = _text(name)
     begin = time.monotonic()
@@ -141,6 +142,7 @@ class GrowingRuns:
       for run, run_losses in zip(runs, losses, strict=True)
     ]
     add(self.path, rows)
+    return True
 
   def _rows(self, name: str) -> list[GrowingRow]:
     """Returns the finished runs of a setting."""

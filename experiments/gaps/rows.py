@@ -7,12 +7,14 @@ import contextlib
 import csv
 import dataclasses
 import fcntl
+import math
 import pathlib
 import typing
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TypeVar
 
 from dilocox_jax import files
+from dilocox_jax.checks import known, within_limits
 from dilocox_jax.metrics.lines import (
   RecordError,
   make_directory,
@@ -20,7 +22,9 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
 )
 from dilocox_jax.report.tables import csv_table
-from experiments.gaps.settings import Setting
+from experiments.gaps.settings import SIZES, Setting
+
+_LOSSES = ("loss_newest", "loss_average", "judge_newest", "judge_average")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +113,22 @@ class GapRow(Row):
   jax: str
   revision: str
 
+  def __post_init__(self):
+    """Raises ValueError unless the trainer could have made this run.
+
+    There must be such a setting, and a loss is above 0 or NaN.
+    """
+    known("size", self.size, SIZES)
+    for name in ("replicas", "batch", "steps", "sequence_length"):
+      within_limits(name, getattr(self, name), at_least=1)
+    for name in ("interval", "delay", "warm_start"):
+      within_limits(name, getattr(self, name), at_least=0)
+    for name in _LOSSES:
+      loss = getattr(self, name)
+      if not math.isnan(loss):
+        within_limits(name, loss, above=0, below=math.inf)
+    _ = self.setting  # It checks its fields together.
+
   @property
   def setting(self) -> Setting:
     """The setting of the run."""
@@ -140,8 +160,8 @@ def read(path: pathlib.Path) -> list[GapRow]:
   Without a file there are none.
 
   Raises:
-    RecordError: If the file cannot be read, or if its columns are not the
-      fields of `GapRow`.
+    RecordError: If the file cannot be read, if its columns are not the fields
+      of `GapRow`, or if a line is damaged.
   """
   return read_rows(path, GapRow)
 
@@ -152,18 +172,25 @@ def read_rows(path: pathlib.Path, kind: type[RowKind]) -> list[RowKind]:
   A last line without a line break is left out, because the file was cut there.
 
   Raises:
-    RecordError: If the file cannot be read, or if its columns are not the
-      fields of `kind`.
+    RecordError: If the file cannot be read, if its columns are not the fields
+      of `kind`, or if a line is damaged.
   """
   types = typing.get_type_hints(kind)
   try:
     lines = csv.DictReader(line.decode() for line in whole_lines(path))
     return [
-      kind(**{name: types[name](text) for name, text in line.items()})
+      kind(**{name: types[name](_cell(text)) for name, text in line.items()})
       for line in lines
     ]
   except (KeyError, TypeError, ValueError, csv.Error) as error:
     raise RecordError(f"{path} is no table of gaps: {error!r}") from error
+
+
+def _cell(text: str | None) -> str:
+  """Returns the text of a cell; raises ValueError if its line is too short."""
+  if text is None:
+    raise ValueError("a line is shorter than the first one")
+  return text
 
 
 def add(path: pathlib.Path, rows: Sequence[RowKind]) -> None:

@@ -57,7 +57,8 @@ class _ConfigFileParser(flags.ArgumentParser):
       )
     try:
       config = self._parser.parse(path)
-    except Exception as error:  # The file is code and may raise anything.
+    # The file is code and may raise anything, or end the program.
+    except (Exception, SystemExit) as error:
       raise UsageError(f"--config={file}: {_reason(error)}") from error
     if not isinstance(config, config_dict.ConfigDict):
       raise UsageError(
@@ -71,7 +72,7 @@ _flag = flags.FLAGS[CONFIG.name]
 _flag.parser = _ConfigFileParser(_flag.parser)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
   """Returns one line that says why loading a config file raised an error."""
   # Words of an error of `ml_collections`.
   if "does not accept dots in field names" in str(error):

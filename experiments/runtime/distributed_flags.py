@@ -7,7 +7,7 @@ does not load JAX.
 from absl import flags
 from ml_collections import config_dict
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, run_configs
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.placement import ProcessSettings
 
@@ -85,7 +85,7 @@ def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
   )
   if not DISTRIBUTED.value:
     return None
-  config.mesh.layout = "mesh"
+  run_configs.set_field(config, "mesh", "layout", "mesh")
   num_processes = NUM_PROCESSES.value
   process_id = PROCESS_ID.value
   if num_processes is not None and process_id is not None:

@@ -42,6 +42,7 @@ def register_parts(paths: Iterable[str]) -> None:
     require(pathlib.Path(path).is_file(), f"--parts={path} is not a file")
     try:
       runpy.run_path(path, run_name=f"parts_{pathlib.Path(path).stem}")
-    except Exception as error:  # The file is code and may raise anything.
+    # The file is code and may raise anything, or end the program.
+    except (Exception, SystemExit) as error:
       reason = f"{type(error).__name__}: {error}"
       raise ValueError(f"--parts={path}: {reason}") from error

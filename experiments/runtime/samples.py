@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _PROMPT_TOKENS = 64  # Tokens that are continued if no prompt is given.
 LARGEST_SEED = 2**32 - 1  # As in a config.
+# Most tokens that the programs draw: positions are numbers of 32 bits.
+MOST_TOKENS = 10**9
 
 
 def add_sample(

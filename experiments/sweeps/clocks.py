@@ -5,11 +5,11 @@ model than the one that was trained.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dilocox_jax.api.simulation_setup import Options, Setup, cluster_of, set_up
-from dilocox_jax.checks import check_path, flat
+from dilocox_jax.checks import check_path, flat, in_front, of_type, require
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import ModelConfig
@@ -134,6 +134,28 @@ class SweepClock:
     options = Options(step_s=self.step_s)
     timed = self.timed(config)
     return set_up(timed, cluster_of(timed, self.cluster), options)
+
+
+def clocks_of(entries: Iterable[Any]) -> dict[str, SweepClock]:
+  """Returns the clocks of a sweep's field `clocks`, by name.
+
+  Raises:
+    ValueError: If an entry is no mapping, if its name or cluster is no text, if
+      two entries have one name, or if a config has no field of such a name.
+    KeyError: If an entry has no `name` or no `cluster`.
+  """
+  clocks: dict[str, SweepClock] = {}
+  for number, entry in enumerate(entries):
+    require(
+      isinstance(entry, Mapping),
+      f"clocks[{number}]={entry!r} must be a mapping with name and cluster",
+    )
+    with in_front(f"clocks[{number}]: "):
+      name = of_type("name", entry["name"], str)
+      of_type("cluster", entry["cluster"], str)
+      require(name not in clocks, f"another clock is called {name!r}")
+      clocks[name] = clock_of(entry)
+  return clocks
 
 
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:

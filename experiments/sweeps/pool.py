@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from dilocox_jax import files
 from experiments.runtime import process_group
-from experiments.runtime.command_line import UsageError
+from experiments.runtime.command_line import UsageError, usage_errors
 
 _POLL_S = 0.2  # Time between two looks at a process (seconds).
 # Result of a job that was stopped, in place of the reason why it failed.
@@ -64,14 +64,16 @@ class Pool:
         infinity: never.
 
     Raises:
-      UsageError: If `slurm` is given and this machine has no srun.
+      UsageError: If `slurm` is given and this machine has no srun, or if a
+        quotation mark in it has no partner.
     """
     self._processes = processes
     self._deadline_s = deadline_s
     if slurm:
       if not shutil.which("srun"):
         raise UsageError("--slurm needs the program srun, which is not here")
-      self._prefix = ["srun", *shlex.split(slurm)]
+      with usage_errors("--slurm: "):
+        self._prefix = ["srun", *shlex.split(slurm)]
       self._limits = {}
       self.cores = 0
     else:

@@ -14,27 +14,41 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.checks import check_path, flat, in_front, known, require
+from dilocox_jax.checks import (
+  check_path,
+  flat,
+  in_front,
+  known,
+  of_type,
+  require,
+)
 from dilocox_jax.config import RunConfig, free_on_resume, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.plan.schedule.methods import method_parts, takes
 
-# Fields of a sweep's config that say what is trained.
-_FIELDS_OF_RUNS = ("base", "grid", "runs", "seeds", "rows")
+# Fields of a sweep's config that say what is trained, with their types.
+_FIELDS_OF_RUNS = {
+  "base": dict,
+  "grid": dict | None,
+  "runs": list | tuple | None,
+  "seeds": list | tuple,
+  "rows": str | None,
+}
 # Fields about its page. `judged` says whether the page shows the losses on the
 # judge text instead of the validation text. A sweep that chooses settings must
 # not show them.
-_FIELDS_OF_PAGE = (
-  "clocks",
-  "baseline",
-  "baselines",
-  "target_loss",
-  "front",
-  "notes",
-  "judged",
-)
-FIELDS = _FIELDS_OF_RUNS + _FIELDS_OF_PAGE
+_FIELDS_OF_PAGE = {
+  "clocks": list | tuple,
+  "baseline": str | None,
+  "baselines": dict | None,
+  "target_loss": float,
+  "front": list | tuple,
+  "notes": list | tuple,
+  "judged": bool,
+}
+_TYPES = {**_FIELDS_OF_RUNS, **_FIELDS_OF_PAGE}
+FIELDS = tuple(_TYPES)
 # Fields that the digest ignores, because they change no result of a run. The
 # fields of `evaluation` are free on resume as well, but the digest contains
 # them, because they decide which points the curve of a run has. How many steps
@@ -165,6 +179,18 @@ def check_field(path: str) -> None:
     check_path(RunConfig, config_path)
 
 
+def check_fields(sweep: Mapping[str, Any]) -> None:
+  """Checks names and types of the fields of a sweep's config.
+
+  Raises:
+    ValueError: If a field does not exist or has another type. The message is
+      one line, which names the field.
+  """
+  for field, value in sweep.items():
+    check_field(field)
+    of_type(field, value, _TYPES[field])
+
+
 def runs_of(
   sweep: Mapping[str, Any], rows: Iterable[tuple[str, Mapping[str, Any]]] = ()
 ) -> list[SweepRun]:
@@ -194,8 +220,7 @@ def runs_of(
     ValueError: If a field is wrong or a config is not possible. The message is
       one line; it names the field, and the run if a run is wrong.
   """
-  for field in sweep:
-    check_field(field)
+  check_fields(sweep)
   base = sweep.get("base", {})
   seeds = sweep.get("seeds", (base.get("seed", 0),))
   require(

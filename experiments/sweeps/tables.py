@@ -205,6 +205,8 @@ def _read(
     return pd.DataFrame(
       {name: pd.Series(dtype=_DTYPES[kind]) for name, kind in kinds.items()}
     )
+  if not path.is_file():
+    raise RecordError(f"{path} has to be a file")  # A FIFO would never end.
   with one_line(path, "read"):
     content = path.read_bytes()
   try:

@@ -131,7 +131,8 @@ class Training:
 
     Raises:
       BusyError: If another sweep trains in the same work directory.
-      UsageError: If `slurm` is given and this machine has no srun.
+      UsageError: If `slurm` is given and this machine has no srun, or if a
+        quotation mark in it has no partner.
       RefusedError: If a folder of the work directory is a link.
       RecordError: If runs.csv or evaluations.csv cannot be written.
     """

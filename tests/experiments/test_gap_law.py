@@ -1,5 +1,6 @@
 """The law of the gap: doublings lost, and their line in M."""
 
+import csv
 import dataclasses
 import math
 import pathlib
@@ -58,6 +59,36 @@ def allreduce_rows(losses):
 
 def divided(replicas):
   return dataclasses.replace(CENTER, replicas=replicas, batch=16 // replicas)
+
+
+@pytest.mark.parametrize(
+  "column, value, message",
+  [
+    ("size", "9x", "unknown size '9x'"),
+    ("batch", "0", "batch=0 must be at least 1"),
+    ("interval", "-1", "interval=-1 must be at least 0"),
+    ("judge_average", "0.0", "judge_average=0.0 must be above 0"),
+    ("loss_newest", "inf", "loss_newest=inf must be above 0 and below inf"),
+    ("revision", None, "a line is shorter than the first one"),
+  ],
+)
+@pytest.mark.parametrize(
+  "program", ["fit_gaps --workdir={}/fit", "train_gaps --list"]
+)
+def test_a_damaged_line_is_named_in_one_line(
+  program, column, value, message, tmp_path
+):
+  with (DOCS / "results/gap_law.csv").open() as file:
+    names, line = list(csv.reader(file))[:2]
+  cells = dict(zip(names, line, strict=True)) | {column: value}
+  texts = [cell for cell in cells.values() if cell is not None]
+  path = tmp_path / "rows.csv"
+  path.write_text(f"{','.join(names)}\n{','.join(texts)}\n")
+  name, flag = program.format(tmp_path).split()
+  done = run_program(name, f"--rows={path}", flag)
+  assert done.returncode == 1
+  assert f"{path} is no table of gaps" in done.one_line
+  assert message in done.one_line
 
 
 def test_the_example_of_the_docstring():

@@ -80,8 +80,8 @@ def test_the_best_rates_are_trained_on_other_seeds(tmp_path, monkeypatch):
   names = ("constant", "growing_4_to_32")
   for _ in range(2):  # The second time nothing is left to train.
     for name in names:
-      runs.choose_rates(name)
-      runs.train_results(name)
+      assert runs.choose_rates(name)
+      assert runs.train_results(name)
   assert len(trained) == sum(2 * len(RATES[name]) + 2 for name in names)
   results = [run for _, run in trained if run.seed < 10]
   assert {run.rates for run in results} == {Rates(0.0566, 1.0)}
@@ -89,8 +89,36 @@ def test_the_best_rates_are_trained_on_other_seeds(tmp_path, monkeypatch):
   assert "| 2.1050, +0.00 ± 0.00 % |" in constant
   assert "| 2.1470, +2.00 ± 0.00 % |" in growing
   late = dataclasses.replace(runs, deadline=time.monotonic() - 1)
-  late.choose_rates("cosine")
+  assert not late.choose_rates("cosine")
   assert not late._rows("cosine")
+  assert late.choose_rates("constant") and late.train_results("constant")
+
+
+def test_runs_that_are_left_when_the_time_is_over_are_no_success(tmp_path):
+  done = programs.run(
+    "train_growing",
+    f"--rows={tmp_path}/rows.csv",
+    "--settings=constant",
+    "--minutes=0",
+  )
+  assert done.returncode == 75 and "runs are left" in done.one_line
+
+
+@pytest.mark.parametrize(
+  "flag, message",
+  [
+    ("--seeds=a,1", "--seeds=a,1 must be whole numbers"),
+    ("--seeds=-1", "--seeds=-1: seed=-1 must be at least 0"),
+    ("--result_seeds=", "--result_seeds=: name at least one seed"),
+  ],
+)
+def test_wrong_seeds_are_refused_with_the_name_of_the_flag(
+  flag, message, tmp_path
+):
+  done = programs.run(
+    "train_growing", f"--rows={tmp_path}/rows.csv", "--minutes=0", flag
+  )
+  assert done.returncode == 2 and message in done.one_line
 
 
 def test_an_unknown_setting_is_refused(tmp_path):

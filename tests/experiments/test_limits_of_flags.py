@@ -20,6 +20,7 @@ CODECS = {"top": "top_k", "mask": "random_mask", "rank": "low_rank"}
     "--top_p=0",
     "--top_p=1.5",
     "--num_tokens=0",
+    "--num_tokens=9999999999999999999",
     "--seed=4294967296",
   ],
 )

@@ -25,10 +25,14 @@ MISTAKES = [
   ("train", "--config=nowhere.py", "nowhere.py"),
   ("train", "--config=experiments/configs/default.py:Makefile", "no JSON"),
   ("train", "--wrokdir=x", "workdir"),
+  ("train", "--sample_tokens=9999999999999999999", "sample_tokens"),
   ("train", "train", "unexpected argument 'train'"),
   ("train", "--config.sync.method.x=1", "unknown config field"),
   ("train", "--noconfig.total_stepz", "did you mean 'total_steps'"),
   ("train", f"--config.seed=3 {DEFAULT}", "before a value for --config"),
+  ("train", "--config=experiments/configs/compression.py", "a sweep, and not"),
+  ("launch", "--config=experiments/configs/compression.py", "a sweep, and not"),
+  ("simulate", "--config=experiments/configs/convergence.py:small", "a sweep"),
   ("train", f"{DEFAULT} --config.seed=x", "config.seed=x"),
   ("train", f"{TEXT} --config.data.glob=nowhere/*.txt", "nowhere/*.txt"),
   ("train", "--config.checkpoint.init_from=nowhere", "init_from=nowhere"),
@@ -40,6 +44,8 @@ MISTAKES = [
   ("train", EXAMPLE, "set mesh.num_replicas="),
   ("train", "--mailbox=x --replica=oslo --secret=absent", "make_secret"),
   ("train", "--mailbox=x --replica=Oslo --secret=absent", "='Oslo' must"),
+  ("train", "--mailbox=", "give --mailbox and --replica and --secret"),
+  ("train", "--mailbox=x --replica= --secret=y", "go together: give --replica"),
   ("train", "--parts=missing.py", "missing.py is not a file"),
   ("fits", "--parts=missing.py", "missing.py is not a file"),
   ("launch", "--config.mesh.num_replicas=3", "2 processes"),
@@ -119,6 +125,7 @@ def test_a_missing_work_directory_is_asked_for():
       "    raise RuntimeError('late')",
       "RuntimeError: late",
     ),
+    ("import sys\nsys.exit(0)", "SystemExit: 0"),
     (
       "def get_config():\n  return 3",
       "returns a int, and must return a Config",
@@ -133,6 +140,44 @@ def test_a_config_file_that_fails_is_named_with_the_reason(
   done = run(program, f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
   assert done.returncode == 2
   assert word in done.one_line and f"{tmp_path}/mine.py" in done.one_line
+
+
+def test_a_file_of_parts_that_ends_the_program_is_named(tmp_path):
+  (tmp_path / "mine.py").write_text("import sys\nsys.exit(0)\n")
+  done = run("train", f"--parts={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
+  assert done.returncode == 2
+  assert f"--parts={tmp_path}/mine.py: SystemExit: 0" in done.one_line
+
+
+def test_a_secret_that_cannot_be_written_is_one_line():
+  done = run("make_secret", "--file=/proc/run.secret")
+  assert done.returncode == 2
+  assert "--file=/proc/run.secret cannot be written" in done.one_line
+
+
+@pytest.mark.parametrize(
+  "program, arguments, word",
+  [
+    ("launch", "--processes=3", "3 processes cannot share 2 devices"),
+    ("train", "--distributed --num_processes=3 --process_id=0", "3 processes"),
+    ("train", "--mailbox=x --replica=oslo --secret=absent", "make_secret"),
+    ("simulate", "--transport=mailbox --tokens=9e4", "--workdir is missing"),
+  ],
+)
+def test_a_config_may_be_locked_and_lack_the_sections_that_flags_set(
+  program, arguments, word, tmp_path
+):
+  (tmp_path / "mine.py").write_text(
+    "from ml_collections import config_dict\n"
+    "def get_config():\n"
+    "  values = {'model': {'preset': 'nano'}}\n"
+    "  return config_dict.ConfigDict(values).lock()\n"
+  )
+  given = [f"--config={tmp_path}/mine.py", *shlex.split(arguments)]
+  if "missing" not in word:
+    given.append(f"--workdir={tmp_path}/run")
+  done = run(program, *given)
+  assert done.returncode == 2 and word in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("where", ["file/run", "/proc/run"])

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import shlex
 
 import pytest
 
@@ -52,6 +53,13 @@ def test_a_run_on_shards_that_was_stopped_ends_with_the_same_bits(
   runs.train(config, tmp_path / "whole")
   found = runs.metrics_text(tmp_path / "cut")
   assert found == runs.metrics_text(tmp_path / "whole")
+
+
+def test_the_flags_to_train_can_be_copied_if_a_path_has_spaces(lines, tmp_path):
+  folder = tmp_path / "my tokens"
+  done = prepare(lines, folder)
+  assert done.returncode == 0, done.stderr
+  assert f"--config.data.glob={folder}" in shlex.split(done.stdout)
 
 
 def test_what_cannot_be_prepared_is_one_line(lines, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -231,6 +232,12 @@ def test_the_command_to_train_says_how_long_and_where(tmp_path):
   assert "1 at Oslo, HOST a machine at Rome" in text
   assert "every process sees 1 devices" in text
   assert "--config=x" in text and "--num_processes=2 --process_id=N" in text
+
+
+def test_the_command_to_train_is_one_command_if_a_path_has_spaces(tmp_path):
+  text = simulation_page._start(plan_on(tmp_path), "my runs/diloco.json")
+  _, command = text.rstrip().split("\n\n")
+  assert "--config=my runs/diloco.json" in shlex.split(command)
 
 
 def test_plans_that_do_not_fit_are_named_and_not_written(tmp_path, capsys):

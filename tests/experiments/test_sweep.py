@@ -231,6 +231,35 @@ def test_only_a_sweep_of_results_shows_losses_of_the_text_that_judges(
   assert [seed_run.loss for seed_run in frame.settings[0].seed_runs] == [loss]
 
 
+@pytest.mark.parametrize(
+  "field, message",
+  [
+    ("rows=3", "rows=3 must be of type str"),
+    ("rows='docs/results/run.csv'", "docs/results/run.csv is not a file"),
+    ("target_loss='low'", "target_loss='low' must be of type float"),
+  ],
+)
+def test_a_wrong_field_is_one_line_before_anything_runs(
+  field, message, tmp_path
+):
+  path = tmp_path / "mine.py"
+  path.write_text(
+    "from ml_collections import config_dict\n"
+    "def get_config():\n"
+    f"  return config_dict.ConfigDict(dict(runs=[dict(name='a')], {field}))\n"
+  )
+  out = tmp_path / "out"
+  done = run("sweep", f"--config={path}", f"--workdir={out}", "--report_only")
+  assert done.returncode == 2 and message in done.one_line
+  assert not out.exists()
+
+
+def test_a_fifo_in_place_of_a_table_is_refused(tmp_path):
+  os.mkfifo(tmp_path / "runs.csv")
+  with pytest.raises(RecordError, match="runs.csv has to be a file"):
+    read_runs(tmp_path / "runs.csv")
+
+
 def test_a_sweep_begins_with_committed_rows_and_changes_none(tmp_path):
   start = tmp_path / "start.csv"
   path = tmp_path / "new" / "runs.csv"
@@ -508,3 +537,5 @@ def test_on_slurm_srun_has_the_options_and_the_command(tmp_path, monkeypatch):
   found = ended(pool, jobs)
   assert found == {"works": "", "fails": "no text"}
   assert jobs[0].log.read_text() == "options --partition=gpu --gpus=1\nfine\n"
+  with pytest.raises(UsageError, match="--slurm: No closing quotation"):
+    Pool(1, slurm="--comment='a run")

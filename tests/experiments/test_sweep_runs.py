@@ -12,7 +12,7 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from experiments.configs import compression, convergence, grid
 from experiments.runtime.config_flag import CONFIGS
 from experiments.sweeps import runs
-from experiments.sweeps.clocks import SweepClock, clock_of
+from experiments.sweeps.clocks import SweepClock, clock_of, clocks_of
 from experiments.sweeps.finished import Rows
 from experiments.sweeps.rows import run_id
 from tests.experiments import programs
@@ -137,6 +137,12 @@ def test_what_means_one_run_is_run_once_and_keeps_its_name():
       {"runs": [{"name": "a"}, {"name": "a", "total_steps": 9}]},
       "two runs are called 'a'",
     ),
+    ({"base": 3}, "base=3 must be of type dict"),
+    ({"seeds": 3}, "seeds=3 must be of type list or tuple"),
+    ({"baselines": "a"}, "baselines='a' must be of type dict"),
+    ({"target_loss": "low"}, "target_loss='low' must be of type float"),
+    ({"front": "diloco"}, "front='diloco' must be of type list or tuple"),
+    ({"notes": "One text."}, "notes='One text.' must be of type list"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(sweep, message):
@@ -235,3 +241,20 @@ def test_another_model_may_be_timed():
   assert timed.model.preset == "qwen_107b" and timed.sync.sync_interval == 20
   with pytest.raises(ValueError, match="did you mean"):
     clock_of({"name": "x", "cluster": "1gbit", "modl": {"preset": "tiny"}})
+
+
+@pytest.mark.parametrize(
+  "entries, message",
+  [
+    (["1gbit"], r"clocks\[0\]='1gbit' must be a mapping"),
+    ([{"name": 3, "cluster": "1gbit"}], r"clocks\[0\]: name=3 must be of type"),
+    ([{"name": "x", "cluster": 1}], r"clocks\[0\]: cluster=1 must be of type"),
+    (
+      [{"name": "x", "cluster": "1gbit"}, {"name": "x", "cluster": "10gbit"}],
+      r"clocks\[1\]: another clock is called 'x'",
+    ),
+  ],
+)
+def test_a_clock_without_a_name_of_its_own_is_refused(entries, message):
+  with pytest.raises(ValueError, match=message):
+    clocks_of(entries)

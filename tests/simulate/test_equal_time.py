@@ -155,11 +155,10 @@ def test_fragments_and_delay_stay_those_of_the_method():
   assert {each.round_at(0)[1] for each in growing} == {16}
 
 
-def test_simulate_prints_the_proposals(tmp_path):
+def test_simulate_prints_the_proposals():
   done = programs.run(
     "simulate",
     "--methods=growing",
-    f"--workdir={tmp_path}",
     "--config.model.preset=nano",
     "--config.total_steps=64",
     "--config.sync.sync_interval=8",
@@ -170,11 +169,30 @@ def test_simulate_prints_the_proposals(tmp_path):
   assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_a_growing_config_is_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize("flag", ["--workdir=x", "--memory='80 GB'"])
+def test_a_flag_that_proposals_do_not_read_is_refused(flag):
+  done = programs.run("simulate", "--methods=growing", flag)
+  assert done.returncode == 2
+  assert "needs --methods=own or all" in done.one_line
+
+
+def test_replicas_that_meet_in_a_mailbox_get_no_data_parallel_start():
   done = programs.run(
     "simulate",
     "--methods=growing",
-    f"--workdir={tmp_path}",
+    "--transport=mailbox",
+    "--config.model.preset=nano",
+    "--config.total_steps=64",
+    "--config.sync.sync_interval=8",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "doubling every" in done.stdout
+
+
+def test_a_growing_config_is_refused_in_one_line():
+  done = programs.run(
+    "simulate",
+    "--methods=growing",
     "--config.sync.method=allreduce",
   )
   assert done.returncode == 2
