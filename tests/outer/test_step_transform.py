@@ -257,6 +257,28 @@ def test_the_model_is_found_inside_wrappers(wrap, tx):
     dx.outer_params(SGD.init(TREE), TREE)
 
 
+def test_without_a_trained_leaf_the_model_is_what_it_was():
+  params, state = trained(dx.diloco(SGD), {"count": jnp.int32(7)})
+  assert_equal(dx.outer_params(state, params), params)
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    {"outer": dx.averaged(SGD, np.float64(1))},
+    {"exchange": dx.exchange("int", feedback=np.float64(1))},
+  ],
+)
+def test_a_factor_of_numpy_does_not_widen_the_state(settings, x64):
+  tx = dx.diloco(SGD, sync_interval=2, **settings)
+  params = {"a": jnp.ones((2, 3), jnp.float32)}
+  state = jax.vmap(tx.init)(params)
+  update = jax.vmap(tx.update, axis_name="replica")
+  _, after = jax.eval_shape(update, params, state, params)
+  types = [jax.tree.map(lambda leaf: leaf.dtype, s) for s in (state, after)]
+  assert types[0] == types[1]
+
+
 def test_an_average_has_the_dtype_of_the_parameters():
   params = {"a": jnp.zeros(2, jnp.bfloat16)}
   state = dx.allreduce(dx.averaged(SGD, power=1)).init(params)
