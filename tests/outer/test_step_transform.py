@@ -200,6 +200,12 @@ def test_a_leaf_that_nobody_can_train_is_refused_by_its_path(make, leaf):
   assert "\n" not in str(refused.value)
 
 
+def test_two_leaves_of_one_path_are_refused():
+  leaf = jnp.ones(3)
+  with pytest.raises(ValueError, match="two leaves have the path 'a/b': ren"):
+    dx.diloco(SGD, codec="int").init({"a/b": leaf, "a": {"b": leaf}})
+
+
 def test_leaves_of_several_precisions_are_trained_as_optax_does():
   make = METHODS["diloco"]
   params = {

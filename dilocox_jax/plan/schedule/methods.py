@@ -192,13 +192,19 @@ def register_method(build: Build) -> Build:
     `build`.
 
   Raises:
-    ValueError: If the name is taken or is no identifier, if the method refuses
-      its own defaults, or if the first rounds of its schedule do not have the
-      indices 0, 1, 2 and 3.
+    ValueError: If `build` is no function that returns a `Method`, if its name
+      is taken or is no identifier, if the method refuses its own defaults, or
+      if the first rounds of its schedule do not have the indices 0, 1, 2 and 3.
   """
-  name = build.__name__
+  name = getattr(build, "__name__", shown(build))
   with in_front(f"method {name!r}: "):
-    _check_schedule(build().schedule)
+    require(callable(build), "it must be a function that returns a Method")
+    method = build()
+    require(
+      isinstance(method, Method),
+      f"the function returns {shown(method)} and no Method",
+    )
+    _check_schedule(method.schedule)
   METHODS.add(name, build)
   return build
 
