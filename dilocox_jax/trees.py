@@ -133,12 +133,22 @@ def tree_digest(trees: Iterable[Tree], name: str) -> str:
 def check_trainable(params: Tree, allows_integers: bool = False) -> None:
   """Raises ValueError for the first leaf that is no array of real floats.
 
+  It also does so if two leaves have the same path, as in {"a/b": x, "a": {"b":
+  y}}, because leaves are told apart by their paths.
+
   Args:
     params: Parameters.
     allows_integers: Whether arrays of integers and booleans are accepted, too.
       They are not trained.
   """
-  for path, leaf in leaves_by_path(params).items():
+  seen = set()
+  for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+    path = path_name(keys)
+    require(
+      path not in seen,
+      f"two leaves have the path {path!r}: rename a key that contains '/'",
+    )
+    seen.add(path)
     kind = getattr(leaf, "dtype", type(leaf).__name__)
     what = f"leaf {path!r}" if path else "a single leaf"
     is_float = _has_dtype(leaf, jnp.floating)

@@ -39,7 +39,7 @@ from dilocox_jax.aggregators.collective import (
 )
 from dilocox_jax.aggregators.means import mean_of_participants, summed
 from dilocox_jax.aggregators.traffic import exchange_operations
-from dilocox_jax.checks import require, within_limits
+from dilocox_jax.checks import of_type, require, within_limits
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.batching import are_finite
 from dilocox_jax.codecs.low_rank import Factors, LowRank, grams
@@ -119,6 +119,9 @@ def exchange(
     "dilocox_jax.mailbox",
   )
   within_limits("feedback", feedback, at_least=0, at_most=1)
+  # With 64-bit types, a scalar of numpy would widen the residual.
+  feedback = float(feedback)
+  seed = of_type("seed", seed, int)
   within_limits("against", against, choices=REFERENCES)
   require(
     not (feedback and keep_unsent),

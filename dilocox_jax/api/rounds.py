@@ -13,10 +13,11 @@ from jax.typing import ArrayLike
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.api.step_methods import (
   aggregator_of,
+  check_kind,
   check_method,
   check_optimizer,
 )
-from dilocox_jax.checks import require
+from dilocox_jax.checks import of_type, require
 from dilocox_jax.distributed.local_map import divided
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner import automatic
@@ -74,8 +75,9 @@ def make_rounds(
     The rounds. `init`, `run` and `flush` (the last exchanges) train with them.
 
   Raises:
-    TypeError: If `method` is not a method, `outer` is not an optimizer, or
-      `exchange` is neither an aggregator, a mailbox nor a name.
+    TypeError: If `method` is not a method, `inner_step` is not a function,
+      `outer` is not an optimizer, `division` is not a `Division`, or `exchange`
+      is neither an aggregator, a mailbox nor a name.
     ValueError: One line, if an argument is wrong. For example, the method
       averages gradients, `num_layers` is missing or too small for the method's
       fragments, or there are too few devices for the layout "mesh". The first
@@ -83,7 +85,22 @@ def make_rounds(
       the axis "replica" with a mailbox.
   """
   check_method(method)
+  check_kind(
+    callable(inner_step),
+    "inner_step",
+    inner_step,
+    "a function (params, optimizer state, batch) -> (params, optimizer state, "
+    "(loss, gradient norm))",
+  )
   check_optimizer("outer", outer)
+  check_kind(
+    isinstance(division, Division | None),
+    "division",
+    division,
+    "a dilocox_jax.Division, as dilocox_jax.divide_model returns it",
+  )
+  num_replicas = of_type("num_replicas", num_replicas, int)
+  num_layers = of_type("num_layers", num_layers, int)
   if method.exchanged == "gradient":
     raise ValueError(
       "a method that averages gradients has no rounds: take "

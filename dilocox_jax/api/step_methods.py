@@ -64,6 +64,7 @@ def step_transform(
       fragment, 0 to P - 1; or a `plan.schedule.fragments.Fragments`, which
       divides stacked layers. None: whole leaves in fragments of about equal
       bytes, or slices of every leaf if the method's fragments are slices.
+      Methods that average gradients need None.
     trainable: Function from the path of a leaf to whether the leaf is trained.
       Other leaves do not change, have no state and are not sent. None: all
       leaves are trained.
@@ -77,15 +78,27 @@ def step_transform(
 
   Raises:
     TypeError: If `method` is not a method, `inner` or `outer` is not an
-      optimizer, or `exchange` is neither an aggregator nor a name.
+      optimizer, `exchange` is neither an aggregator nor a name, or `trainable`
+      is not a function.
     ValueError: If an argument is wrong. The message is one line that names it.
   """
   check_method(method)
   check_optimizer("inner", inner)
+  check_kind(
+    trainable is None or callable(trainable),
+    "trainable",
+    trainable,
+    "a function from the path of a leaf to whether it is trained",
+  )
   if outer is not None:
     check_optimizer("outer", outer)
   aggregator = aggregator_of(exchange, axis_name)
   if method.exchanged == "gradient":
+    require(
+      fragments is None,
+      "fragments would be ignored: a method that averages gradients sends them "
+      "all at once",
+    )
     mean = _averaged_gradients(inner, aggregator, axis_name)
     return on_trained_leaves(mean, trainable)
   if outer is None:
@@ -224,7 +237,13 @@ def _averaged_gradients(
 
 
 # Arguments of a method that are whole numbers.
-_COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
+_COUNTS = (
+  "sync_interval",
+  "num_fragments",
+  "overlap_steps",
+  "first_interval",
+  "steps_per_doubling",
+)
 _DOC_WIDTH = 76  # Columns of a docstring without its indentation.
 _DOC_OF_TRANSFORMS = """\
 The rank of a low-rank codec and H stay the same during training; only runs
@@ -279,9 +298,9 @@ def named_step_transform(name: str) -> Callable[..., Any]:
   ) -> optax.GradientTransformationExtraArgs:
     _check_settings(name, build, schedule)
     for argument in _COUNTS:
-      if argument in schedule:
-        # A float or a string raises a TypeError here.
-        schedule[argument] = operator.index(schedule[argument])
+      # None leaves the choice to the method.
+      if schedule.get(argument) is not None:
+        schedule[argument] = _count(argument, schedule[argument])
     _check_order(schedule.get("fragment_order"))
     method = build(**schedule)
     if outer is None and method.exchanged == "pseudo_gradient":
@@ -372,6 +391,12 @@ def _exchange(
     # A codec without loss leaves no error that could be fed back.
     settings["feedback"] = 0.0
   return mean_exchange(**settings, axis_name=axis_name)
+
+
+def _count(argument: str, value: Any) -> int:
+  """Returns a whole number as an int; raises TypeError for other values."""
+  check_kind(hasattr(value, "__index__"), argument, value, "a whole number")
+  return operator.index(value)
 
 
 def _check_order(order: str | None) -> None:

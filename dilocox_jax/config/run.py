@@ -371,7 +371,12 @@ class RunConfig:
       if is_empty_section:
         nested.setdefault(path, {})
       elif section:
-        nested.setdefault(section, {})[field] = value
+        fields = nested.setdefault(section, {})
+        require(
+          isinstance(fields, dict),
+          f"{section}={shown(fields)} must be a mapping of fields",
+        )
+        fields[field] = value
       else:
         nested[field] = value
     return dataclass_from(cls, nested)

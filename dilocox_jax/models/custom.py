@@ -154,6 +154,11 @@ def _of_module(
     "module of NNX, linen or Equinox, a function from nnx.Rngs to a module, or "
     "a pair (init, loss)",
   )
+  require(
+    not (isinstance(model, type) and issubclass(model, linen.Module)),
+    f"{getattr(model, '__name__', model)} is a class of linen: pass a module "
+    "of it, with its fields",
+  )
   # A module of Equinox is a tree of arrays. JAX sees a function that makes a
   # module as a single leaf, which is no array.
   if any(_is_trained(leaf) for leaf in jax.tree.leaves(model)):

@@ -7,7 +7,7 @@ memory of one more copy of the parameters, in fp32 or wider. Exchanges do not
 send it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import optax
 import optax.contrib
 from optax.contrib import ScheduleFreeState
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import require, shown, within_limits
 from dilocox_jax.trees import Array, Index, Tree
 
 
@@ -55,12 +55,16 @@ def averaged(
     transformation, so that no other one changes its updates afterwards.
 
   Raises:
-    ValueError: If `power` is negative. The update raises ValueError if it does
-      not get `params`.
+    ValueError: If `power` is not a number of at least 0, or `optimizer` is no
+      optax transformation. The update raises ValueError if it does not get
+      `params`.
 
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
   """
-  require(power >= 0, f"power={power} must not be negative")
+  within_limits("power", power, at_least=0)
+  _check_optimizer(optimizer)
+  # With 64-bit types, a scalar of numpy would widen the average.
+  power = float(power)
   inner = optax.with_extra_args_support(optimizer)
 
   def init(params: Tree) -> AverageState:
@@ -106,11 +110,13 @@ def schedule_free(
     the outermost transformation.
 
   Raises:
-    ValueError: If `optimizer` is not schedule-free; `init` raises it. The
-      update raises ValueError if it does not get `params`.
+    ValueError: If `optimizer` is no optax transformation. `init` raises it if
+      `optimizer` is not schedule-free. The update raises it if it does not get
+      `params`.
 
   Source: Defazio et al., 2024, arXiv 2405.15682.
   """
+  _check_optimizer(optimizer)
   inner = optax.with_extra_args_support(optimizer)
 
   def init(params: Tree) -> AverageState:
@@ -135,6 +141,14 @@ def schedule_free(
     return updates, AverageState(state.count + 1, average, inner_state)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+  """Raises ValueError unless a value has `init` and `update`, as optax's."""
+  require(
+    hasattr(optimizer, "init") and hasattr(optimizer, "update"),
+    f"optimizer={shown(optimizer)} must be an optax transformation",
+  )
 
 
 def _precise(leaf: Array) -> Array:

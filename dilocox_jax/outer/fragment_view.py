@@ -264,8 +264,9 @@ class FragmentView:
       shapes: Leaf shapes by path. If there are none, the result is {}.
 
     Raises:
-      ValueError: If `fragments` is a function that gives a leaf a number
-        outside of 0 to P - 1, or if a fragment of whole leaves has no leaf.
+      ValueError: If `fragments` is a function that gives a leaf another value
+        than a number from 0 to P - 1, or if a fragment of whole leaves has no
+        leaf.
     """
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if self._slices or not shapes:

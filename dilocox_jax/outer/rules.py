@@ -183,7 +183,8 @@ def mix_rule(method: Method, axis_name: str) -> ApplyRule:
     axis_name: Not read.
   """
   del axis_name
-  alpha = method.mixing_alpha
+  # A scalar of numpy would widen parameters of bfloat16 to float32.
+  alpha = float(method.mixing_alpha)
 
   def rejoin(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
     del old, own

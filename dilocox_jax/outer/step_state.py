@@ -133,6 +133,8 @@ def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
   # The parameters come last: a group tree may have one `MaskedNode` where the
   # parameters have a subtree, and `jax.tree.map` follows its first tree.
   like = jax.tree.map(mask_if_absent, *group_trees, params, is_leaf=is_masked)
+  if not jax.tree.leaves(like):  # The transform trains no leaf.
+    return like
   groups = state.view.groups
 
   def join(like: Tree, group_trees: Sequence[Tree]) -> Tree:

@@ -34,7 +34,7 @@ class Registry(dict[str, Part]):
       ValueError: If the name is taken or is no Python identifier.
     """
     require(
-      name.isidentifier(),
+      isinstance(name, str) and name.isidentifier(),
       f"{self._kind} {name!r}: a name has letters, digits and _",
     )
     require(name not in self, f"{self._kind} {name!r} is registered already")

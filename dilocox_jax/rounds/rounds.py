@@ -128,7 +128,11 @@ class Rounds:
     They have no replica axis: if every replica has its own, the mean over the
     replicas is returned. If the outer optimizer keeps a running average of the
     outer parameters (`outer.average`), this average takes their place.
+
+    Raises:
+      ValueError: If `state` is no `RoundState`.
     """
+    _check_state(state)
     return self.states.outer_params(state)
 
   def run(
@@ -166,6 +170,8 @@ class Rounds:
     Raises:
       ValueError: In one of these cases:
 
+        - `state` is no `RoundState`, for example because it is the whole tuple
+          that an earlier call returned.
         - `batches` has no leaf, or the first two axes of a leaf have other
           lengths than described above.
         - `participation` has another number of windows than `windows`.
@@ -175,6 +181,7 @@ class Rounds:
         `join_rounds`.
       StoppedError: With a mailbox, if joining again would not help.
     """
+    _check_state(state)
     num_steps = self._num_steps(batches)
     steps_done = int(jax.device_get(state.step))
     if windows is None:
@@ -206,14 +213,16 @@ class Rounds:
     require(bool(first_axes), "batches: there is no leaf")
     # The first leaf says what n is.
     any_axes = next(iter(first_axes.values()))
-    expected = (len(self.replicas.own), *any_axes[1:])
+    num_steps = any_axes[1] if len(any_axes) == 2 else "n"
+    expected = (len(self.replicas.own), num_steps)
     for path, axes in first_axes.items():
       require(
-        axes == expected and len(axes) == 2,
+        axes == expected,
         f"batches: leaf {path!r} begins with axes of {axes} instead of "
-        f"{expected}: a batch for every replica and inner step",
+        f"({expected[0]}, {num_steps}): a batch for every replica and inner "
+        "step",
       )
-    return expected[1]
+    return any_axes[1]
 
   def flush(
     self, state: RoundState, participation: RoundParticipation | None = None
@@ -234,11 +243,13 @@ class Rounds:
       pseudo-gradients (`Drift`).
 
     Raises:
+      ValueError: If `state` is no `RoundState`.
       ReplicaStaleError: With a mailbox (a folder or a bucket), if this replica
         has fallen behind or its state differs from that of the others. Call
         `join_rounds`.
       StoppedError: With a mailbox, if joining again would not help.
     """
+    _check_state(state)
     step = int(jax.device_get(state.step))
     windows = self.outer.method.schedule.flush_windows(step)
     # A copy, because the programs of windows reuse the memory of their state.
@@ -626,3 +637,12 @@ class Rounds:
       sent_index = index_of(window.sent.fragment)
       given = given._replace(sent=state_of(window.sent.fragment))
     return given._replace(indices=(applied_index, sent_index))
+
+
+def _check_state(state: Any) -> None:
+  """Raises ValueError unless a value is the state of all replicas."""
+  require(
+    isinstance(state, RoundState),
+    f"state is a {type(state).__name__} and no RoundState: pass what init "
+    "returns, or the first of the values that run and flush return",
+  )

@@ -28,7 +28,14 @@ from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.rounds.alone import OUTER_STEP, refusing_collectives
 from dilocox_jax.rounds.window import ReplicaState
-from dilocox_jax.trees import Array, Index, Tree, has_values, shardings_of
+from dilocox_jax.trees import (
+  Array,
+  Index,
+  Tree,
+  check_trainable,
+  has_values,
+  shardings_of,
+)
 
 
 class RoundState(NamedTuple):
@@ -90,6 +97,7 @@ class RoundStates:
           `dilocox_jax.schedule_free`, or keeps an average inside another
           transformation.
     """
+    check_trainable(params)
     require(
       has_values(params),
       "the parameters have no values: there is nothing to train",

@@ -311,6 +311,7 @@ def test_results_are_like_the_values_and_empty_leaves_cost_nothing(codec):
     ({"against": "theirs"}, "against='theirs' must be one of own, mean"),
     ({"feedback": 1.5}, "feedback=1.5 must be at least 0 and at most 1"),
     ({"codec": 4}, "codec=4 must be a codec, or names such as 'top_k"),
+    ({"seed": "0"}, "seed='0' must be of type int"),
   ],
 )
 def test_an_exchange_that_cannot_be_says_why(settings, message):

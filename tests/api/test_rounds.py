@@ -99,6 +99,7 @@ def test_an_aggregator_of_ones_own_has_a_dict_of_axes_and_turns(layout):
   [
     (lambda x, y: (x[:2], y), r"leaf '0' .* of \(2, 6\) instead of \(3, 6\)"),
     (lambda x, y: (x, y[:, :5]), r"'1' .* of \(3, 5\) instead of \(3, 6\)"),
+    (lambda x, y: (x[:, 0, 0, 0], y), r"'0' .* of \(3,\) instead of \(3, n\)"),
     (lambda x, y: (), "no leaf"),
   ],
 )
@@ -111,6 +112,16 @@ def test_steps_want_a_batch_for_every_replica(change, message):
   state = rounds.init(params, INNER.init(params))
   with pytest.raises(ValueError, match=message):
     rounds.run(state, change(*batches_of(problem, 0, 6)))
+
+
+def test_what_is_no_state_of_rounds_is_refused():
+  rounds = dx.make_rounds(methods.diloco(4), STEP, nesterov(), num_replicas=2)
+  for call in (rounds.run, rounds.flush, rounds.outer_params):
+    batches = (jnp.ones((2, 4)),) if call == rounds.run else ()
+    with pytest.raises(ValueError, match="a tuple and no RoundState: pass"):
+      call(((), (), []), *batches)
+  with pytest.raises(ValueError, match="leaf 'w' of type float cannot be tr"):
+    rounds.init({"w": 1.0}, ())
 
 
 WRONG = r"must return \(params, optimizer state, \(loss, gradient norm\)\): "
@@ -160,6 +171,10 @@ ALONE = {"num_replicas": 1, "method": methods.eager(4)}
     ({"method": METHOD}, ValueError, "give num_layers, or take"),
     ({"method": "diloco"}, TypeError, "method='diloco' must be a Method"),
     ({"outer": 0.7}, TypeError, r"outer=0\.7 must be an optax"),
+    ({"inner_step": INNER}, TypeError, "inner_step=.* must be a function"),
+    ({"division": 3}, TypeError, "division=3 must be a dilocox_jax.Division"),
+    ({"num_replicas": 2.0}, ValueError, "num_replicas=2.0 must be of type int"),
+    ({"num_layers": 4.0}, ValueError, "num_layers=4.0 must be of type int"),
     ({"exchange": 3}, TypeError, "exchange=3 must be a dilocox_jax"),
     ({"exchange": "mailbox"}, ValueError, "num_replicas=2 must be 1"),
     (ALONE | {"exchange": "mailbox"}, ValueError, "rule='eager'"),
@@ -167,11 +182,11 @@ ALONE = {"num_replicas": 1, "method": methods.eager(4)}
 )
 def test_rounds_that_cannot_be_made_are_refused(changes, error, message):
   given = {"method": methods.diloco(4), "outer": optax.sgd(1.0)}
-  given |= {"num_replicas": 2} | changes
+  given |= {"num_replicas": 2, "inner_step": STEP} | changes
   if given.get("exchange") == "mailbox":
     given["exchange"] = mailbox()
   with pytest.raises(error, match=message):
-    dx.make_rounds(inner_step=STEP, **given)
+    dx.make_rounds(**given)
 
 
 def mailbox(store=None, **settings):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 import dilocox_jax as dx
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
@@ -178,6 +179,7 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(tmp_path):
     ({"mailbox": ""}, "mailbox='' must be a dilocox_jax.MailboxAddress"),
     ({"method": "diloco"}, "config has a value for sync.method already"),
     ({"model": 3}, "a model of type int cannot be trained"),
+    ({"model": linen.Dense}, "Dense is a class of linen: pass a module of it"),
     ({"model": None, "loss": max}, "needs a model that is passed in"),
     ({"cluster": "1gbit"}, "give step_s"),
   ],

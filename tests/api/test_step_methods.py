@@ -124,10 +124,20 @@ REFUSED = {
   ),
   "take feedback=1.0": unsent(dx.eager),
   "feedback=1.0": unsent(dx.cocktail_sgd),
-  "'float' object cannot be interpreted as an integer": lambda: dx.diloco(
+  "sync_interval=2.5 must be a whole number": lambda: dx.diloco(
     INNER,
     sync_interval=2.5,  # pyright: ignore
   ),
+  "first_interval=2.0 must be a whole number": lambda: dx.diloco(
+    INNER,
+    first_interval=2.0,  # pyright: ignore
+    steps_per_doubling=4,
+  ),
+  "trainable='w' must be a function": lambda: dx.diloco(
+    INNER,
+    trainable="w",  # pyright: ignore
+  ),
+  "fragments would be ignored": lambda: dx.allreduce(INNER, fragments=len),
   "'strided' divides the layers .* leave it out, take one": lambda: dx.delayed(
     INNER, fragment_order="strided"
   ),
@@ -148,6 +158,12 @@ def test_what_does_not_fit_is_said_in_one_line(message):
   with pytest.raises(errors, match=message) as error:
     REFUSED[message]()
   assert "\n" not in str(error.value)
+
+
+def test_a_count_that_is_none_is_left_to_the_method():
+  tx = dx.overlap_loco(INNER, sync_interval=4, num_fragments=None)
+  state: Any = tx.init({"w": jnp.zeros(8)})
+  assert state.view.count == 4
 
 
 def test_every_name_of_the_front_door_is_there():
@@ -181,6 +197,9 @@ def test_fragments_are_divided_by_bytes_or_by_path():
     divided(Fragments(3, 4))
   with pytest.raises(ValueError, match="fragments must be a function"):
     divided([["a", "b"], ["c"]])
+  for number in ("1", None, 0.5):
+    with pytest.raises(ValueError, match="'a' is given .* no whole number"):
+      divided(lambda path, number=number: number)
 
 
 def one_step(tx):

@@ -86,6 +86,9 @@ def test_an_empty_section_sets_nothing_and_an_empty_value_is_refused():
   for values in ({"inner": {"learning_rate": {}}}, {"total_steps": {}}):
     with pytest.raises(ValueError, match="={} must be of type"):
       from_mapping(values)
+  values = {"inner": 3, "inner.learning_rate": 0.5}
+  with pytest.raises(ValueError, match="inner=3 must be a mapping of fields"):
+    from_mapping(values)
 
 
 def test_the_plan_of_a_run_follows_from_its_fields():

@@ -267,6 +267,12 @@ def build_apart():
 REFUSED = {
   "a dataclass derived from": lambda: dx.register_codec("other", dict),
   r"round_at\(4\) has index 2": lambda: dx.register_method(miscounted),
+  "method '3': it must be a function": lambda: dx.register_method(3),  # pyright: ignore
+  "returns 3 and no Method": lambda: dx.register_method(lambda: 3),  # pyright: ignore
+  "rule 3: a name has letters": lambda: dx.register_rule(
+    3,  # pyright: ignore
+    dx.RuleKind("a:b"),
+  ),
   "did you mean 'growing'": lambda: dx.register_recipe("growin", {}),
   "rounds of one length": lambda: with_interval(parts.growing(), 5),
   "take dilocox_jax.make_rounds": lambda: dx.growing(optax.sgd(0.1)),  # pyright: ignore

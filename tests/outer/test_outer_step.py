@@ -84,6 +84,20 @@ def test_an_average_needs_the_parameters_and_no_wrapper():
     dx.diloco(optax.sgd(0.1), outer).init(params)
 
 
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda: averaged(optax.sgd(1.0), -1.0), "power=-1.0 must be at least 0"),
+    (lambda: averaged(1.0, optax.sgd(1.0)), "power=.* must be a number"),
+    (lambda: averaged(0.7, 1.0), "optimizer=0.7 must be an optax transf"),
+    (lambda: dx.schedule_free(0.7), "optimizer=0.7 must be an optax transf"),
+  ],
+)
+def test_what_cannot_be_averaged_is_refused(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
 def measured(own, layout="stacked"):
   """The drift of pseudo-gradients [M, n], and what it says."""
   rows = {"w": own[:, 1:], "b": own[:, 0]}

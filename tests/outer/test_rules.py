@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -131,3 +132,10 @@ def test_what_a_builder_returns_must_be_a_rule():
   dx.register_rule("nothing", dx.RuleKind(lambda method, axis_name: None))
   with pytest.raises(ValueError, match="return a dilocox_jax.ApplyRule, not a"):
     OuterStep(dx.Method(dx.SyncSchedule(4), "nothing"), INNER, exchange())
+
+
+def test_an_alpha_of_numpy_does_not_widen_the_parameters():
+  method = dx.Method(dx.SyncSchedule(4), "mix", np.float64(0.5))
+  half = {"w": jnp.ones(2, jnp.bfloat16)}
+  rule = OuterStep(method, INNER, exchange()).rule
+  assert rule.rejoin(half, half, half, half)["w"].dtype == jnp.bfloat16

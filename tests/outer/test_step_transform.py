@@ -200,6 +200,12 @@ def test_a_leaf_that_nobody_can_train_is_refused_by_its_path(make, leaf):
   assert "\n" not in str(refused.value)
 
 
+def test_two_leaves_of_one_path_are_refused():
+  leaf = jnp.ones(3)
+  with pytest.raises(ValueError, match="two leaves have the path 'a/b': ren"):
+    dx.diloco(SGD, codec="int").init({"a/b": leaf, "a": {"b": leaf}})
+
+
 def test_leaves_of_several_precisions_are_trained_as_optax_does():
   make = METHODS["diloco"]
   params = {
@@ -255,6 +261,28 @@ def test_the_model_is_found_inside_wrappers(wrap, tx):
   assert_equal(dx.outer_params(state, other)["a"], TREE["a"])
   with pytest.raises(ValueError, match="holds none of a transform"):
     dx.outer_params(SGD.init(TREE), TREE)
+
+
+def test_without_a_trained_leaf_the_model_is_what_it_was():
+  params, state = trained(dx.diloco(SGD), {"count": jnp.int32(7)})
+  assert_equal(dx.outer_params(state, params), params)
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    {"outer": dx.averaged(SGD, np.float64(1))},
+    {"exchange": dx.exchange("int", feedback=np.float64(1))},
+  ],
+)
+def test_a_factor_of_numpy_does_not_widen_the_state(settings, x64):
+  tx = dx.diloco(SGD, sync_interval=2, **settings)
+  params = {"a": jnp.ones((2, 3), jnp.float32)}
+  state = jax.vmap(tx.init)(params)
+  update = jax.vmap(tx.update, axis_name="replica")
+  _, after = jax.eval_shape(update, params, state, params)
+  types = [jax.tree.map(lambda leaf: leaf.dtype, s) for s in (state, after)]
+  assert types[0] == types[1]
 
 
 def test_an_average_has_the_dtype_of_the_parameters():

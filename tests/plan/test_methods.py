@@ -12,6 +12,7 @@ from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.growing_schedule import GrowingSchedule
 from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import METHODS, Method, named_method
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
@@ -78,7 +79,18 @@ REFUSED = {
     ({"num_fragments": 5}, "num_fragments=5 must lie between 1 and sync_inter"),
     ({"num_fragments": 0}, "num_fragments=0 must lie between 1 and sync_inter"),
     ({"overlap_steps": -2}, "overlap_steps=-2 must not be negative"),
+    ({"num_fragments": 2.0}, "num_fragments=2.0 must be of type int"),
+    ({"overlap_steps": 1.5}, "overlap_steps=1.5 must be of type int"),
   ],
+  functools.partial(GrowingSchedule, 8, first_interval=2): [
+    ({"steps_per_doubling": 4.0}, "steps_per_doubling=4.0 must be of type int"),
+  ],
+  functools.partial(Method, SyncSchedule(4)): [
+    ({"exchanged": "grad"}, "'grad' must be one of pseudo_gradient, gradient"),
+    ({"rule": None}, "rule=None must be of type str"),
+    ({"rule": "mix", "mixing_alpha": None}, "mixing_alpha=None must be of typ"),
+  ],
+  Method: [({"schedule": 4}, "schedule=4 must be a SyncSchedule")],
   SyncSchedule: [({"sync_interval": 0}, "sync_interval=0 must be at least 1")],
   functools.partial(Fragments, num_layers=5): [
     ({"num_fragments": 6}, "num_fragments=6 must not exceed num_layers=5"),

@@ -15,11 +15,12 @@ ways to divide the tree:
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from dilocox_jax.checks import one_of
+from dilocox_jax.checks import one_of, require, shown
 
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
 ORDERS = ("sequential", "strided", "sliced", "interleaved")
@@ -240,10 +241,16 @@ def by_path(
     Index of the fragment of every leaf, by path.
 
   Raises:
-    ValueError: If an index is out of range or a fragment has no leaf.
+    ValueError: If an index is no whole number or out of range, or a fragment
+      has no leaf.
   """
   fragments = {path: fragment_of(path) for path in shapes}
   for path, fragment in fragments.items():
+    require(
+      isinstance(fragment, numbers.Integral),
+      f"leaf {path!r} is given fragment {shown(fragment)}, which is no whole "
+      "number",
+    )
     if not 0 <= fragment < num_fragments:
       raise ValueError(
         f"leaf {path!r} is given fragment {fragment}, but num_fragments="

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import of_type, require
 from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule
 
 
@@ -63,8 +63,13 @@ class GrowingSchedule(SyncSchedule):
   steps_per_doubling: int = 1
 
   def __post_init__(self):
-    """Raises ValueError if the settings contradict each other."""
+    """Raises ValueError if the settings contradict each other.
+
+    It also does so if one is no whole number.
+    """
     super().__post_init__()
+    for name in ("first_interval", "steps_per_doubling"):
+      of_type(name, getattr(self, name), int)
     first = self.first_interval
     fragments = self.num_fragments
     interval = self.sync_interval

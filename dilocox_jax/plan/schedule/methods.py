@@ -121,7 +121,9 @@ class Method:
   schedule: SyncSchedule
   rule: str = limited("reset", choices=RULES)
   mixing_alpha: float = limited(0.0, at_least=0, at_most=1)
-  exchanged: str = "pseudo_gradient"
+  exchanged: str = limited(
+    "pseudo_gradient", choices=("pseudo_gradient", "gradient")
+  )
   fragment_order: str = limited("strided", choices=ORDERS)
 
   def __post_init__(self):
@@ -129,6 +131,14 @@ class Method:
 
     It also does so if the rule does not work with the schedule.
     """
+    require(
+      isinstance(self.schedule, SyncSchedule),
+      f"schedule={shown(self.schedule)} must be a SyncSchedule",
+    )
+    # `check_limits` takes None for a field that is left unset.
+    of_type("rule", self.rule, str)
+    of_type("mixing_alpha", self.mixing_alpha, float)
+    of_type("exchanged", self.exchanged, str)
     check_limits(self)
     # A subclass of `SyncSchedule` from outside may declare limits.
     check_limits(self.schedule)
@@ -182,13 +192,19 @@ def register_method(build: Build) -> Build:
     `build`.
 
   Raises:
-    ValueError: If the name is taken or is no identifier, if the method refuses
-      its own defaults, or if the first rounds of its schedule do not have the
-      indices 0, 1, 2 and 3.
+    ValueError: If `build` is no function that returns a `Method`, if its name
+      is taken or is no identifier, if the method refuses its own defaults, or
+      if the first rounds of its schedule do not have the indices 0, 1, 2 and 3.
   """
-  name = build.__name__
+  name = getattr(build, "__name__", shown(build))
   with in_front(f"method {name!r}: "):
-    _check_schedule(build().schedule)
+    require(callable(build), "it must be a function that returns a Method")
+    method = build()
+    require(
+      isinstance(method, Method),
+      f"the function returns {shown(method)} and no Method",
+    )
+    _check_schedule(method.schedule)
   METHODS.add(name, build)
   return build
 

@@ -26,7 +26,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import of_type, require
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -123,9 +123,14 @@ class SyncSchedule:
   overlap_steps: int = 0
 
   def __post_init__(self):
-    """Raises ValueError if the settings contradict each other."""
+    """Raises ValueError if the settings contradict each other.
+
+    It also does so if one is no whole number.
+    """
     interval = self.sync_interval
     fragments = self.num_fragments
+    for name in ("sync_interval", "num_fragments", "overlap_steps"):
+      of_type(name, getattr(self, name), int)
     require(
       interval >= 1, f"sync_interval={interval} must be at least 1 inner step"
     )
