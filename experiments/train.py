@@ -182,7 +182,8 @@ def mailbox_address(
     )
   # If the user has set another collective, the training refuses it later
   # (`mailbox_config`).
-  if config.get("exchange", {}).get("collective", "auto") == "auto":
+  exchange = config.get("exchange") or {}
+  if exchange.get("collective", "auto") == "auto":
     run_configs.set_field(config, "exchange", "collective", "mailbox")
   from dilocox_jax.mailbox_protocol.roster import checked_name, read_secret
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -116,10 +118,14 @@ def test_steps_want_a_batch_for_every_replica(change, message):
 
 def test_what_is_no_state_of_rounds_is_refused():
   rounds = dx.make_rounds(methods.diloco(4), STEP, nesterov(), num_replicas=2)
-  for call in (rounds.run, rounds.flush, rounds.outer_params):
-    batches = (jnp.ones((2, 4)),) if call == rounds.run else ()
-    with pytest.raises(ValueError, match="a tuple and no RoundState: pass"):
-      call(((), (), []), *batches)
+  returned: Any = ((), (), [])  # The whole tuple that `run` returns.
+  message = "a tuple and no RoundState: pass"
+  with pytest.raises(ValueError, match=message):
+    rounds.run(returned, jnp.ones((2, 4)))
+  with pytest.raises(ValueError, match=message):
+    rounds.flush(returned)
+  with pytest.raises(ValueError, match=message):
+    rounds.outer_params(returned)
   with pytest.raises(ValueError, match="leaf 'w' of type float cannot be tr"):
     rounds.init({"w": 1.0}, ())
 

@@ -85,17 +85,17 @@ def test_an_average_needs_the_parameters_and_no_wrapper():
 
 
 @pytest.mark.parametrize(
-  ("make", "message"),
+  ("wrap", "arguments", "message"),
   [
-    (lambda: averaged(optax.sgd(1.0), -1.0), "power=-1.0 must be at least 0"),
-    (lambda: averaged(1.0, optax.sgd(1.0)), "power=.* must be a number"),
-    (lambda: averaged(0.7, 1.0), "optimizer=0.7 must be an optax transf"),
-    (lambda: dx.schedule_free(0.7), "optimizer=0.7 must be an optax transf"),
+    (averaged, (optax.sgd(1.0), -1.0), "power=-1.0 must be at least 0"),
+    (averaged, (1.0, optax.sgd(1.0)), "power=.* must be a number"),
+    (averaged, (0.7, 1.0), "optimizer=0.7 must be an optax transf"),
+    (dx.schedule_free, (0.7,), "optimizer=0.7 must be an optax transf"),
   ],
 )
-def test_what_cannot_be_averaged_is_refused(make, message):
+def test_what_cannot_be_averaged_is_refused(wrap, arguments, message):
   with pytest.raises(ValueError, match=message):
-    make()
+    wrap(*arguments)
 
 
 def measured(own, layout="stacked"):
