@@ -66,7 +66,7 @@ reproduce: install ## The papers' tables and the sweeps' pages, from committed r
 	  $(RUN) -m experiments.sweep --report_only \
 	    --config=experiments/configs/convergence.py:$$sweep \
 	    --workdir=runs/reproduced/$$sweep; done
-	set -e; for sweep in main one long sizes; do \
+	set -e; for sweep in main one long sizes cpu equal_rounds equal_time; do \
 	  $(RUN) -m experiments.sweep --report_only \
 	    --config=experiments/configs/replicas.py:$$sweep \
 	    --workdir=runs/reproduced/replicas_$$sweep; done

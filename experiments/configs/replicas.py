@@ -29,7 +29,8 @@ as one program, with matrix products in TF32:
 These sweeps ran on a CPU in fp32:
 
 - `way_back`: how much loss the rounding of a mean costs a small model.
-- `cpu`: equal time on 1 Gbit/s with four replicas, and eager updates.
+- `cpu`: `eager`, CocktailSGD and DiLoCoX with the settings of their authors,
+  and older runs at equal time with four replicas.
 - `equal_time`: equal time with two and with four replicas.
 - `equal_rounds`: DiLoCo, MuLoCo and `overlap_loco` with the same H.
 
@@ -114,7 +115,7 @@ SWEEPS = {
   "long": _JUDGED,
   "sizes": _JUDGED,
   "tune": {},
-  "cpu": {},
+  "cpu": {"judged": True},
   "equal_rounds": {"judged": True, "baseline": "diloco, H = 18, 4x4"},
   "equal_time": {"judged": True},
   "way_back": {"baseline": "fp32"},

@@ -92,8 +92,7 @@ def page_error(losses: Sequence[float]) -> float:
 def equal() -> Runs:
   """Returns the runs of 2,000 steps under equal conditions."""
   main = replicas.get_config("main").to_dict()
-  # Those of a CPU are judged, too, and have no baseline of their own.
-  cpu = replicas.get_config("cpu").to_dict() | {"judged": True}
+  cpu = replicas.get_config("cpu").to_dict()
   time = replicas.get_config("equal_time").to_dict()
   return _runs(
     {"replicas_main": main, "replicas_cpu": cpu, "replicas_equal_time": time}
