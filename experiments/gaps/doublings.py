@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dilocox_jax.report.frame import standard_error
 from experiments.gaps import tuning
 from experiments.gaps.rows import GapRow
 from experiments.gaps.settings import Setting
@@ -175,16 +176,13 @@ def _cost(
   of all replicas and for half of it.
   """
   gaps = [losses[seed] / allreduce_losses[seed] - 1 for seed in losses]
-  error = math.nan
-  if len(gaps) > 1:
-    error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
   batch = setting.global_batch
   gain = 1 - curve[batch] / curve[batch // 2]
   loss = float(np.mean(list(losses.values())))
   # With d doublings lost, loss = (AllReduce's loss) * (1 - s)^-d.
   return Cost(
     setting=setting,
-    gap=Estimate(mean=float(np.mean(gaps)), error=error),
+    gap=Estimate(mean=float(np.mean(gaps)), error=standard_error(gaps)),
     gain=gain,
     by_last_doubling=math.log(loss / curve[batch]) / -math.log(1 - gain),
     by_curve=math.log2(batch / _batch_with_loss(loss, curve)),

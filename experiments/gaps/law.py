@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dilocox_jax.report.frame import standard_error
 from dilocox_jax.report.tables import markdown_table
 from experiments.gaps import tuning
 from experiments.gaps.design import HELD_OUT_REPLICAS, HELD_OUT_SIZE
@@ -85,13 +86,14 @@ def lines(
       for each in seed_costs
       if len(each.get(kind, ())) >= 2
     ]
-    slope_error, offset_error = _errors(seed_fits)
+    slopes = [seed_slope for seed_slope, _ in seed_fits]
+    offsets = [seed_offset for _, seed_offset in seed_fits]
     fitted_lines.append(
       Line(
         setting=points[0].setting,
         num_points=len(points),
-        slope=Estimate(slope, slope_error),
-        offset=Estimate(offset, offset_error),
+        slope=Estimate(slope, standard_error(slopes)),
+        offset=Estimate(offset, standard_error(offsets)),
         correlation=_correlation(seed_fits),
         misses={
           cost.setting.replicas: (
@@ -169,18 +171,6 @@ def _fit(points: Sequence[Cost], doublings: str) -> tuple[float, float]:
   lost = [getattr(cost, doublings) for cost in points]
   slope, intercept = np.polyfit(log_replicas, lost, deg=1)
   return float(slope), -float(intercept)
-
-
-def _errors(seed_fits: Sequence[tuple[float, float]]) -> tuple[float, float]:
-  """Returns the standard errors of the means of slope and offset.
-
-  They are NaN with fewer than two seeds. `seed_fits` has slope and offset of
-  each seed.
-  """
-  if len(seed_fits) < 2:
-    return math.nan, math.nan
-  spreads = np.std(seed_fits, axis=0, ddof=1) / math.sqrt(len(seed_fits))
-  return float(spreads[0]), float(spreads[1])
 
 
 def _correlation(seed_fits: Sequence[tuple[float, float]]) -> float:

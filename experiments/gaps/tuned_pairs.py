@@ -17,6 +17,7 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.gap.gain import seed_error, with_error
 from dilocox_jax.gap.law import Estimate
 from dilocox_jax.plan.model.shapes import parameter_count
+from dilocox_jax.report.frame import standard_error
 from experiments.runtime.command_line import StoppedError
 from experiments.sweeps.runs import SweepRun
 from experiments.sweeps.training import Training
@@ -193,8 +194,8 @@ class PairTraining:
       / self._loss(half_config, half.rate, seed)
       for seed in seeds
     ]
-    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
-    return with_error(float(np.mean(gains)), math.hypot(error, rate_error))
+    error = math.hypot(standard_error(gains), rate_error)
+    return with_error(float(np.mean(gains)), error)
 
   def _train(self, runs: Sequence[SweepRun]) -> None:
     """Trains those runs that are not finished yet.

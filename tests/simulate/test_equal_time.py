@@ -155,14 +155,17 @@ def test_fragments_and_delay_stay_those_of_the_method():
   assert {each.round_at(0)[1] for each in growing} == {16}
 
 
+PROPOSALS = (
+  "simulate",
+  "--methods=growing",
+  "--config.model.preset=nano",
+  "--config.total_steps=64",
+  "--config.sync.sync_interval=8",
+)
+
+
 def test_simulate_prints_the_proposals():
-  done = programs.run(
-    "simulate",
-    "--methods=growing",
-    "--config.model.preset=nano",
-    "--config.total_steps=64",
-    "--config.sync.sync_interval=8",
-  )
+  done = programs.run(*PROPOSALS)
   assert done.returncode == 0, done.stderr
   assert "rounds that take no more time" in done.stdout
   assert re.search(r"4 to 16, doubling every \d+ +0 ", done.stdout)
@@ -177,14 +180,7 @@ def test_a_flag_that_proposals_do_not_read_is_refused(flag):
 
 
 def test_replicas_that_meet_in_a_mailbox_get_no_data_parallel_start():
-  done = programs.run(
-    "simulate",
-    "--methods=growing",
-    "--transport=mailbox",
-    "--config.model.preset=nano",
-    "--config.total_steps=64",
-    "--config.sync.sync_interval=8",
-  )
+  done = programs.run(*PROPOSALS, "--transport=mailbox")
   assert done.returncode == 0, done.stderr
   assert "doubling every" in done.stdout
 
